@@ -1,0 +1,30 @@
+# Two commands do all the set-up: `make quickstart` and `make test`.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# One pip command: torch is named first, so that the package's own range takes what is already chosen.
+INSTALL := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check torch==2.13.0
+
+.PHONY: quickstart test test-long lint clean
+
+quickstart: $(VENV)/.ready
+	$(BIN)/python -m tcore quickstart
+
+test: lint
+	$(BIN)/python -m pytest -n 2 -m "not long"
+
+test-long: lint
+	$(BIN)/python -m pytest -n 2
+
+lint: $(VENV)/.ready
+	$(BIN)/ruff format --check --quiet .
+	$(BIN)/ruff check --quiet .
+	$(BIN)/mypy
+
+$(VENV)/.ready: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(INSTALL) --editable ".[dev]"
+	touch $@
+
+clean:
+	rm -rf $(VENV) runs .mypy_cache .ruff_cache .pytest_cache

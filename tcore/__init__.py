@@ -1,0 +1,22 @@
+"""Self-supervised video representation by temporal correspondence."""
+
+from tcore.config import Config
+from tcore.data.frames import FrameStore
+from tcore.errors import InputError
+from tcore.evaluation.encoders import load_encoder
+from tcore.model.tcore import TCoRe
+from tcore.model.vit import VisionTransformer
+from tcore.recipes import recipe
+from tcore.training.loop import train
+
+__all__ = [
+    "Config",
+    "FrameStore",
+    "InputError",
+    "TCoRe",
+    "VisionTransformer",
+    "load_encoder",
+    "recipe",
+    "train",
+]
+__version__ = "0.1.0"

@@ -1,0 +1,192 @@
+"""The command line: a verb, a function; flags and help come from the settings themselves."""
+
+import contextlib
+import dataclasses
+import difflib
+import io
+import re
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import tyro
+from tyro.conf import FlagCreatePairsOff, Positional, arg
+
+from tcore.config import Config
+from tcore.config_file import flatten
+from tcore.errors import InputError
+from tcore.recipes import RECIPES, recipe
+
+Command = TypeVar("Command")
+
+ABOUT = """\
+tcore: self-supervised video representation by temporal correspondence
+
+  tcore train RECIPE [--frames STORE] [--run RUN] [settings]   pre-train an encoder, or go on with a run
+  tcore train RECIPE --plan                                    what that would take, from a few real steps
+  tcore quickstart                                             train on rendered videos, see what it is worth
+
+recipes
+{recipes}
+
+`tcore train RECIPE --help` lists every setting with the recipe's values."""
+
+
+@dataclass(frozen=True)
+class TrainCommand:
+    """Pre-train a dense frame encoder on videos, or go on with a run where it stopped."""
+
+    recipe: Positional[str] = ""
+    """Settings to start from; `tcore --help` lists the recipes."""
+    run: Path | None = None
+    """Folder of the run: settings, metrics, checkpoint, encoder (default: runs/RECIPE)."""
+    frames: str | None = None
+    """Frame store: a folder of frame folders, or `rendered` for rendered videos (quickstart's default)."""
+    plan: FlagCreatePairsOff[bool] = False
+    """Train nothing: print sizes, memory, speed and first losses, measured in a few real steps."""
+    config: Annotated[Config, arg(name="")] = field(default_factory=Config)
+
+
+@dataclass(frozen=True)
+class QuickstartCommand:
+    """Train the quickstart recipe on rendered videos, score it on held-out ones, draw a picture."""
+
+    run: Path = Path("runs/quickstart")
+    """Folder of the run."""
+    seed: int = 0
+    """Seed of the training."""
+    videos: int = 24
+    """Held-out videos to score on."""
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run a command; bad input is one line and exit code 2."""
+    try:
+        _dispatch(list(sys.argv[1:] if argv is None else argv))
+    except InputError as error:
+        _fail(str(error), error.exit_code)
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        _fail(f"{where}{error.strerror or error}. What was saved before is intact.", 2)
+    except KeyboardInterrupt:
+        _fail("interrupted; the same command goes on from the last checkpoint.", 130)
+
+
+def _fail(text: str, code: int) -> None:
+    print("tcore: error: " + " ".join(text.split()), file=sys.stderr)
+    raise SystemExit(code)
+
+
+def _dispatch(argv: list[str]) -> None:
+    if not argv or argv[0] in ("-h", "--help", "help"):
+        width = max(map(len, RECIPES))
+        print(ABOUT.format(recipes="\n".join(f"  {k:{width}}  {r.says}" for k, r in RECIPES.items())))
+        return
+    if argv[0] == "--version":
+        from tcore import __version__
+
+        print(f"tcore {__version__}")
+        return
+    verb, rest = argv[0], argv[1:]
+    if verb not in VERBS:
+        raise InputError(f"no command {verb!r}{_suggest(verb, list(VERBS))}; see tcore --help.")
+    VERBS[verb](rest)
+
+
+def _train(argv: list[str]) -> None:
+    command = parse_train(argv)
+    store = None if command.frames == "rendered" else command.frames
+    if command.frames is None and command.recipe != "quickstart":
+        raise InputError(
+            f"recipe {command.recipe} needs --frames STORE, a folder of frame folders "
+            "(or --frames rendered, to try it on rendered videos)."
+        )
+    if command.plan:
+        from tcore.training.plan import plan
+
+        print(plan(command.config, store))
+        return
+    from tcore.training.loop import train
+
+    run = train(command.config, command.run or Path("runs") / command.recipe, store)
+    print(f"encoder: {run / 'encoder.safetensors'}")
+
+
+def parse_train(argv: list[str]) -> TrainCommand:
+    """The command that `tcore train` was given: a recipe with some settings changed, in any order."""
+    _check_flags(argv, "tcore train", TrainCommand())
+    asks_help = "-h" in argv or "--help" in argv
+    if asks_help:
+        name = next((word for word in argv if word in RECIPES), "")
+    else:
+        name = _parse(TrainCommand, argv, "tcore train", TrainCommand()).recipe
+        if not name:
+            raise InputError(f"tcore train needs a recipe: one of {', '.join(RECIPES)}.")
+    config = recipe(name) if name else Config()
+    return _parse(TrainCommand, argv, "tcore train", TrainCommand(recipe=name, config=config))
+
+
+def _quickstart(argv: list[str]) -> None:
+    _check_flags(argv, "tcore quickstart", QuickstartCommand())
+    command = _parse(QuickstartCommand, argv, "tcore quickstart", QuickstartCommand())
+    from tcore.show.quickstart import quickstart
+
+    quickstart(command.run, seed=command.seed, num_videos=command.videos)
+
+
+VERBS: dict[str, Callable[[list[str]], None]] = {"train": _train, "quickstart": _quickstart}
+
+
+def _parse(kind: type[Command], argv: list[str], prog: str, default: Command) -> Command:
+    """Parse with tyro; its boxed error becomes one line."""
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            return tyro.cli(kind, args=argv, prog=prog, default=default)
+    except SystemExit as stop:
+        if stop.code in (0, None):
+            raise
+        raise InputError(f"{_condense(said.getvalue())} See {prog} --help.") from None
+
+
+def _condense(box: str) -> str:
+    """The message of a tyro error box, without the box and the help below it."""
+    lines = [re.sub(r"[╭╮╰╯│]", "", re.sub(r"\x1b\[[0-9;]*m", "", line)).strip() for line in box.splitlines()]
+    message = []
+    for line in lines[1:]:  # the first line is the title of the box
+        if set(line) == {"─"}:
+            break
+        message.append(line)
+    return " ".join(" ".join(message).split()) or "these arguments cannot be read."
+
+
+def _check_flags(argv: list[str], prog: str, default: Any) -> None:
+    """Refuse an unknown flag with the nearest known one."""
+    known = _flags(default)
+    for word in argv:
+        flag = word.split("=", 1)[0].replace("_", "-")
+        if flag.startswith("--") and flag not in known:
+            raise InputError(f"unknown flag {flag}{_suggest(flag, known)}; see {prog} --help.")
+
+
+def _flags(default: Any) -> list[str]:
+    """Every flag that a command understands."""
+    values: dict[str, Any] = {}
+    for name in (f.name for f in dataclasses.fields(default)):
+        value = getattr(default, name)
+        values |= flatten(value) if isinstance(value, Config) else {name: value}
+    flags = ["--help"]
+    for name, value in values.items():
+        group, _, last = name.replace("_", "-").rpartition(".")
+        prefix = f"--{group}." if group else "--"
+        flags.append(prefix + last)
+        if isinstance(value, bool):
+            flags.append(f"{prefix}no-{last}")
+    return flags
+
+
+def _suggest(word: str, known: list[str]) -> str:
+    near = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+    return f"; did you mean {near[0]}?" if near else ""

@@ -1,0 +1,1 @@
+"""From videos to a batch."""

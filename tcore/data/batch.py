@@ -1,0 +1,81 @@
+"""A batch: the views and masks of one step, as the model takes them."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from jaxtyping import Bool, Float, Int64
+from torch import Tensor
+
+
+class Counts(NamedTuple):
+    """What the losses of a step are divided by: counts over all its processes and micro-batches."""
+
+    videos: int
+    masked_crops: int
+    masked_tokens: int
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Views of b videos, crop-major (index = crop * b + video), and what is masked of them.
+
+    `masked` lists the m global crops that carry a mask; past and future views exist for those alone.
+    `holes` are the masked patches, as positions in the m * n patches of those crops.
+    """
+
+    global_crops: Float[Tensor, "two_b 3 size size"]
+    local_crops: Float[Tensor, "local_b 3 small small"]
+    past: Float[Tensor, "m 3 size size"] | None
+    future: Float[Tensor, "m 3 size size"] | None
+    teacher_crops: Float[Tensor, "two_b 3 size size"]
+    mask: Bool[Tensor, "two_b n"]
+    masked: Int64[Tensor, "m"]
+    holes: Int64[Tensor, "h"]
+    hole_weights: Float[Tensor, "h"]
+    counts: Counts
+
+
+class Holes(NamedTuple):
+    """Where the masks of a batch are."""
+
+    masked: Int64[Tensor, "m"]
+    holes: Int64[Tensor, "h"]
+    hole_weights: Float[Tensor, "h"]
+
+
+def find_holes(mask: Bool[Tensor, "two_b n"]) -> Holes:
+    """Index the masked crops and patches; a patch weighs 1 / (masked patches of its crop)."""
+    masked = mask.any(dim=1).nonzero().squeeze(1)
+    of_masked = mask[masked]
+    weights = 1.0 / of_masked.sum(dim=1, keepdim=True).float()
+    holes = of_masked.flatten().nonzero().squeeze(1)
+    return Holes(masked, holes, weights.expand(of_masked.shape)[of_masked])
+
+
+def make_batch(
+    global_crops: Float[Tensor, "two_b 3 size size"],
+    local_crops: Float[Tensor, "local_b 3 small small"],
+    mask: Bool[Tensor, "two_b n"],
+    past: Float[Tensor, "m 3 size size"] | None = None,
+    future: Float[Tensor, "m 3 size size"] | None = None,
+    *,
+    teacher_crops: Float[Tensor, "two_b 3 size size"] | None = None,
+    counts: Counts | None = None,
+) -> Batch:
+    """Put a batch together; without `counts` it is the whole step."""
+    found = find_holes(mask.cpu())
+    if counts is None:
+        counts = Counts(mask.shape[0] // 2, found.masked.shape[0], found.holes.shape[0])
+    device = global_crops.device
+    return Batch(
+        global_crops=global_crops,
+        local_crops=local_crops,
+        past=past,
+        future=future,
+        teacher_crops=global_crops if teacher_crops is None else teacher_crops,
+        mask=mask.to(device),
+        masked=found.masked.to(device),
+        holes=found.holes.to(device),
+        hole_weights=found.hole_weights.to(device),
+        counts=counts,
+    )

@@ -1,0 +1,159 @@
+"""FrameStore: videos as ordered frames, from a folder of images or rendered on the spot."""
+
+import hashlib
+import itertools
+import os
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Int64, UInt8
+from PIL import Image
+
+from tcore.data.synthetic import render_video
+from tcore.errors import InputError
+
+Frame = UInt8[np.ndarray, "height width 3"]
+
+IMAGE_SUFFIXES = {".jpg", ".jpeg", ".png"}
+VIDEO_SUFFIXES = {".mp4", ".avi", ".mkv", ".webm", ".mov", ".m4v", ".mpg", ".mpeg", ".flv", ".wmv"}
+
+
+class FrameStore(ABC):
+    """Videos as ordered frames: how many there are, how long each one is, and their pixels.
+
+    >>> store = FrameStore.rendered(videos=2, frames=8, size=32)
+    >>> len(store), store.lengths.tolist()
+    (2, [8, 8])
+    >>> [frame.shape for frame in store.read(0, [1, 4, 7])]
+    [(32, 32, 3), (32, 32, 3), (32, 32, 3)]
+    """
+
+    names: Sequence[str]
+    lengths: Int64[np.ndarray, " videos"]
+    fps: float | None = None
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    @abstractmethod
+    def read(self, video: int, frames: Sequence[int]) -> list[Frame]:
+        """Pixels of some frames of one video."""
+
+    def cuts(self, video: int) -> tuple[int, ...]:
+        """Frames that begin a new shot, where the store knows them."""
+        return ()
+
+    def fingerprint(self) -> str:
+        """A short name for the videos and their lengths; another one means other data."""
+        digest = hashlib.sha256()
+        for name, length in zip(self.names, self.lengths.tolist(), strict=True):
+            digest.update(f"{name}\0{length}\n".encode("utf-8", "surrogateescape"))
+        return digest.hexdigest()[:16]
+
+    @staticmethod
+    def open(path: str | Path) -> "FrameStore":
+        """Open a store on disk."""
+        return FolderStore(Path(path))
+
+    @staticmethod
+    def rendered(*, videos: int = 256, frames: int = 20, size: int = 128, seed: int = 0) -> "FrameStore":
+        """Rendered training videos, the same ones for the same numbers."""
+        return RenderedStore(videos, frames, size, seed)
+
+
+class FolderStore(FrameStore):
+    """A folder of frame folders at any depth: `<any>/<video>/00000.jpg`."""
+
+    def __init__(self, root: Path) -> None:
+        if not root.is_dir():
+            raise InputError(f"frame store {root} does not exist: give a folder of frame folders.")
+        self.root = root
+        files = dict(_walk(root))
+        if not files:
+            raise InputError(_explain_empty(root))
+        self.names = sorted(files, key=_natural)
+        self._files = [files[name] for name in self.names]
+        self.lengths = np.array([len(images) for images in self._files], dtype=np.int64)
+
+    def read(self, video: int, frames: Sequence[int]) -> list[Frame]:
+        """Decode some frames of one video."""
+        folder = self.root / self.names[video]
+        return [read_image(folder / self._files[video][index]) for index in frames]
+
+
+class RenderedStore(FrameStore):
+    """Rendered videos; each is kept once it was rendered."""
+
+    fps = 2.0
+
+    def __init__(self, videos: int, frames: int, size: int, seed: int) -> None:
+        self.names = [f"rendered-{seed}-{index:05d}-{size}px" for index in range(videos)]
+        self.lengths = np.full(videos, frames, dtype=np.int64)
+        self._size, self._seed = size, seed
+        self._kept: dict[int, UInt8[np.ndarray, "time height width 3"]] = {}
+
+    def read(self, video: int, frames: Sequence[int]) -> list[Frame]:
+        """Render the video, or look it up."""
+        if video not in self._kept:
+            length = int(self.lengths[video])
+            self._kept[video] = render_video(self._seed, video, num_frames=length, size=self._size).frames
+        return [self._kept[video][index] for index in frames]
+
+
+class Clips(NamedTuple):
+    """Stretches of videos that samples are drawn from: whole videos, or their shots."""
+
+    video: Int64[np.ndarray, " clips"]
+    start: Int64[np.ndarray, " clips"]
+    length: Int64[np.ndarray, " clips"]
+
+    def select(self, keep: np.ndarray) -> "Clips":
+        """Some of the clips."""
+        return Clips(self.video[keep], self.start[keep], self.length[keep])
+
+
+def list_clips(store: FrameStore, split_at_cuts: bool) -> Clips:
+    """One clip per video, or one per shot."""
+    everything = np.arange(len(store), dtype=np.int64)
+    if not split_at_cuts:
+        return Clips(everything, np.zeros_like(everything), np.asarray(store.lengths))
+    rows = []
+    for video, length in enumerate(store.lengths.tolist()):
+        edges = sorted({0, length, *(cut for cut in store.cuts(video) if 0 < cut < length)})
+        rows += [(video, first, last - first) for first, last in itertools.pairwise(edges)]
+    return Clips(*np.array(rows, dtype=np.int64).reshape(-1, 3).T)
+
+
+def read_image(path: Path) -> Frame:
+    """Decode one image to RGB."""
+    try:
+        with Image.open(path) as image:
+            return np.asarray(image.convert("RGB"))
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise InputError(f"cannot read frame {path}: {error}.") from error
+
+
+def _walk(root: Path) -> list[tuple[str, list[str]]]:
+    """Folders that hold images, with the images in natural order."""
+    found = []
+    for folder, _, files in os.walk(root):
+        images = [f for f in files if Path(f).suffix.lower() in IMAGE_SUFFIXES and not f.startswith(".")]
+        if images:
+            found.append((os.path.relpath(folder, root), sorted(images, key=_natural)))
+    return found
+
+
+def _natural(name: str) -> list[tuple[int, int, str]]:
+    """A sort key that puts 2 before 10."""
+    return [(0, int(x), "") if x.isdigit() else (1, 0, x) for x in re.split(r"([0-9]+)", name) if x]
+
+
+def _explain_empty(root: Path) -> str:
+    names = [name for _, _, files in os.walk(root) for name in files]
+    videos = sum(Path(name).suffix.lower() in VIDEO_SUFFIXES for name in names)
+    found = f"found {len(names)} other files" + (f", {videos} of them video files" if videos else "")
+    return f"no frames under {root} ({found}): expected folders of images such as {root}/VIDEO/00000.jpg."

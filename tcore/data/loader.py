@@ -1,0 +1,239 @@
+"""From a step's number to its batch: which videos, which frames, which views; then pixels on the device.
+
+Everything random is a function of (seed, step), so a run can stop and go on anywhere, and neither the
+number of reading processes nor the parts a step is computed in change what is seen.
+"""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Int64, UInt8
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from tcore.config import Config
+from tcore.data.batch import Batch, Counts, make_batch
+from tcore.data.frames import FrameStore, RenderedStore, list_clips
+from tcore.data.masking import sample_step_masks
+from tcore.data.render import render
+from tcore.data.sandwich import sample_sandwich, usable
+from tcore.data.views import SamplePlan, ViewPlan, sample_views
+from tcore.errors import InputError
+
+ORDER, SAMPLE, MASKS, DEPTH = 1, 2, 3, 4  # streams of randomness that must not meet
+
+
+@dataclass(frozen=True)
+class RawBatch:
+    """What the reading processes hand over: frames as they were decoded, and what is to become of them."""
+
+    frames: UInt8[Tensor, "three_b height width 3"]
+    global_: ViewPlan
+    local: ViewPlan
+    past: ViewPlan
+    future: ViewPlan
+    student: ViewPlan | None
+    mask: Bool[Tensor, "two_b n"]
+    counts: Counts
+
+    def pin_memory(self) -> "RawBatch":
+        """Prepare the frames for an asynchronous copy; called by the loader."""
+        object.__setattr__(self, "frames", self.frames.pin_memory())
+        return self
+
+
+class Source(Dataset[RawBatch]):
+    """The usable clips of a store; item i is part i % accumulate of step i // accumulate."""
+
+    def __init__(self, store: FrameStore, config: Config) -> None:
+        self.store, self.config = store, config
+        self.offset_frames = offset_in_frames(store, config)
+        sandwich = config.sandwich
+        self.all_clips = list_clips(store, split_at_cuts=sandwich.cuts == "split")
+        long_enough = usable(
+            self.all_clips.length,
+            current=sandwich.current,
+            offset=sandwich.offset,
+            offset_frames=self.offset_frames,
+        )
+        self.num_short = int((~long_enough).sum())
+        # Offsets in seconds have no meaning in a video that is shorter than they are.
+        repeat = sandwich.short_videos == "repeat" and self.offset_frames is None
+        self.clips = self.all_clips if repeat else self.all_clips.select(long_enough)
+        if len(self.clips.video) == 0:
+            longest = int(self.all_clips.length.max())
+            raise InputError(
+                f"no usable video among {len(store)}: the longest has {longest} frames, too few for "
+                f"sandwich.offset={sandwich.offset_seconds or sandwich.offset}; "
+                "use smaller offsets, more frames per second, or --sandwich.short-videos repeat."
+            )
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """One sandwich of every usable clip, the remainder left out."""
+        return max(1, len(self.clips.video) // self.config.optim.batch)
+
+    def __getitem__(self, index: int) -> RawBatch:
+        accumulate = self.config.optim.accumulate
+        return self.read(index // accumulate, index % accumulate)
+
+    def chosen(self, step: int) -> Int64[np.ndarray, " b"]:
+        """The clips of a step, in an order drawn for each epoch."""
+        epoch, position = divmod(step, self.steps_per_epoch)
+        batch = self.config.optim.batch
+        order = _order(self.config.seed, epoch, len(self.clips.video), batch)
+        return order[position * batch : (position + 1) * batch]
+
+    def read(self, step: int, part: int) -> RawBatch:
+        """Read one part of a step."""
+        config = self.config
+        size = config.optim.batch // config.optim.accumulate
+        slots = range(part * size, (part + 1) * size)
+        chosen = self.chosen(step)
+        samples = [self._sample(step, slot, int(chosen[slot])) for slot in slots]
+        masks = step_masks(config, step)
+        mask = masks[:, slots.start : slots.stop].reshape(2 * size, -1)
+        counts = Counts(config.optim.batch, int(masks.any(axis=-1).sum()), int(masks.sum()))
+        return _collate(samples, mask, counts)
+
+    def _sample(self, step: int, slot: int, clip: int) -> tuple[list[np.ndarray], SamplePlan]:
+        """Three frames and the views to be made of them."""
+        sandwich, views = self.config.sandwich, self.config.views
+        rng = np.random.default_rng((self.config.seed, SAMPLE, step, slot))
+        video, start, length = (int(x[clip]) for x in self.clips)
+        indices = sample_sandwich(
+            length,
+            rng,
+            current=sandwich.current,
+            offset=sandwich.offset,
+            offset_frames=self.offset_frames,
+            frames=sandwich.frames,
+        )
+        frames = self.store.read(video, [start + index for index in indices])
+        past, current, future = ((frame.shape[0], frame.shape[1]) for frame in frames)
+        plan = sample_views(
+            rng,
+            (past, current, future),
+            num_local=views.num_local,
+            global_area=views.global_area,
+            local_area=views.local_area,
+            fixed_space=views.fixed_space,
+            fixed_time=views.fixed_time,
+        )
+        return frames, plan
+
+
+def offset_in_frames(store: FrameStore, config: Config) -> tuple[int, int] | None:
+    """Offsets given in seconds as frames of this store; None where they are fractions."""
+    seconds = config.sandwich.offset_seconds
+    if seconds is None:
+        return None
+    fps = store.fps or config.fps
+    low, high = int(seconds[0] * fps), int(seconds[1] * fps)
+    if low < 1:
+        raise InputError(
+            f"sandwich.offset_seconds={seconds} is less than one frame at {fps:g} frames per second: "
+            f"need at least {1 / fps:g} s."
+        )
+    return low, high
+
+
+def step_masks(config: Config, step: int) -> Bool[np.ndarray, "2 videos n"]:
+    """The masks of a step."""
+    return sample_step_masks(
+        (config.seed, MASKS, step),
+        config.optim.batch,
+        config.views.global_size // config.vit.patch_size,
+        group=config.masking.group,
+        probability=config.masking.probability,
+        ratio=config.masking.ratio,
+        kind=config.masking.kind,
+    )
+
+
+def stochastic_depth_seed(seed: int, step: int, part: int) -> int:
+    """The seed from which a part of a step draws its stochastic depth."""
+    return int(np.random.SeedSequence((seed, DEPTH, step, part)).generate_state(1, np.uint64)[0] >> 1)
+
+
+@lru_cache(maxsize=2)
+def _order(seed: int, epoch: int, num_clips: int, batch: int) -> Int64[np.ndarray, " n"]:
+    """Clips of an epoch in random order; a store smaller than a batch is gone through repeatedly."""
+    rng = np.random.default_rng((seed, ORDER, epoch))
+    rounds = max(1, -(-batch // num_clips))
+    return np.concatenate([rng.permutation(num_clips) for _ in range(rounds)])
+
+
+def _collate(
+    samples: list[tuple[list[np.ndarray], SamplePlan]], mask: np.ndarray, counts: Counts
+) -> RawBatch:
+    """Frames padded to a common size; views crop-major, auxiliary ones of masked crops alone."""
+    frames = [frame for triple, _ in samples for frame in triple]
+    plans = [plan for _, plan in samples]
+    height, width = (max(frame.shape[axis] for frame in frames) for axis in (0, 1))
+    padded = torch.zeros(len(frames), height, width, 3, dtype=torch.uint8)
+    for row, frame in zip(padded.numpy(), frames, strict=True):
+        row[: frame.shape[0], : frame.shape[1]] = frame
+    masked = np.flatnonzero(mask.any(axis=1))
+    students = [plan.student for plan in plans if plan.student is not None]
+    return RawBatch(
+        frames=padded,
+        global_=_crop_major([plan.global_ for plan in plans]),
+        local=_crop_major([plan.local for plan in plans]),
+        past=_crop_major([plan.past for plan in plans]).select(masked),
+        future=_crop_major([plan.future for plan in plans]).select(masked),
+        student=_crop_major(students) if students else None,
+        mask=torch.from_numpy(mask),
+        counts=counts,
+    )
+
+
+def _crop_major(plans: list[ViewPlan]) -> ViewPlan:
+    """Views of all samples, crop by crop; frame indices become those of the batch."""
+    together = ViewPlan.concatenate(plans)
+    crops = len(plans[0])
+    sample = np.repeat(np.arange(len(plans)), crops)
+    together = together.with_frame(together.frame + 3 * sample)
+    rows = np.arange(len(together)).reshape(len(plans), crops).T.ravel()
+    return together.select(rows)
+
+
+def render_batch(raw: RawBatch, config: Config, device: torch.device) -> Batch:
+    """Pixels: every view of a batch, made on the training device."""
+    frames = raw.frames.to(device, non_blocking=True)
+    size = config.views.global_size
+    teacher = render(frames, raw.global_, size)
+    student = teacher if raw.student is None else render(frames, raw.student, size)
+    past = render(frames, raw.past, size) if config.auxiliary in ("past", "both") else None
+    future = render(frames, raw.future, size) if config.auxiliary in ("future", "both") else None
+    return make_batch(
+        student,
+        render(frames, raw.local, config.views.local_size),
+        raw.mask,
+        past,
+        future,
+        teacher_crops=teacher,
+        counts=raw.counts,
+    )
+
+
+def load(source: Source, first_step: int, num_steps: int, device: torch.device) -> Iterator[RawBatch]:
+    """Parts of steps `first_step` .. `num_steps` - 1, in order, read ahead by worker processes."""
+    accumulate = source.config.optim.accumulate
+    indices = range(first_step * accumulate, num_steps * accumulate)
+    workers = source.config.runtime.workers
+    if workers is None:
+        workers = 0 if isinstance(source.store, RenderedStore) else min(16, os.cpu_count() or 1)
+    loader = DataLoader(
+        source,
+        batch_size=None,
+        sampler=indices,
+        num_workers=workers,
+        pin_memory=device.type == "cuda",
+        prefetch_factor=2 if workers else None,
+    )
+    return iter(loader)

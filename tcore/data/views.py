@@ -1,0 +1,189 @@
+"""Which boxes, flips and colours make the views of a sample: plain numbers, no pixels."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+
+import numpy as np
+from jaxtyping import Bool, Float64, Int64
+
+from tcore.errors import InputError
+
+Size = tuple[int, int]  # height, width
+Range = tuple[float, float]
+
+PAST, CURRENT, FUTURE = 0, 1, 2
+ASPECT: Range = (3 / 4, 4 / 3)  # width / height
+NO_JITTER = (1.0, 1.0, 1.0, 0.0)  # brightness, contrast, saturation, hue
+TRIES = 10
+
+
+@dataclass(frozen=True, eq=False)
+class ViewPlan:
+    """What makes n views of one size: a source frame, a box in it, and colours."""
+
+    frame: Int64[np.ndarray, "n"]  # index into the frames of a batch
+    box: Int64[np.ndarray, "n 4"]  # top, left, height, width in pixels
+    flip: Bool[np.ndarray, "n"]
+    jitter: Float64[np.ndarray, "n 4"]  # brightness, contrast, saturation factors and hue shift in turns
+    order: Int64[np.ndarray, "n 4"]  # order[:, 0] is the column of `jitter` that is applied first
+    grey: Bool[np.ndarray, "n"]
+    blur: Float64[np.ndarray, "n"]  # sigma in pixels, 0 = none
+    solarize: Bool[np.ndarray, "n"]
+
+    def __len__(self) -> int:
+        return len(self.frame)
+
+    def select(self, rows: Int64[np.ndarray, "m"] | Bool[np.ndarray, "n"] | slice) -> "ViewPlan":
+        """Keep some rows, in the order given."""
+        return ViewPlan(*(getattr(self, field.name)[rows] for field in fields(self)))
+
+    def with_frame(self, frame: Int64[np.ndarray, "n"]) -> "ViewPlan":
+        """Take the same views from other frames."""
+        return replace(self, frame=frame)
+
+    @staticmethod
+    def concatenate(plans: "Sequence[ViewPlan]") -> "ViewPlan":
+        """Put the rows of several plans below one another."""
+        return ViewPlan(
+            *(np.concatenate([getattr(plan, field.name) for plan in plans]) for field in fields(ViewPlan))
+        )
+
+
+@dataclass(frozen=True)
+class SamplePlan:
+    """The views of one sample; `frame` is PAST, CURRENT or FUTURE."""
+
+    global_: ViewPlan  # global 1, global 2
+    local: ViewPlan
+    past: ViewPlan  # for global 1, for global 2
+    future: ViewPlan  # for global 1, for global 2
+    student: ViewPlan | None  # the student's own global crops; None: it sees the teacher's pixels
+
+
+@dataclass(frozen=True)
+class Photometry:
+    """Probabilities and ranges of what happens to a view after it is cut out."""
+
+    flip: float = 0.0
+    jitter: float = 0.8
+    strength: tuple[float, float, float, float] = (0.4, 0.4, 0.2, 0.1)
+    grey: float = 0.2
+    blur: float = 0.0
+    sigma: Range = (0.1, 2.0)
+    solarize: float = 0.0
+
+
+# The usual text says blur 1 / .1 / .5; the code that made the published models inverts the probabilities.
+GLOBAL_1 = Photometry()
+GLOBAL_2 = Photometry(blur=0.9, solarize=0.2)
+LOCAL = Photometry(flip=0.5, blur=0.5)
+
+
+def central_box(size: Size, aspect: Range = ASPECT) -> tuple[int, int, int, int]:
+    """Cut the whole frame, or its middle where the frame is wider or taller than `aspect` allows."""
+    height, width = size
+    box_height, box_width = height, width
+    if width / height < aspect[0]:
+        box_height = round(width / aspect[0])
+    elif width / height > aspect[1]:
+        box_width = round(height * aspect[1])
+    return (height - box_height) // 2, (width - box_width) // 2, box_height, box_width
+
+
+def random_boxes(
+    size: Size, area: Range, aspect: Range, rng: np.random.Generator, count: int = 1
+) -> Int64[np.ndarray, "count 4"]:
+    """Draw independent random resized crops: share of the area uniform, aspect log-uniform."""
+    height, width = size
+    shape = rng.random((2, count, TRIES))
+    areas = (area[0] + (area[1] - area[0]) * shape[0]) * (height * width)
+    aspects = np.exp(math.log(aspect[0]) + math.log(aspect[1] / aspect[0]) * shape[1])
+    widths, heights = np.rint(np.sqrt(areas * aspects)), np.rint(np.sqrt(areas / aspects))
+    fits = (widths > 0) & (widths <= width) & (heights > 0) & (heights <= height)
+    rows, first = np.arange(count), fits.argmax(axis=1)
+    box = np.empty((count, 4))
+    box[:, 2], box[:, 3] = heights[rows, first], widths[rows, first]
+    box[:, :2] = np.floor(rng.random((count, 2)) * (np.array(size) - box[:, 2:] + 1))
+    box[~fits[rows, first]] = central_box(size, aspect)
+    return box.astype(np.int64)
+
+
+def sample_photometry(
+    rng: np.random.Generator,
+    frame: Int64[np.ndarray, "n"],
+    box: Int64[np.ndarray, "n 4"],
+    recipes: Sequence[Photometry],
+) -> ViewPlan:
+    """Draw flips and colours for n given boxes, each by its own recipe."""
+    table = np.array([(r.flip, r.jitter, r.grey, r.blur, r.solarize, *r.sigma, *r.strength) for r in recipes])
+    draw = rng.random((len(recipes), 14))
+    flip, jitter, grey, blur, solarize = (draw[:, :5] < table[:, :5]).T
+    sigma = table[:, 5] + (table[:, 6] - table[:, 5]) * draw[:, 5]
+    none = np.array(NO_JITTER)
+    factors = none + table[:, 7:] * (2 * draw[:, 6:10] - 1)
+    return ViewPlan(
+        frame=frame,
+        box=box,
+        flip=flip,
+        jitter=np.where(jitter[:, None], factors, none),
+        order=draw[:, 10:].argsort(axis=1),
+        grey=grey,
+        blur=np.where(blur, sigma, 0.0),
+        solarize=solarize,
+    )
+
+
+def sample_views(
+    rng: np.random.Generator,
+    sizes: tuple[Size, Size, Size],
+    *,
+    num_local: int = 8,
+    global_area: Range = (0.32, 1.0),
+    local_area: Range = (0.05, 0.32),
+    fixed_space: bool = True,
+    fixed_time: bool = True,
+) -> SamplePlan:
+    """Draw all views of one sample; `sizes` are those of the past, current and future frame."""
+    current = sizes[CURRENT]
+    box = np.concatenate(
+        [
+            random_boxes(current, global_area, ASPECT, rng, 2),
+            random_boxes(current, local_area, ASPECT, rng, num_local),
+            np.array([central_box(sizes[PAST])] * 2 + [central_box(sizes[FUTURE])] * 2),
+        ]
+    )
+    pair = [GLOBAL_1, GLOBAL_2]
+    frame = np.array([CURRENT] * (2 + num_local) + [PAST] * 2 + [FUTURE] * 2)
+    views = sample_photometry(rng, frame, box, pair + [LOCAL] * num_local + pair + pair)
+    past = 2 + num_local
+    global_ = views.select(slice(0, 2))
+    return SamplePlan(
+        global_=global_,
+        local=views.select(slice(2, past)),
+        past=views.select(slice(past, past + 2)),
+        future=views.select(slice(past + 2, past + 4)),
+        # Drawn last: the other views are the same with and without the ablation.
+        student=_student(rng, sizes, global_, global_area, fixed_space, fixed_time),
+    )
+
+
+def _student(
+    rng: np.random.Generator,
+    sizes: tuple[Size, Size, Size],
+    teacher: ViewPlan,
+    area: Range,
+    fixed_space: bool,
+    fixed_time: bool,
+) -> ViewPlan | None:
+    """Move the teacher's crops in space and/or time, colours kept."""
+    if fixed_space and fixed_time:
+        return None
+    source = CURRENT if fixed_time else PAST
+    if fixed_space and sizes[source] != sizes[CURRENT]:
+        raise InputError(
+            f"fixed_space=True, fixed_time=False needs frames of one size, "
+            f"got {sizes[PAST]} and {sizes[CURRENT]}: use a video, or fixed_space=False."
+        )
+    box = teacher.box if fixed_space else random_boxes(sizes[source], area, ASPECT, rng, 2)
+    return replace(teacher, frame=np.full(2, source), box=box)

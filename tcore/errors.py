@@ -1,0 +1,13 @@
+"""The exceptions that a user is meant to read: one line each, no traceback on the command line."""
+
+
+class InputError(ValueError):
+    """Bad input: one line that names the thing, shows its value and says what would do."""
+
+    exit_code = 2
+
+
+class DivergedError(InputError):
+    """Training met a number that is not finite; the last good checkpoint is kept."""
+
+    exit_code = 1

@@ -1,0 +1,208 @@
+"""Labels from frame to frame by similarity of features: streaming, any length, exact."""
+
+import math
+from collections.abc import Iterator
+from typing import Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from tcore.errors import InputError
+
+FirstFrame = Literal["repeated", "once"]
+
+
+class Keys(NamedTuple):
+    """The best keys of each query: cosine, which of all stored pixels, how many copies may be taken."""
+
+    similarity: Float[Tensor, "queries keys"]
+    pixel: Int[Tensor, "queries keys"]
+    copies: Int[Tensor, "queries keys"]
+
+
+class Propagator:
+    """Carries soft labels through a video, holding the first frame and the last `context` ones.
+
+    `first_frame="repeated"` pads a short past with copies of frame 0, as the published numbers do;
+    `"once"` does not. `score_bytes` bounds the matrix of similarities that exists at a time.
+    """
+
+    def __init__(
+        self,
+        *,
+        context: int = 20,
+        radius: float | int = 20,
+        topk: int = 7,
+        temperature: float = 0.7,
+        first_frame: FirstFrame = "repeated",
+        score_bytes: int = 32 << 20,
+    ) -> None:
+        if context < 0:
+            raise InputError(f"context is {context}; it counts past frames, so 0 or more")
+        if not radius >= 0:
+            raise InputError(f"radius is {radius}; it is a distance in grid cells, so 0 or more")
+        if topk < 1:
+            raise InputError(f"topk is {topk}; it counts keys, so 1 or more")
+        if temperature <= 0:
+            raise InputError(f"temperature is {temperature}; it must be above 0")
+        if first_frame not in ("repeated", "once"):
+            raise InputError(f"first_frame is {first_frame!r}; it must be 'repeated' or 'once'")
+        self.context = context
+        self.radius = radius
+        self.topk = topk
+        self.temperature = temperature
+        self.first_frame = first_frame
+        self.score_bytes = score_bytes
+        self._time = -1
+
+    @torch.no_grad()
+    def start(
+        self, features: Float[Tensor, "channels height width"], labels: Float[Tensor, "rows columns classes"]
+    ) -> None:
+        """Take the first frame's features and soft labels, and forget everything before."""
+        if features.shape[1:] != labels.shape[:2]:
+            raise InputError(
+                f"first labels have grid {tuple(labels.shape[:2])}, features {tuple(features.shape[1:])}; "
+                "both must be the same"
+            )
+        self._shape = features.shape
+        # Pixels are stored line by line along the longer axis: then the disk of a few consecutive queries
+        # touches few lines, and whole lines of keys can be skipped.
+        self._turned = features.shape[2] > features.shape[1]
+        pixels, maps = features.shape[1] * features.shape[2], self.context + 1
+        # Slot 0 holds the first frame, the others a ring of the last frames.
+        self._features = torch.empty(maps, pixels, features.shape[0], device=features.device)
+        self._labels = torch.empty(maps, pixels, labels.shape[2], device=features.device)
+        self._time = 0
+        self._features[0] = self._lines(features)
+        self._labels[0] = self._turn(labels.to(self._labels)).flatten(0, 1)
+
+    @torch.no_grad()
+    def step(self, features: Float[Tensor, "channels height width"]) -> Float[Tensor, "height width classes"]:
+        """Take the next frame's features and return its soft labels."""
+        if self._time < 0:
+            raise RuntimeError("step() before start(): the first frame's labels are missing")
+        if features.shape != self._shape:
+            raise InputError(f"frame has features {tuple(features.shape)}, the first {tuple(self._shape)}")
+        self._time += 1
+        stored = self._labels.flatten(0, 1)
+        with torch.autocast(features.device.type, enabled=False):
+            queries = self._lines(features)
+            labels = torch.empty_like(self._labels[0])
+            for chunk in self._chunks(len(queries)):
+                keys = self._best_keys(queries, chunk)
+                labels[chunk] = mix_labels(keys, stored, topk=self.topk, temperature=self.temperature)
+        if self.context:
+            slot = 1 + (self._time - 1) % self.context
+            self._features[slot] = queries
+            self._labels[slot] = labels
+        _, height, width = self._shape
+        lines = labels.unflatten(0, (width, height) if self._turned else (height, width))
+        return self._turn(lines).contiguous()
+
+    def _turn(self, grid: Float[Tensor, "rows columns classes"]) -> Float[Tensor, "lines places classes"]:
+        return grid.transpose(0, 1) if self._turned else grid
+
+    def _lines(self, features: Float[Tensor, "channels height width"]) -> Float[Tensor, "pixels channels"]:
+        unit = F.normalize(features.to(torch.float32), dim=0)
+        return self._turn(unit.permute(1, 2, 0)).flatten(0, 1).contiguous()
+
+    def _chunks(self, pixels: int) -> Iterator[slice]:
+        # 4 bytes for each key of the frames that are held, without counting on the radius to leave some out.
+        size = max(1, self.score_bytes // (4 * pixels * (min(self._time - 1, self.context) + 1)))
+        for start in range(0, pixels, size):
+            yield slice(start, min(start + size, pixels))
+
+    def _best_keys(self, queries: Float[Tensor, "pixels channels"], chunk: slice) -> Keys:
+        first = self._best_of_first(queries, chunk)
+        past = self._best_of_context(queries, chunk)
+        if past is None:
+            return first
+        merged = Keys(*(torch.cat(pair, dim=1) for pair in zip(first, past, strict=True)))
+        similarity, order = merged.similarity.topk(min(self.topk, merged.similarity.shape[1]), dim=1)
+        return Keys(similarity, merged.pixel.gather(1, order), merged.copies.gather(1, order))
+
+    def _best_of_first(self, queries: Float[Tensor, "pixels channels"], chunk: slice) -> Keys:
+        """Search frame 0, without limit; inside the radius its padding copies may be taken as well."""
+        scores = queries[chunk] @ self._features[0].T
+        similarity, index = scores.topk(min(self.topk, scores.shape[1]), dim=1)
+        padding = max(0, self.context + 1 - self._time) if self.first_frame == "repeated" else 0
+        query = torch.arange(chunk.start, chunk.stop, device=queries.device)[:, None]
+        return Keys(similarity, index, 1 + padding * self._near(query, index).long())
+
+    def _best_of_context(self, queries: Float[Tensor, "pixels channels"], chunk: slice) -> Keys | None:
+        """Search the last frames inside the radius."""
+        frames = min(self._time - 1, self.context)
+        if frames == 0:
+            return None
+        pixels = len(queries)
+        places = min(self._shape[1:])
+        reach = math.ceil(min(self.radius, pixels))  # an infinite radius is welcome
+        begin = max(0, chunk.start // places - reach) * places
+        end = min(pixels, ((chunk.stop - 1) // places + reach + 1) * places)
+        keys = self._features[1 : frames + 1, begin:end]
+        block = queries[chunk]
+        scores = torch.bmm(block.expand(frames, *block.shape), keys.transpose(1, 2))
+        # The best k keys lie at the k places whose best frame is best: search the places, then their frames.
+        query = torch.arange(chunk.start, chunk.stop, device=queries.device)[:, None]
+        near = self._near(query, torch.arange(begin, end, device=queries.device))
+        highest = scores.amax(dim=0).masked_fill_(~near, -math.inf)
+        top, place = highest.topk(min(self.topk, end - begin), dim=1)
+        found = scores.gather(2, place.expand(frames, *place.shape))
+        found = found.masked_fill_(top == -math.inf, -math.inf).movedim(0, 1).flatten(1)
+        slots = torch.arange(1, frames + 1, device=queries.device)[:, None] * pixels + begin
+        index = (place[:, None, :] + slots).flatten(1)
+        similarity, order = found.topk(min(self.topk, found.shape[1]), dim=1)
+        index = index.gather(1, order)
+        return Keys(similarity, index, torch.ones_like(index))
+
+    def _near(
+        self, query: Int[Tensor, "queries 1"], key: Int[Tensor, "... keys"]
+    ) -> Bool[Tensor, "queries keys"]:
+        places = min(self._shape[1:])
+        return in_disk(query // places - key // places, query % places - key % places, self.radius)
+
+
+def in_disk(
+    down: Int[Tensor, "*shape"], right: Int[Tensor, "*shape"], radius: float | int
+) -> Bool[Tensor, "*shape"]:
+    """Tell which grid offsets are nearer than the radius."""
+    return down * down + right * right < radius * radius
+
+
+def mix_labels(
+    keys: Keys, labels: Float[Tensor, "stored classes"], *, topk: int, temperature: float
+) -> Float[Tensor, "queries classes"]:
+    """Average the keys' labels by softmax over the topk places, which the best keys' copies fill first."""
+    taken_before = keys.copies.cumsum(dim=1) - keys.copies
+    places = torch.minimum(keys.copies, (topk - taken_before).clamp(min=0))
+    weights = places * torch.exp((keys.similarity - keys.similarity[:, :1]) / temperature)
+    weights = weights / weights.sum(dim=1, keepdim=True)
+    return torch.bmm(weights[:, None, :], labels[keys.pixel])[:, 0]
+
+
+def propagate_features(
+    features: Float[Tensor, "time channels height width"],
+    first_labels: Float[Tensor, "height width classes"],
+    *,
+    context: int = 20,
+    radius: float | int = 20,
+    topk: int = 7,
+    temperature: float = 0.7,
+    first_frame: FirstFrame = "repeated",
+    score_bytes: int = 32 << 20,
+) -> Float[Tensor, "time height width classes"]:
+    """Carry the first frame's labels through a whole video; entry 0 is those labels themselves."""
+    propagator = Propagator(
+        context=context,
+        radius=radius,
+        topk=topk,
+        temperature=temperature,
+        first_frame=first_frame,
+        score_bytes=score_bytes,
+    )
+    propagator.start(features[0], first_labels)
+    start = first_labels.to(features.device, torch.float32)
+    return torch.stack([start, *(propagator.step(frame) for frame in features[1:])])

@@ -1,0 +1,79 @@
+"""Images and labels between their own size, the input size and the grid of features."""
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Integer, UInt8
+from torch import Tensor
+
+from tcore.errors import InputError
+
+IMAGE_MEAN = (0.485, 0.456, 0.406)
+IMAGE_STD = (0.229, 0.224, 0.225)
+
+
+def resize_images(
+    images: UInt8[Tensor, "*batch height width 3"], size: tuple[int, int]
+) -> Float[Tensor, "*batch 3 new_height new_width"]:
+    """Scale images to [0, 1] and resize them bilinearly, without antialias, to (height, width)."""
+    planes = images.movedim(-1, -3).to(torch.float32) / 255
+    return _bilinear(planes, size)
+
+
+def normalize_images(
+    images: Float[Tensor, "*batch 3 height width"],
+) -> Float[Tensor, "*batch 3 height width"]:
+    """Subtract the ImageNet mean and divide by its standard deviation."""
+    mean, std = images.new_tensor(IMAGE_MEAN), images.new_tensor(IMAGE_STD)
+    return (images - mean[:, None, None]) / std[:, None, None]
+
+
+def resize_ids(
+    ids: Integer[Tensor, "*batch height width"], size: tuple[int, int]
+) -> Integer[Tensor, "*batch new_height new_width"]:
+    """Resize ids to (height, width) by nearest neighbour: source = floor(target * scale)."""
+    # Whole numbers, because a scale in single precision picks the wrong pixel at some sizes.
+    height, width = size
+    rows = torch.arange(height, device=ids.device) * ids.shape[-2] // height
+    columns = torch.arange(width, device=ids.device) * ids.shape[-1] // width
+    return ids.index_select(-2, rows).index_select(-1, columns)
+
+
+def ids_to_grid(
+    ids: Integer[Tensor, "height width"],
+    *,
+    input_size: tuple[int, int],
+    grid: tuple[int, int],
+    num_classes: int,
+) -> Float[Tensor, "grid_height grid_width classes"]:
+    """Turn ids into soft labels of the grid: nearest to the input size, one-hot, bilinear to the grid."""
+    at_input = resize_ids(ids, input_size).long()
+    if not (at_input.min() >= 0 and at_input.max() < num_classes):
+        raise InputError(
+            f"label ids span {int(at_input.min())}..{int(at_input.max())}; "
+            f"{num_classes} classes allow 0..{num_classes - 1}"
+        )
+    planes = F.one_hot(at_input, num_classes).movedim(-1, 0).to(torch.float32)
+    return _bilinear(planes, grid).movedim(0, -1).contiguous()
+
+
+def grid_to_ids(
+    labels: Float[Tensor, "grid_height grid_width classes"],
+    *,
+    input_size: tuple[int, int],
+    output_size: tuple[int, int],
+) -> UInt8[Tensor, "height width"]:
+    """Turn soft labels of the grid into ids: bilinear to the input size, argmax, nearest to the output."""
+    if labels.shape[-1] > 256:
+        raise InputError(f"labels have {labels.shape[-1]} classes; ids of 8 bits allow 256")
+    # Double precision keeps rounding out of the choice between two nearly equal classes.
+    at_input = _bilinear(labels.movedim(-1, 0).to(torch.float64), input_size)
+    # max() yields the same first maximum as argmax(), many times faster across planes.
+    return resize_ids(at_input.max(dim=0).indices.to(torch.uint8), output_size)
+
+
+def _bilinear(
+    planes: Float[Tensor, "*batch height width"], size: tuple[int, int]
+) -> Float[Tensor, "*batch new_height new_width"]:
+    stacked = planes.reshape(-1, 1, *planes.shape[-2:])
+    resized = F.interpolate(stacked, size=size, mode="bilinear", align_corners=False, antialias=False)
+    return resized.reshape(*planes.shape[:-2], *size)

@@ -1,0 +1,211 @@
+"""J, F, mIoU and PCK: arrays in, numbers out."""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Float, Int, Integer
+
+from tcore.errors import InputError
+
+VOID = 255
+"""The id of unlabelled pixels: background for J and F, left out of the mIoU."""
+
+BOX_SHARE = 0.6
+"""PCK measures distances in this share of the diagonal of the box around the true joints."""
+
+
+class Statistics(NamedTuple):
+    """What becomes of one object over a sequence."""
+
+    mean: float
+    recall: float
+    decay: float
+
+
+class ObjectScores(NamedTuple):
+    """J and F of one object, frame by frame (frame 1 to the last but one) and in short."""
+
+    region: Float[np.ndarray, " frames"]
+    boundary: Float[np.ndarray, " frames"]
+    region_statistics: Statistics
+    boundary_statistics: Statistics
+
+
+class PoseScores(NamedTuple):
+    """PCK at each threshold, as fractions, and how many joints could not be scored."""
+
+    pck: Float[np.ndarray, " thresholds"]
+    per_joint: Float[np.ndarray, "thresholds joints"]
+    scored: int
+    lost_in_truth: int
+    lost_in_prediction: int
+
+
+def region_similarity(
+    truth: Bool[np.ndarray, "frames height width"], prediction: Bool[np.ndarray, "frames height width"]
+) -> Float[np.ndarray, " frames"]:
+    """J: intersection over union of each frame's masks, 1 where both are empty."""
+    intersection = np.count_nonzero(truth & prediction, axis=(1, 2))
+    union = np.count_nonzero(truth | prediction, axis=(1, 2))
+    return np.where(union > 0, intersection / np.maximum(union, 1), 1.0)
+
+
+def boundary_similarity(
+    truth: Bool[np.ndarray, "frames height width"], prediction: Bool[np.ndarray, "frames height width"]
+) -> Float[np.ndarray, " frames"]:
+    """F: harmonic mean of the precision and recall of each frame's mask boundaries."""
+    radius = math.ceil(0.008 * math.hypot(*truth.shape[1:]))
+    # One frame at a time: the maps of one frame stay in the cache, those of a sequence do not.
+    return np.array([_boundary_f(t, p, radius) for t, p in zip(truth, prediction, strict=True)], dtype=float)
+
+
+def boundary_map(mask: Bool[np.ndarray, "height width"]) -> Bool[np.ndarray, "height width"]:
+    """Mark the pixels that differ from their right, lower or lower-right neighbour, where that exists."""
+    boundary = np.zeros_like(mask)
+    boundary[:, :-1] |= mask[:, :-1] != mask[:, 1:]
+    boundary[:-1] |= mask[:-1] != mask[1:]
+    boundary[:-1, :-1] |= mask[:-1, :-1] != mask[1:, 1:]
+    return boundary
+
+
+def share_within(
+    points: Bool[np.ndarray, "height width"], targets: Bool[np.ndarray, "height width"], radius: int
+) -> float:
+    """Return the share of the marked points that have a marked target within the radius."""
+    # Boundaries are thin: looking around every point for a target costs far less than dilating the targets.
+    # counts[y, x] is the number of targets left of column x, so that a run of a row is one difference.
+    height, width = points.shape
+    counts = np.zeros((height + 2 * radius, width + 1), dtype=np.int32)
+    np.cumsum(targets, axis=1, dtype=np.int32, out=counts[radius : radius + height, 1:])
+    flat = counts.reshape(-1)
+    rows, columns = np.nonzero(points)
+    found = np.zeros(len(rows), dtype=bool)
+    for dy in range(-radius, radius + 1):
+        reach = math.isqrt(radius * radius - dy * dy)
+        row_start = (rows + (radius + dy)) * (width + 1)
+        left = row_start + np.maximum(columns - reach, 0)
+        right = row_start + np.minimum(columns + (reach + 1), width)
+        found |= flat[right] > flat[left]
+    return float(np.count_nonzero(found)) / len(found)
+
+
+def _boundary_f(
+    truth: Bool[np.ndarray, "height width"], prediction: Bool[np.ndarray, "height width"], radius: int
+) -> float:
+    true_boundary, found_boundary = boundary_map(truth), boundary_map(prediction)
+    true_empty, found_empty = not true_boundary.any(), not found_boundary.any()
+    if true_empty or found_empty:
+        return float(true_empty and found_empty)
+    precision = share_within(found_boundary, true_boundary, radius)
+    recall = share_within(true_boundary, found_boundary, radius)
+    return 2 * precision * recall / (precision + recall) if precision + recall > 0 else 0.0
+
+
+def object_statistics(values: Float[np.ndarray, " frames"]) -> Statistics:
+    """Return the mean, the share of frames above .5, and the loss from the first quarter to the last."""
+    ends = (np.round(np.linspace(1, len(values), 5) + 1e-10) - 1).astype(int)
+    first, last = values[ends[0] : ends[1] + 1], values[ends[3] : ends[4] + 1]
+    return Statistics(
+        mean=float(values.mean()),
+        recall=float((values > 0.5).mean()),
+        decay=float(first.mean() - last.mean()),
+    )
+
+
+def davis_scores(
+    truth: Integer[np.ndarray, "time height width"], prediction: Integer[np.ndarray, "time height width"]
+) -> list[ObjectScores]:
+    """Score one sequence of ids: entry i is object i + 1; the first and the last frame are not scored."""
+    if len(truth) < 3:
+        raise InputError(
+            f"sequence has {len(truth)} frames; J and F need at least 3 (the ends are not scored)"
+        )
+    first = truth[0]
+    count = int(first[first != VOID].max(initial=0))
+    scores = []
+    for number in range(1, count + 1):
+        true_masks, found_masks = truth[1:-1] == number, prediction[1:-1] == number
+        region = region_similarity(true_masks, found_masks)
+        boundary = boundary_similarity(true_masks, found_masks)
+        scores.append(ObjectScores(region, boundary, object_statistics(region), object_statistics(boundary)))
+    return scores
+
+
+def confusion_matrix(
+    truth: Integer[np.ndarray, "*shape"], prediction: Integer[np.ndarray, "*shape"], num_classes: int = 20
+) -> Int[np.ndarray, "classes classes"]:
+    """Count pixels by (true class, predicted class); pixels whose truth is no class are left out."""
+    kept = (truth >= 0) & (truth < num_classes)
+    rows, columns = truth[kept].astype(np.int64), prediction[kept].astype(np.int64)
+    if columns.size and not (columns.min() >= 0 and columns.max() < num_classes):
+        worst = columns[(columns < 0) | (columns >= num_classes)][0]
+        raise InputError(f"prediction holds class {worst}; classes are 0..{num_classes - 1}")
+    counts = np.bincount(rows * num_classes + columns, minlength=num_classes**2)
+    return counts.reshape(num_classes, num_classes)
+
+
+def class_iou(confusion: Int[np.ndarray, "classes classes"]) -> Float[np.ndarray, " classes"]:
+    """Return the IoU of every class; NaN for a class that neither the truth nor the prediction holds."""
+    hits = np.diagonal(confusion)
+    union = confusion.sum(axis=0) + confusion.sum(axis=1) - hits
+    return np.where(union > 0, hits / np.maximum(union, 1), np.nan)
+
+
+def mean_iou(confusion: Int[np.ndarray, "classes classes"]) -> float:
+    """Return the mean IoU over the classes that the truth or the prediction holds."""
+    iou = class_iou(confusion)
+    if np.isnan(iou).all():
+        raise InputError("confusion matrix is empty; the mIoU needs at least one pixel with a true class")
+    return float(np.nanmean(iou))
+
+
+def pck(
+    truth: Sequence[Float[np.ndarray, "2 joints _"]],
+    prediction: Sequence[Float[np.ndarray, "2 joints _"]],
+    thresholds: Sequence[float] = (0.1, 0.2),
+) -> PoseScores:
+    """Score clips of (x, y) pixel coordinates, NaN where a joint is lost; frame 0 is left out.
+
+    A joint counts as right when its distance, in units of .6 times the diagonal of the box around the
+    frame's true joints that are not lost, is at most the threshold. Joints are pooled over
+    clips, then averaged.
+    """
+    if not truth:
+        raise InputError("no clips to score; PCK needs at least one")
+    distances = np.concatenate(
+        [_joint_distances(t, p) for t, p in zip(truth, prediction, strict=True)], axis=1
+    )
+    lost_in_truth = sum(int(np.isnan(t[:, :, 1:]).any(axis=0).sum()) for t in truth)
+    scored = ~np.isnan(distances)
+    if not scored.any():
+        raise InputError(
+            f"none of {distances.size} joints can be scored; PCK needs truth and prediction for one"
+        )
+    samples = scored.sum(axis=1)
+    hits = np.stack([(distances <= threshold).sum(axis=1) for threshold in thresholds])
+    per_joint = np.where(samples > 0, hits / np.maximum(samples, 1), np.nan)
+    return PoseScores(
+        pck=np.nanmean(per_joint, axis=1),
+        per_joint=per_joint,
+        scored=int(samples.sum()),
+        lost_in_truth=lost_in_truth,
+        lost_in_prediction=distances.size - int(samples.sum()) - lost_in_truth,
+    )
+
+
+def _joint_distances(
+    truth: Float[np.ndarray, "2 joints frames"], prediction: Float[np.ndarray, "2 joints frames"]
+) -> Float[np.ndarray, "joints scored"]:
+    """Return each joint's distance in units of its frame's box, NaN where it is lost; frame 0 is left out."""
+    truth, prediction = truth[:, :, 1:], prediction[:, :, 1:]
+    # As in the published scores, a joint that only the prediction lost does not stretch the box either.
+    found = ~(np.isnan(truth) | np.isnan(prediction)).any(axis=0)
+    high = np.where(found, truth, -np.inf).max(axis=1)
+    low = np.where(found, truth, np.inf).min(axis=1)
+    unit = BOX_SHARE * np.hypot(*np.where(found.any(axis=0), high - low, 0))
+    distance = np.where(found, np.hypot(*(prediction - truth)), np.nan)
+    # A box without extent has no unit of length: nothing but an exact hit can be right there.
+    beyond = np.where(distance > 0, np.inf, distance)
+    return np.where(unit > 0, distance / np.where(unit > 0, unit, 1), beyond)

@@ -1,0 +1,1 @@
+"""The method: networks, losses and the three branches."""

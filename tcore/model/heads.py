@@ -1,0 +1,52 @@
+"""The projection head: tokens to similarities with learned prototypes."""
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+
+class Prototypes(nn.Module):
+    """A linear layer without bias whose rows have a learned direction and a learned or fixed gain."""
+
+    def __init__(self, dim: int, num_prototypes: int, train_gains: bool) -> None:
+        super().__init__()
+        # PyTorch's default for a linear layer; only the directions matter.
+        self.directions = nn.Parameter(nn.Linear(dim, num_prototypes, bias=False).weight.detach().clone())
+        self.gains = nn.Parameter(torch.ones(num_prototypes, 1), requires_grad=train_gains)
+
+    def forward(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "n k"]:
+        """Similarity of each row with each prototype."""
+        norms = self.directions.norm(dim=1, keepdim=True)
+        return F.linear(x, self.gains * self.directions / norms)
+
+
+class ProjectionHead(nn.Module):
+    """Three linear layers, a normalised bottleneck, prototypes; one head for frame and patch tokens."""
+
+    def __init__(
+        self,
+        *,
+        dim: int = 384,
+        hidden: int = 2048,
+        bottleneck: int = 256,
+        num_prototypes: int = 65536,
+        train_gains: bool = True,
+    ) -> None:
+        super().__init__()
+        self.mlp = nn.Sequential(
+            nn.Linear(dim, hidden),
+            nn.GELU(),
+            nn.Linear(hidden, hidden),
+            nn.GELU(),
+            nn.Linear(hidden, bottleneck),
+        )
+        for layer in self.mlp:
+            if isinstance(layer, nn.Linear):
+                nn.init.trunc_normal_(layer.weight, std=0.02)
+                nn.init.zeros_(layer.bias)
+        self.prototypes = Prototypes(bottleneck, num_prototypes, train_gains)
+
+    def forward(self, tokens: Float[Tensor, "n d"]) -> Float[Tensor, "n k"]:
+        """Raw outputs: cosines with the prototypes, times their gains."""
+        return self.prototypes(F.normalize(self.mlp(tokens), dim=-1, eps=1e-12))

@@ -1,0 +1,129 @@
+"""The losses of T-CoRe as pure functions; sums are divided by counts of the whole step.
+
+A process or a micro-batch holds a part of the step's batch. Every function therefore takes the count that
+its sum is to be divided by, so that the parts of a step add up to the loss of the whole.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Losses:
+    """The terms of one step under the names used everywhere; a term that does not apply is None."""
+
+    dino: Float[Tensor, ""]
+    koleo: Float[Tensor, ""]
+    past_teacher: Float[Tensor, ""] | None = None
+    future_teacher: Float[Tensor, ""] | None = None
+    past_future: Float[Tensor, ""] | None = None
+    patch_teacher: Float[Tensor, ""] | None = None
+
+    def named(self) -> dict[str, Tensor]:
+        """The terms that apply."""
+        terms = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: term for name, term in terms.items() if term is not None}
+
+    def total(self, weights: Mapping[str, float]) -> Float[Tensor, ""]:
+        """The number that is minimised."""
+        return torch.stack([weights[name] * term for name, term in self.named().items()]).sum()
+
+
+def centering_targets(
+    outputs: Float[Tensor, "n k"], center: Float[Tensor, "k"], temperature: float
+) -> Float[Tensor, "n k"]:
+    """Teacher targets: centred against one prototype for all, sharpened against all prototypes for each."""
+    return ((outputs.float() - center) / temperature).softmax(dim=-1)
+
+
+def sinkhorn_targets(
+    outputs: Float[Tensor, "n k"], temperature: float, iterations: int = 3
+) -> Float[Tensor, "n k"]:
+    """Teacher targets that use all prototypes equally: rows and columns normalised in turn."""
+    n, k = outputs.shape
+    if n == 0:
+        return outputs.float()
+    scaled = outputs.double() / temperature
+    q = (scaled - scaled.max()).exp()  # a common factor cancels; without it exp overflows
+    q = q / q.sum()
+    for _ in range(iterations):
+        q = q / (q.sum(dim=0, keepdim=True) * k)
+        q = q / (q.sum(dim=1, keepdim=True) * n)
+    return (q * n).float()
+
+
+def cross_entropy(
+    targets: Float[Tensor, "*n k"], outputs: Float[Tensor, "*n k"], temperature: float
+) -> Float[Tensor, "*n"]:
+    """Cross-entropy of each row between target probabilities and sharpened outputs, in fp32."""
+    return -(targets * F.log_softmax(outputs.float() / temperature, dim=-1)).sum(dim=-1)
+
+
+def dino_loss(
+    targets: Float[Tensor, "two_b k"],
+    global_outputs: Float[Tensor, "two_b k"],
+    local_outputs: Float[Tensor, "local_b k"],
+    temperature: float,
+    num_videos: int,
+) -> Float[Tensor, ""]:
+    """Mean over the pairs (teacher global crop, another student view) of the same video.
+
+    Rows are crop-major: index = crop * videos + video.
+    """
+    first, second = targets.chunk(2)
+    local = local_outputs.unflatten(0, (-1, first.shape[0]))
+    pairs = 2 * local.shape[0] + 2
+    crossed = cross_entropy(torch.cat([second, first]), global_outputs, temperature).sum()
+    # The cross-entropy is linear in its targets: both teacher crops meet a local crop at once.
+    local_pairs = cross_entropy((first + second).expand_as(local), local, temperature).sum()
+    return (crossed + local_pairs) / (pairs * num_videos)
+
+
+def patch_loss(
+    targets: Float[Tensor, "t k"],
+    outputs: Float[Tensor, "t k"],
+    hole_weights: Float[Tensor, "t"],
+    temperature: float,
+    num_crops: int,
+) -> Float[Tensor, ""]:
+    """Cross-entropy at the masked patches: mean within a crop, sum over crops, divided by `num_crops`."""
+    return (cross_entropy(targets, outputs, temperature) * hole_weights).sum() / max(1, num_crops)
+
+
+def past_future_probability_distance(
+    past: Float[Tensor, "t k"],
+    future: Float[Tensor, "t k"],
+    hole_weights: Float[Tensor, "t"],
+    temperature: float,
+    num_crops: int,
+) -> Float[Tensor, ""]:
+    """L_pf as printed: squared distance of the two predictions, mean within a crop and over crops."""
+    p = (past.float() / temperature).softmax(dim=-1)
+    q = (future.float() / temperature).softmax(dim=-1)
+    return ((p - q).square().sum(dim=-1) * hole_weights).sum() / max(1, num_crops)
+
+
+def past_future_output_distance(
+    past: Float[Tensor, "t k"], future: Float[Tensor, "t k"], num_tokens: int
+) -> Float[Tensor, ""]:
+    """L_pf as released: squared distance of the raw outputs, mean over tokens and prototypes."""
+    return (past.float() - future.float()).square().sum() / (max(1, num_tokens) * past.shape[1])
+
+
+def koleo_loss(frames: Float[Tensor, "b d"], num_videos: int) -> Float[Tensor, ""]:
+    """Spread the frame tokens of one crop: minus the log distance to the nearest other one."""
+    if frames.shape[0] < 2:
+        return frames.sum() * 0.0
+    with torch.autocast(frames.device.type, enabled=False):
+        x = F.normalize(frames.float(), dim=-1, eps=1e-8)
+        with torch.no_grad():
+            cosines = x @ x.T
+            cosines.fill_diagonal_(-1.0)
+            nearest = cosines.argmax(dim=1)
+        distance = F.pairwise_distance(x, x[nearest], eps=1e-8)
+        return -(distance + 1e-8).log().sum() / num_videos

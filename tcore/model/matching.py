@@ -1,0 +1,126 @@
+"""The patch matching module: fill the holes of the current frame from the patches of another one."""
+
+import math
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+
+class HeadedAttention(nn.Module):
+    """Multi-head attention from one set of tokens to another; in_proj rows are queries, keys, values."""
+
+    def __init__(self, dim: int, num_heads: int, temperature: float = 1.0) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.scale = 1.0 / (math.sqrt(dim // num_heads) * temperature)
+        self.in_proj_weight = nn.Parameter(torch.empty(3 * dim, dim))
+        self.in_proj_bias = nn.Parameter(torch.zeros(3 * dim))
+        self.out_proj = nn.Linear(dim, dim)
+        nn.init.xavier_uniform_(self.in_proj_weight)
+        nn.init.zeros_(self.out_proj.bias)
+
+    def _project(self, query: Tensor, source: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        def split(x: Tensor, part: int) -> Tensor:
+            rows = slice(part * x.shape[-1], (part + 1) * x.shape[-1])
+            x = F.linear(x, self.in_proj_weight[rows], self.in_proj_bias[rows])
+            return x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+
+        return split(query, 0), split(source, 1), split(source, 2)
+
+    def forward(
+        self, query: Float[Tensor, "b n d"], source: Float[Tensor, "b m d"]
+    ) -> Float[Tensor, "b n d"]:
+        """Gather from the source what each query asks for."""
+        q, k, v = self._project(query, source)
+        x = F.scaled_dot_product_attention(q, k, v, scale=self.scale)
+        return self.out_proj(x.transpose(1, 2).flatten(2))
+
+    def map(
+        self, query: Float[Tensor, "b n d"], source: Float[Tensor, "b m d"]
+    ) -> Float[Tensor, "b heads n m"]:
+        """Attention of every query over the source, per head; rows sum to 1."""
+        q, k, _ = self._project(query, source)
+        return (q @ k.transpose(-1, -2) * self.scale).softmax(dim=-1)
+
+
+class MatchingBlock(nn.Module):
+    """Cross-attention with a gain, self-attention, linear; each with a residual and a norm after it."""
+
+    def __init__(self, dim: int, num_heads: int, gain: float, temperature: float) -> None:
+        super().__init__()
+        self.gain = gain
+        self.cross_attention = HeadedAttention(dim, num_heads, temperature)
+        self.norm1 = nn.LayerNorm(dim, eps=1e-5)
+        self.self_attention = HeadedAttention(dim, num_heads)
+        self.norm2 = nn.LayerNorm(dim, eps=1e-5)
+        self.linear = nn.Linear(dim, dim)
+        self.norm3 = nn.LayerNorm(dim, eps=1e-5)
+
+    def cross(
+        self, current: Float[Tensor, "b n d"], auxiliary: Float[Tensor, "b m d"]
+    ) -> Float[Tensor, "b n d"]:
+        """What the current patches are after they have looked at the auxiliary ones."""
+        return self.norm1(self.gain * self.cross_attention(current, auxiliary) + current)
+
+    def forward(
+        self, current: Float[Tensor, "b n d"], auxiliary: Float[Tensor, "b m d"]
+    ) -> Float[Tensor, "b n d"]:
+        """Restore the current patches from the auxiliary ones."""
+        x = self.cross(current, auxiliary)
+        x = self.norm2(self.self_attention(x, x) + x)
+        return self.norm3(self.linear(x) + x)
+
+
+class MatchingAttention(NamedTuple):
+    """Where the patches of the current frame look, mean over heads; rows sum to 1."""
+
+    cross: Float[Tensor, "b n m"]
+    self_: Float[Tensor, "b n n"]
+
+
+class PatchMatchingModule(nn.Module):
+    """Match patches across time; one set of weights serves both directions.
+
+    >>> match = PatchMatchingModule(dim=48, num_heads=4)
+    >>> current, past = torch.randn(2, 16, 48), torch.randn(2, 16, 48)
+    >>> match(current, past).shape, match.attention(current, past).cross.shape
+    (torch.Size([2, 16, 48]), torch.Size([2, 16, 16]))
+    """
+
+    def __init__(
+        self,
+        *,
+        dim: int = 384,
+        num_heads: int = 16,
+        gain: float = 4.0,
+        num_blocks: int = 1,
+        temperature: float = 1.0,
+    ) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(
+            [MatchingBlock(dim, num_heads, gain, temperature) for _ in range(num_blocks)]
+        )
+
+    def forward(
+        self, current: Float[Tensor, "b n d"], auxiliary: Float[Tensor, "b m d"]
+    ) -> Float[Tensor, "b n d"]:
+        """Restore the current patches; the output of one block is the current frame of the next."""
+        for block in self.blocks:
+            current = block(current, auxiliary)
+        return current
+
+    @torch.no_grad()
+    def attention(
+        self, current: Float[Tensor, "b n d"], auxiliary: Float[Tensor, "b m d"]
+    ) -> MatchingAttention:
+        """Attention of the last block, for looking at; training never computes it."""
+        for block in self.blocks[:-1]:
+            current = block(current, auxiliary)
+        last = self.blocks[-1]
+        assert isinstance(last, MatchingBlock)
+        cross = last.cross_attention.map(current, auxiliary)
+        crossed = last.cross(current, auxiliary)
+        return MatchingAttention(cross.mean(dim=1), last.self_attention.map(crossed, crossed).mean(dim=1))

@@ -1,0 +1,255 @@
+"""T-CoRe: teacher, student and auxiliary branch on one batch of sandwiches."""
+
+import copy
+from collections.abc import Iterable
+from typing import Literal, NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from tcore.data.batch import Batch
+from tcore.model import losses
+from tcore.model.heads import ProjectionHead
+from tcore.model.losses import Losses
+from tcore.model.matching import PatchMatchingModule
+from tcore.model.vit import VisionTransformer
+
+Auxiliary = Literal["none", "past", "future", "both"]
+LossForm = Literal["paper", "release"]
+Targets = Literal["centering", "sinkhorn"]
+
+GLIMPSE_ROWS = 256
+
+
+class Network(nn.Module):
+    """A backbone and its head: the student, or the teacher that follows it."""
+
+    def __init__(self, backbone: VisionTransformer, head: ProjectionHead) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.head = head
+
+
+class Center(nn.Module):
+    """Running mean of the teacher's raw outputs; sums of a step wait until the step is done."""
+
+    value: Tensor
+    waiting: Tensor
+    count: Tensor
+
+    def __init__(self, num_prototypes: int, momentum: float) -> None:
+        super().__init__()
+        self.momentum = momentum
+        self.register_buffer("value", torch.zeros(num_prototypes))
+        self.register_buffer("waiting", torch.zeros(num_prototypes), persistent=False)
+        self.register_buffer("count", torch.zeros(()), persistent=False)
+
+    def observe(self, outputs: Float[Tensor, "n k"]) -> None:
+        """Note the raw outputs of a part of the step."""
+        self.waiting += outputs.float().sum(dim=0)
+        self.count += outputs.shape[0]
+
+    def update(self) -> None:
+        """Move towards the mean of what was observed; with nothing observed, stay."""
+        mean = self.waiting / self.count.clamp(min=1)
+        moved = self.momentum * self.value + (1 - self.momentum) * mean
+        self.value.copy_(torch.where(self.count > 0, moved, self.value))
+        self.waiting.zero_()
+        self.count.zero_()
+
+
+class Glimpse(NamedTuple):
+    """A few detached rows of what the last forward saw, for the health figures."""
+
+    frames: Float[Tensor, "f d"]
+    patches: Float[Tensor, "p d"]
+    frame_targets: Float[Tensor, "f k"]
+    patch_targets: Float[Tensor, "h k"]
+    from_past: Float[Tensor, "h d"] | None
+    from_future: Float[Tensor, "h d"] | None
+
+
+class TCoRe(nn.Module):
+    """The method: a student restores what it cannot see from the past and the future, as the teacher sees it.
+
+    >>> backbone = VisionTransformer(dim=48, depth=1, num_heads=3, image_size=32)
+    >>> head = ProjectionHead(dim=48, hidden=64, bottleneck=16, num_prototypes=32)
+    >>> model = TCoRe(backbone, head, PatchMatchingModule(dim=48, num_heads=4))
+    >>> model.teacher.backbone.cls_token.requires_grad
+    False
+    """
+
+    def __init__(
+        self,
+        backbone: VisionTransformer,
+        head: ProjectionHead,
+        match: PatchMatchingModule | None,
+        *,
+        form: LossForm = "paper",
+        targets: Targets = "centering",
+        student_temperature: float = 0.1,
+        center_momentum: float = 0.9,
+        auxiliary_drop_path: bool = True,
+    ) -> None:
+        super().__init__()
+        self.form, self.targets = form, targets
+        self.student_temperature, self.auxiliary_drop_path = student_temperature, auxiliary_drop_path
+        self.student = Network(backbone, head)
+        self.teacher = copy.deepcopy(self.student).requires_grad_(False)
+        self.match = match
+        num_prototypes = head.prototypes.directions.shape[0]
+        self.frame_center = Center(num_prototypes, center_momentum)
+        self.patch_center = Center(num_prototypes, center_momentum)
+        self.glimpse: Glimpse | None = None
+        self.train()
+
+    def train(self, mode: bool = True) -> "TCoRe":
+        """Switch the student; the teacher always evaluates."""
+        super().train(mode)
+        self.teacher.eval()
+        return self
+
+    def forward(
+        self, batch: Batch, teacher_temperature: float, generator: torch.Generator | None = None
+    ) -> Losses:
+        """Run the three branches on one batch and compare what they make of it."""
+        # The teacher sees every patch; the auxiliary branch is the student, unmasked and without gradient.
+        with torch.no_grad():
+            seen = self.teacher.backbone(batch.teacher_crops)
+            frame_targets, patch_targets = self._targets(
+                self.teacher.head(seen.frame),
+                self.teacher.head(at_holes(seen.patches[batch.masked], batch)),
+                teacher_temperature,
+            )
+            auxiliary = self._auxiliary_patches(batch, generator)
+
+        # The student sees the current frame with holes in it ...
+        global_ = self.student.backbone(batch.global_crops, batch.mask, generator)
+        local = self.student.backbone(batch.local_crops, None, generator)
+
+        # ... and fills them by matching patches across time, once from each side.
+        with_holes = global_.patches[batch.masked]
+        if self.match is None:
+            restored = {"patch": at_holes(with_holes, batch)}
+        else:
+            restored = {
+                side: at_holes(self.match(with_holes, patches), batch) for side, patches in auxiliary.items()
+            }
+
+        self.glimpse = _glimpse(seen.frame, seen.patches, frame_targets, patch_targets, restored)
+        frame_losses = self._frame_losses(batch, frame_targets, global_.frame, local.frame)
+        return Losses(**frame_losses, **self._patch_losses(batch, patch_targets, restored))
+
+    @torch.no_grad()
+    def _targets(
+        self,
+        frame_outputs: Float[Tensor, "f k"],
+        patch_outputs: Float[Tensor, "h k"],
+        temperature: float,
+    ) -> tuple[Tensor, Tensor]:
+        if self.targets == "sinkhorn":
+            return (
+                losses.sinkhorn_targets(frame_outputs, temperature),
+                losses.sinkhorn_targets(patch_outputs, temperature),
+            )
+        self.frame_center.observe(frame_outputs)
+        self.patch_center.observe(patch_outputs)
+        return (
+            losses.centering_targets(frame_outputs, self.frame_center.value, temperature),
+            losses.centering_targets(patch_outputs, self.patch_center.value, temperature),
+        )
+
+    def _auxiliary_patches(self, batch: Batch, generator: torch.Generator | None) -> dict[str, Tensor]:
+        """Patches of the auxiliary views of the masked crops, both sides in one pass."""
+        sides = {"past": batch.past, "future": batch.future}
+        views = {side: crops for side, crops in sides.items() if crops is not None}
+        if self.match is None or not views:
+            return {}
+        tokens = self.student.backbone(
+            torch.cat(list(views.values())), None, generator, stochastic_depth=self.auxiliary_drop_path
+        )
+        return dict(zip(views, tokens.patches.chunk(len(views)), strict=True))
+
+    def _frame_losses(
+        self, batch: Batch, targets: Tensor, global_frames: Tensor, local_frames: Tensor
+    ) -> dict[str, Tensor]:
+        dino = losses.dino_loss(
+            targets,
+            self.student.head(global_frames),
+            self.student.head(local_frames),
+            self.student_temperature,
+            batch.counts.videos,
+        )
+        koleo = [losses.koleo_loss(crop, batch.counts.videos) for crop in global_frames.chunk(2)]
+        return {"dino": dino, "koleo": koleo[0] + koleo[1]}
+
+    def _patch_losses(self, batch: Batch, targets: Tensor, restored: dict[str, Tensor]) -> dict[str, Tensor]:
+        temperature, counts = self.student_temperature, batch.counts
+        # The released code divides by all crops, the paper by those that carry a mask.
+        num_crops = counts.masked_crops if self.form == "paper" else 2 * counts.videos
+        outputs = {side: self.student.head(tokens) for side, tokens in restored.items()}
+        terms = {
+            f"{side}_teacher": losses.patch_loss(targets, output, batch.hole_weights, temperature, num_crops)
+            for side, output in outputs.items()
+        }
+        if "past" in outputs and "future" in outputs:
+            past, future = outputs["past"], outputs["future"]
+            if self.form == "paper":
+                terms["past_future"] = losses.past_future_probability_distance(
+                    past, future, batch.hole_weights, temperature, counts.masked_crops
+                )
+            else:
+                terms["past_future"] = losses.past_future_output_distance(past, future, counts.masked_tokens)
+        return terms
+
+    @torch.no_grad()
+    def update_teacher(self, momentum: float) -> None:
+        """Let the teacher follow the student."""
+        student: list[Tensor] = list(self.student.parameters())
+        teacher: list[Tensor] = list(self.teacher.parameters())
+        torch._foreach_lerp_(teacher, student, 1 - momentum)
+
+    @torch.no_grad()
+    def update_centers(self) -> None:
+        """Move both centres towards the outputs of the step that was just made."""
+        if self.targets == "centering":
+            self.frame_center.update()
+            self.patch_center.update()
+
+    def parts(self) -> dict[str, list[tuple[str, nn.Parameter]]]:
+        """Trained parameters of backbone, head and matching module, each with its name within the part."""
+        modules: Iterable[tuple[str, nn.Module | None]] = (
+            ("backbone", self.student.backbone),
+            ("head", self.student.head),
+            ("match", self.match),
+        )
+        return {
+            part: [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+            for part, module in modules
+            if module is not None
+        }
+
+
+def at_holes(patches: Float[Tensor, "m n d"], batch: Batch) -> Float[Tensor, "h d"]:
+    """The tokens of masked crops at their masked patches."""
+    return patches.flatten(0, 1)[batch.holes]
+
+
+def _glimpse(
+    frames: Tensor, patches: Tensor, frame_targets: Tensor, patch_targets: Tensor, restored: dict[str, Tensor]
+) -> Glimpse:
+    def rows(x: Tensor) -> Tensor:
+        # Evenly spaced rows: neighbouring patches of one frame say little about the batch.
+        stride = max(1, x.shape[0] // GLIMPSE_ROWS)
+        return x.detach()[::stride][:GLIMPSE_ROWS].float().clone()
+
+    both = "past" in restored and "future" in restored
+    return Glimpse(
+        rows(frames),
+        rows(patches.flatten(0, 1)),
+        rows(frame_targets),
+        rows(patch_targets),
+        rows(restored["past"]) if both else None,
+        rows(restored["future"]) if both else None,
+    )

@@ -1,0 +1,205 @@
+"""The frame encoder: a Vision Transformer with registers, masks and stochastic depth by subset."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from tcore.errors import InputError
+
+
+class Tokens(NamedTuple):
+    """What the encoder makes of a frame, after the final norm."""
+
+    frame: Float[Tensor, "b d"]
+    registers: Float[Tensor, "b r d"]
+    patches: Float[Tensor, "b n d"]
+
+
+class Attention(nn.Module):
+    """Multi-head self-attention with one joint projection for queries, keys and values."""
+
+    def __init__(self, dim: int, num_heads: int) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.qkv = nn.Linear(dim, 3 * dim)
+        self.proj = nn.Linear(dim, dim)
+
+    def forward(self, x: Float[Tensor, "b n d"]) -> Float[Tensor, "b n d"]:
+        """Let every token look at every other."""
+        b, n, d = x.shape
+        q, k, v = self.qkv(x).view(b, n, 3, self.num_heads, d // self.num_heads).permute(2, 0, 3, 1, 4)
+        x = F.scaled_dot_product_attention(q, k, v)
+        return self.proj(x.transpose(1, 2).reshape(b, n, d))
+
+
+class Mlp(nn.Module):
+    """Two linear layers with an exact GELU between them."""
+
+    def __init__(self, dim: int, hidden: int) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(dim, hidden)
+        self.fc2 = nn.Linear(hidden, dim)
+
+    def forward(self, x: Float[Tensor, "b n d"]) -> Float[Tensor, "b n d"]:
+        """Transform each token by itself."""
+        return self.fc2(F.gelu(self.fc1(x)))
+
+
+class LayerScale(nn.Module):
+    """A learned gain per channel on a residual."""
+
+    def __init__(self, dim: int, initial: float) -> None:
+        super().__init__()
+        self.gamma = nn.Parameter(torch.full((dim,), initial))
+
+    def forward(self, x: Float[Tensor, "b n d"]) -> Float[Tensor, "b n d"]:
+        """Scale each channel."""
+        return x * self.gamma
+
+
+class Block(nn.Module):
+    """A pre-norm transformer block whose residuals can be computed for a random subset of the batch."""
+
+    def __init__(self, dim: int, num_heads: int, layer_scale: float, drop_path: float) -> None:
+        super().__init__()
+        self.drop_path = drop_path
+        self.norm1 = nn.LayerNorm(dim, eps=1e-6)
+        self.attn = Attention(dim, num_heads)
+        self.ls1 = LayerScale(dim, layer_scale)
+        self.norm2 = nn.LayerNorm(dim, eps=1e-6)
+        self.mlp = Mlp(dim, 4 * dim)
+        self.ls2 = LayerScale(dim, layer_scale)
+
+    def compile_residuals(self) -> None:
+        """Compile both residuals; the random subset stays outside the graphs."""
+        self.attend = torch.compile(self.attend)  # type: ignore[method-assign]
+        self.transform = torch.compile(self.transform)  # type: ignore[method-assign]
+
+    def attend(self, x: Float[Tensor, "b n d"]) -> Float[Tensor, "b n d"]:
+        """Residual of the attention half."""
+        return self.ls1(self.attn(self.norm1(x)))
+
+    def transform(self, x: Float[Tensor, "b n d"]) -> Float[Tensor, "b n d"]:
+        """Residual of the MLP half."""
+        return self.ls2(self.mlp(self.norm2(x)))
+
+    def forward(
+        self, x: Float[Tensor, "b n d"], generator: torch.Generator | None, stochastic_depth: bool
+    ) -> Float[Tensor, "b n d"]:
+        """Add both residuals; attention and MLP draw separate subsets."""
+        drop = self.drop_path if self.training and stochastic_depth else 0.0
+        x = add_residual(x, self.attend, drop, generator)
+        return add_residual(x, self.transform, drop, generator)
+
+
+def add_residual(
+    x: Float[Tensor, "b n d"],
+    residual: Callable[[Tensor], Tensor],
+    drop: float,
+    generator: torch.Generator | None,
+) -> Float[Tensor, "b n d"]:
+    """Add a residual; with `drop` compute it for a random share of the samples alone, scaled up to match."""
+    if drop == 0.0:
+        return x + residual(x)
+    batch = x.shape[0]
+    kept = max(1, int(batch * (1 - drop)))
+    rows = torch.randperm(batch, generator=generator, device=x.device)[:kept]
+    update = residual(x[rows])
+    return torch.index_add(x, 0, rows, update.to(x.dtype), alpha=batch / kept)
+
+
+class PatchEmbed(nn.Module):
+    """Cut an image into patches and project each to the width of the encoder."""
+
+    def __init__(self, dim: int, patch_size: int) -> None:
+        super().__init__()
+        self.proj = nn.Conv2d(3, dim, kernel_size=patch_size, stride=patch_size)
+
+    def forward(self, images: Float[Tensor, "b 3 height width"]) -> Float[Tensor, "b n d"]:
+        """Patches in row-major order."""
+        return self.proj(images).flatten(2).transpose(1, 2)
+
+
+class VisionTransformer(nn.Module):
+    """The frame encoder of T-CoRe; parameter names are those of the released checkpoints.
+
+    >>> encoder = VisionTransformer(dim=48, depth=2, num_heads=3, image_size=64)
+    >>> tokens = encoder(torch.zeros(1, 3, 64, 96))
+    >>> tokens.frame.shape, tokens.patches.shape
+    (torch.Size([1, 48]), torch.Size([1, 24, 48]))
+    """
+
+    def __init__(
+        self,
+        *,
+        dim: int = 384,
+        depth: int = 12,
+        num_heads: int = 6,
+        patch_size: int = 16,
+        image_size: int = 224,
+        num_registers: int = 4,
+        layer_scale: float = 1e-5,
+        drop_path: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.dim, self.depth, self.num_heads = dim, depth, num_heads
+        self.patch_size, self.num_registers = patch_size, num_registers
+        self.native_grid = image_size // patch_size
+        self.cls_token = nn.Parameter(torch.empty(1, 1, dim))
+        self.pos_embed = nn.Parameter(torch.empty(1, 1 + self.native_grid**2, dim))
+        self.register_tokens = nn.Parameter(torch.empty(1, num_registers, dim))
+        self.mask_token = nn.Parameter(torch.zeros(1, dim))
+        self.patch_embed = PatchEmbed(dim, patch_size)
+        self.blocks = nn.ModuleList(Block(dim, num_heads, layer_scale, drop_path) for _ in range(depth))
+        self.norm = nn.LayerNorm(dim, eps=1e-6)
+        self._initialise()
+
+    def _initialise(self) -> None:
+        nn.init.trunc_normal_(self.pos_embed, std=0.02)
+        nn.init.normal_(self.cls_token, std=1e-6)
+        nn.init.normal_(self.register_tokens, std=1e-6)
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.trunc_normal_(module.weight, std=0.02)
+                nn.init.zeros_(module.bias)
+
+    def forward(
+        self,
+        images: Float[Tensor, "b 3 height width"],
+        mask: Bool[Tensor, "b n"] | None = None,
+        generator: torch.Generator | None = None,
+        stochastic_depth: bool = True,
+    ) -> Tokens:
+        """Encode images of any size that is a multiple of the patch; masked patches are not seen."""
+        height, width = images.shape[-2:]
+        if height % self.patch_size or width % self.patch_size:
+            raise InputError(
+                f"image size {height}x{width} is not a multiple of the patch size {self.patch_size}: "
+                "resize or crop the frames first."
+            )
+        x = self.patch_embed(images)
+        if mask is not None:
+            x = torch.where(mask[..., None], self.mask_token.to(x.dtype), x)
+        position = self._positions(height // self.patch_size, width // self.patch_size)
+        frame = (self.cls_token + position[:, :1]).expand(x.shape[0], -1, -1)
+        registers = self.register_tokens.expand(x.shape[0], -1, -1)
+        x = torch.cat([frame, registers, x + position[:, 1:]], dim=1)
+        for block in self.blocks:
+            x = block(x, generator, stochastic_depth)
+        x = self.norm(x)
+        first_patch = 1 + self.num_registers
+        return Tokens(x[:, 0], x[:, 1:first_patch], x[:, first_patch:])
+
+    def _positions(self, rows: int, columns: int) -> Float[Tensor, "1 n d"]:
+        """Position embedding for a grid; the native one as it is, others by bicubic resize in fp32."""
+        native = self.native_grid
+        if (rows, columns) == (native, native):
+            return self.pos_embed
+        grid = self.pos_embed[:, 1:].float().view(1, native, native, self.dim).permute(0, 3, 1, 2)
+        grid = F.interpolate(grid, size=(rows, columns), mode="bicubic", antialias=True, align_corners=False)
+        patches = grid.flatten(2).transpose(1, 2)
+        return torch.cat([self.pos_embed[:, :1], patches.to(self.pos_embed.dtype)], dim=1)

@@ -1,0 +1,121 @@
+"""From settings to the objects that a run is made of."""
+
+import torch
+
+from tcore.config import Config, VitConfig
+from tcore.errors import InputError
+from tcore.model.heads import ProjectionHead
+from tcore.model.matching import PatchMatchingModule
+from tcore.model.tcore import TCoRe
+from tcore.model.vit import Block, VisionTransformer
+from tcore.training.optim import Optimizer, Schedule
+
+
+def build_model(config: Config) -> TCoRe:
+    """The networks of a run, initialised from its seed."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.seed)
+        backbone = build_backbone(config.vit, config.views.global_size)
+        head = ProjectionHead(
+            dim=config.vit.dim,
+            hidden=config.head.hidden,
+            bottleneck=config.head.bottleneck,
+            num_prototypes=config.head.prototypes,
+            train_gains=config.head.train_gains,
+        )
+        match = PatchMatchingModule(
+            dim=config.vit.dim,
+            num_heads=config.matching.num_heads,
+            gain=config.matching.gain,
+            num_blocks=config.matching.num_blocks,
+            temperature=config.matching.temperature,
+        )
+    return TCoRe(
+        backbone,
+        head,
+        None if config.auxiliary == "none" else match,
+        form=config.loss.form,
+        targets=config.teacher.targets,
+        student_temperature=config.loss.student_temperature,
+        center_momentum=config.teacher.center_momentum,
+        auxiliary_drop_path=config.vit.auxiliary_drop_path,
+    )
+
+
+def build_backbone(vit: VitConfig, image_size: int) -> VisionTransformer:
+    """An encoder with a position embedding for images of this size."""
+    return VisionTransformer(
+        dim=vit.dim,
+        depth=vit.depth,
+        num_heads=vit.num_heads,
+        patch_size=vit.patch_size,
+        image_size=image_size,
+        num_registers=vit.num_registers,
+        layer_scale=vit.layer_scale,
+        drop_path=vit.drop_path,
+    )
+
+
+def compile_blocks(model: TCoRe) -> None:
+    """Compile the two residuals of every block; what is random stays outside the graphs."""
+    for block in (*model.student.backbone.blocks, *model.teacher.backbone.blocks):
+        assert isinstance(block, Block)
+        block.compile_residuals()
+
+
+def build_optimizer(model: TCoRe, config: Config) -> Optimizer:
+    """AdamW over the trained parts of a model."""
+    optim = config.optim
+    return Optimizer(
+        model.parts(),
+        depth=config.vit.depth,
+        clip=optim.clip,
+        betas=optim.betas,
+        eps=optim.eps,
+        layer_decay=optim.layer_decay,
+        patch_embed_lr=optim.patch_embed_lr,
+    )
+
+
+def build_schedule(config: Config, steps_per_epoch: int) -> Schedule:
+    """The schedules of a run; given in steps, warm-ups are fractions of it."""
+    optim, teacher = config.optim, config.teacher
+    if optim.steps is None:
+        num_steps = optim.epochs * steps_per_epoch
+        warmup_steps = optim.warmup_epochs * steps_per_epoch
+        temperature_steps = teacher.temperature_epochs * steps_per_epoch
+    else:
+        num_steps = optim.steps
+        warmup_steps, temperature_steps = round(0.05 * num_steps), round(0.075 * num_steps)
+    return Schedule(
+        num_steps=num_steps,
+        warmup_steps=warmup_steps,
+        lr=optim.peak_lr,
+        matching_lr=optim.peak_lr * optim.matching_lr,
+        end_lr=optim.end_lr,
+        weight_decay=optim.weight_decay,
+        momentum=teacher.momentum,
+        teacher_temperature=teacher.temperature,
+        temperature_steps=temperature_steps,
+        frozen_steps=optim.freeze_last_layer_epochs * steps_per_epoch,
+    )
+
+
+def choose_device(name: str) -> torch.device:
+    """The device by its name; auto is CUDA where there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise InputError(f"runtime.device={name} is no device: use auto, cpu, cuda or cuda:1.") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise InputError(f"runtime.device={name}: no CUDA device here; use auto or cpu.")
+    return device
+
+
+def choose_dtype(precision: str, device: torch.device) -> torch.dtype:
+    """Arithmetic of the networks."""
+    if precision == "auto":
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    return torch.bfloat16 if precision == "bf16" else torch.float32

@@ -1,0 +1,136 @@
+"""A run on disk: its checkpoint, from which it goes on exactly, and the encoders that others use."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save
+
+from tcore.config import Config
+from tcore.config_file import differences, load_config, save_config, to_dict
+from tcore.errors import InputError
+from tcore.files import atomic, write_bytes, write_text
+from tcore.model.tcore import TCoRe
+from tcore.training.optim import Optimizer
+
+CHECKPOINT, CONFIG = "checkpoint.pt", "config.json"
+ENCODER, ENCODER_CARD, MATCHING = "encoder.safetensors", "encoder.json", "matching.safetensors"
+
+
+def open_run(run: Path, config: Config) -> None:
+    """Make a run folder, or make sure that an existing one was made with the same settings."""
+    if (run / CONFIG).is_file():
+        found = differences(load_config(run / CONFIG), config)
+        if found:
+            listed = "; ".join(f"{name} {was} -> {now}" for name, (was, now) in found.items())
+            raise InputError(
+                f"run {run} was made with other settings ({listed}): "
+                "give the same settings to go on with it, or another --run."
+            )
+    elif run.exists() and (not run.is_dir() or any(run.iterdir())):
+        raise InputError(f"{run} exists and is no run folder (it has no {CONFIG}): choose another --run.")
+    run.mkdir(parents=True, exist_ok=True)
+    save_config(config, run / CONFIG)
+
+
+def save_checkpoint(
+    run: Path, step: int, model: TCoRe, optimizer: Optimizer, config: Config, fingerprint: str
+) -> None:
+    """Write everything that the next step depends on; encoders first, so that none is missing later."""
+    export(run, step, model, config)
+    state = {
+        "step": step,
+        "fingerprint": fingerprint,
+        "model": model.state_dict(),
+        "optimizer": optimizer.adamw.state_dict(),
+    }
+    with atomic(run / CHECKPOINT) as temporary:
+        save_tensors(state, temporary)
+
+
+def load_checkpoint(run: Path, model: TCoRe, optimizer: Optimizer, fingerprint: str) -> int:
+    """Restore the last checkpoint; the number of steps it has seen, 0 where there is none."""
+    path = run / CHECKPOINT
+    if not path.exists():
+        return 0
+    device = next(model.parameters()).device
+    try:
+        state = torch.load(path, map_location=device, weights_only=True)
+        if state["fingerprint"] != fingerprint:
+            raise InputError(
+                f"run {run} was trained on other videos (fingerprint {state['fingerprint']}, "
+                f"now {fingerprint}): give the same --frames, or another --run."
+            )
+        model.load_state_dict(state["model"])
+        optimizer.adamw.load_state_dict(state["optimizer"])
+        return int(state["step"])
+    except InputError:
+        raise
+    except Exception as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise InputError(
+            f"cannot read checkpoint {path}: {reason}; remove it to begin the run anew."
+        ) from error
+
+
+def export(run: Path, step: int, model: TCoRe, config: Config) -> None:
+    """Write the teacher's backbone for users, and what figures of the matching need."""
+    _save_safetensors(model.teacher.backbone.state_dict(), run / ENCODER)
+    write_text(run / ENCODER_CARD, json.dumps(encoder_card(config, step), indent=2) + "\n")
+    if model.match is not None:
+        student = {f"backbone.{k}": v for k, v in model.student.backbone.state_dict().items()}
+        matching = {f"match.{k}": v for k, v in model.match.state_dict().items()}
+        _save_safetensors(student | matching, run / MATCHING)
+
+
+def keep_encoder(run: Path, step: int, model: TCoRe) -> None:
+    """Keep the encoder of this step beside the others."""
+    _save_safetensors(model.teacher.backbone.state_dict(), run / "encoders" / f"step-{step:06d}.safetensors")
+
+
+def encoder_card(config: Config, step: int) -> dict[str, Any]:
+    """What is needed to build the encoder again, and where it comes from."""
+    vit = dataclasses.asdict(config.vit)
+    built = ("dim", "depth", "num_heads", "patch_size", "num_registers", "layer_scale")
+    return {
+        "format": "tcore-encoder-1",
+        "vit": {name: vit[name] for name in built} | {"image_size": config.views.global_size},
+        "step": step,
+        "config": to_dict(config),
+    }
+
+
+def save_tensors(state: dict[str, Any], path: Path) -> None:
+    """Save with torch; a failed write is an OSError that names its cause, not an internal error."""
+    failed: list[OSError] = []
+
+    class Sink:
+        """Hands bytes to the file and remembers why it could not."""
+
+        def __init__(self, file: Any) -> None:
+            self.file = file
+
+        def write(self, data: Any) -> int:
+            try:
+                return int(self.file.write(data))
+            except OSError as error:
+                failed.append(error)
+                raise
+
+        def flush(self) -> None:
+            self.file.flush()
+
+    try:
+        with path.open("wb") as file:
+            torch.save(state, Sink(file))  # type: ignore[arg-type]
+    except (RuntimeError, OSError) as error:
+        if not failed:
+            raise
+        raise OSError(failed[0].errno, failed[0].strerror, str(path)) from error
+
+
+def _save_safetensors(tensors: dict[str, torch.Tensor], path: Path) -> None:
+    plain = {name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}
+    write_bytes(path, save(plain))

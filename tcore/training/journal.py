@@ -1,0 +1,138 @@
+"""What a run says of itself: metrics.jsonl, TensorBoard, and a progress line."""
+
+import json
+import resource
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from tcore.files import atomic
+from tcore.training.health import Health
+
+METRICS = "metrics.jsonl"
+
+
+class Journal:
+    """Writes one line per step to metrics.jsonl, and tells a person how it goes."""
+
+    def __init__(self, run: Path, first_step: int, num_steps: int, log_every: int, quiet: bool) -> None:
+        self.first_step, self.num_steps, self.log_every = first_step, num_steps, log_every
+        forget_after(run / METRICS, first_step)
+        self._file = (run / METRICS).open("a", encoding="utf-8")
+        self._board = open_tensorboard(run / "tensorboard", first_step)
+        self._console = Console(stderr=True, quiet=quiet)
+        self._progress = self._start_progress() if self._console.is_terminal and not quiet else None
+        self._started = time.perf_counter()
+        self._warned = False
+
+    def _start_progress(self) -> Progress:
+        progress = Progress(
+            TextColumn("step"),
+            MofNCompleteColumn(),
+            BarColumn(bar_width=20),
+            TextColumn("{task.fields[said]}"),
+            TextColumn("ETA"),
+            TimeRemainingColumn(),
+            console=self._console,
+        )
+        progress.start()
+        self._task = progress.add_task("", total=self.num_steps, completed=self.first_step, said="")
+        return progress
+
+    def record(self, step: int, metrics: Mapping[str, Any], health: Health | None) -> None:
+        """Note step number `step` (the first one is 1)."""
+        line = {"step": step, **metrics} | ({"health": health.figures()} if health else {})
+        try:
+            self._file.write(json.dumps(line) + "\n")
+            self._file.flush()
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, self._file.name) from error
+        if self._board and health:
+            scalars = {**metrics, **{f"health/{k}": v for k, v in health.figures().items()}}
+            for name, value in scalars.items():
+                if isinstance(value, int | float):
+                    self._board.add_scalar(name, value, step)
+        said = describe(metrics, health)
+        if self._progress:
+            self._progress.update(self._task, completed=step, said=said if health else None)
+        elif health:
+            done = step - self.first_step
+            eta = (time.perf_counter() - self._started) / done * (self.num_steps - step)
+            self.say(f"step {step}/{self.num_steps}  {said}  ETA {format_seconds(eta)}")
+        if health and (warning := health.warning()) and not self._warned:
+            self._warned = True
+            self.say(f"warning: step {step}: {warning}")
+
+    def say(self, text: str) -> None:
+        """Print a line for a person."""
+        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    def close(self) -> None:
+        """Finish the files and the progress line."""
+        if self._progress:
+            self._progress.stop()
+        if self._board:
+            self._board.close()
+        self._file.close()
+
+
+def describe(metrics: Mapping[str, Any], health: Health | None) -> str:
+    """The progress line: what is minimised, whether it learns, how fast."""
+    text = f"total {metrics['total']:.3f}  dino {metrics['dino']:.3f}"
+    if health:
+        text += (
+            f"  {health.state} (rank {health.frame_rank:.1f}/{health.patch_rank:.1f}, "
+            f"targets {health.target_entropy:.2f} nats each, {health.target_information:.2f} told apart)"
+        )
+    return f"{text}  {metrics['samples_per_second']:.1f} samples/s  wait {metrics['data_wait']:.0%}"
+
+
+def forget_after(path: Path, last_step: int) -> None:
+    """Drop lines of steps that the checkpoint has not seen; they are made again."""
+    if not path.exists():
+        return
+    kept = []
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            entry = json.loads(line)
+        except ValueError:
+            break  # a line that was cut off by a kill; what follows belongs to no finished step
+        if entry["step"] > last_step:
+            break
+        kept.append(line + "\n")
+    with atomic(path) as temporary:
+        temporary.write_text("".join(kept), encoding="utf-8")
+
+
+def open_tensorboard(folder: Path, first_step: int) -> Any:
+    """A TensorBoard writer where TensorBoard is installed, otherwise None."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except (ImportError, RuntimeError):
+        return None
+    return SummaryWriter(str(folder), purge_step=first_step or None)
+
+
+def peak_memory_gib(device: torch.device) -> float:
+    """Largest memory use so far: of the GPU, or of this process."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**30
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30
+
+
+def format_seconds(seconds: float) -> str:
+    """A duration as a person reads it.
+
+    >>> format_seconds(75), format_seconds(7260)
+    ('1:15', '2:01:00')
+    """
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

@@ -1,0 +1,212 @@
+"""Training: a step, and the loop around it."""
+
+import math
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tcore.config import Config
+from tcore.data.batch import Batch
+from tcore.data.frames import FrameStore
+from tcore.data.loader import Source, load, render_batch, stochastic_depth_seed
+from tcore.errors import DivergedError
+from tcore.model.tcore import TCoRe
+from tcore.training import health
+from tcore.training.build import (
+    build_model,
+    build_optimizer,
+    build_schedule,
+    choose_device,
+    choose_dtype,
+    compile_blocks,
+)
+from tcore.training.checkpoint import (
+    CHECKPOINT,
+    keep_encoder,
+    load_checkpoint,
+    open_run,
+    save_checkpoint,
+)
+from tcore.training.journal import Journal, peak_memory_gib
+from tcore.training.optim import Optimizer, StepValues
+from tcore.validation import validate
+
+
+def train(config: Config, run: str | Path, frames: str | Path | None = None, *, quiet: bool = False) -> Path:
+    """Train, or go on training, in a run folder; without `frames` on rendered videos.
+
+    >>> import tempfile, tcore
+    >>> config = tcore.recipe("quickstart", {"optim.steps": 1, "optim.batch": 2, "rendered.videos": 2})
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     run = tcore.train(config, folder + "/run", quiet=True)
+    ...     sorted(path.name for path in run.glob("encoder*"))
+    ['encoder.json', 'encoder.safetensors', 'encoders']
+    """
+    run = Path(run)
+    source = Source(open_store(validate(config), frames), config)
+    open_run(run, config)
+    schedule = build_schedule(config, source.steps_per_epoch)
+    trainer = Trainer(config)
+    fingerprint = source.store.fingerprint()
+    first_step = load_checkpoint(run, trainer.model, trainer.optimizer, fingerprint)
+
+    keep_every = config.keep_every or max(1, schedule.num_steps // 20)
+    journal = Journal(run, first_step, schedule.num_steps, config.runtime.log_every, quiet)
+    journal.say(introduce(source, trainer, schedule.num_steps, first_step))
+    try:
+        parts = load(source, first_step, schedule.num_steps, trainer.device)
+        for step in range(first_step, schedule.num_steps):
+            done = step + 1
+            try:
+                metrics = trainer.step(parts, step, schedule.at(step))
+            except DivergedError as error:
+                raise DivergedError(f"{error} {last_checkpoint(run, step, config)}") from error
+            look = done % config.runtime.log_every == 0 or done == schedule.num_steps
+            journal.record(done, metrics, trainer.health() if look else None)
+            if done % keep_every == 0 or done == schedule.num_steps:
+                keep_encoder(run, done, trainer.model)
+            if done % config.checkpoint_every == 0 or done == schedule.num_steps:
+                save_checkpoint(run, done, trainer.model, trainer.optimizer, config, fingerprint)
+    finally:
+        journal.close()
+    return run
+
+
+class Trainer:
+    """Model, optimiser and device of a run; `step` is one step of the method."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.device = choose_device(config.runtime.device)
+        self.dtype = choose_dtype(config.optim.precision, self.device)
+        self.model: TCoRe = build_model(config).to(self.device)
+        if config.runtime.compile:
+            compile_blocks(self.model)
+        self.optimizer: Optimizer = build_optimizer(self.model, config)
+        self.generator = torch.Generator(self.device)
+
+    def step(self, parts: Iterator[Any], step: int, values: StepValues) -> dict[str, Any]:
+        """One step: losses and gradients of its parts, clip, AdamW, teacher, centres."""
+        clock = Clock()
+        losses: dict[str, torch.Tensor] = {}
+        for part in range(self.config.optim.accumulate):
+            with clock.waiting():
+                raw = next(parts)
+            batch = render_batch(raw, self.config, self.device)
+            self.generator.manual_seed(stochastic_depth_seed(self.config.seed, step, part))
+            for name, value in self._backward(batch, values).items():
+                losses[name] = losses[name] + value if name in losses else value
+        stop_unless_finite("loss", losses, step)
+        norms = self.optimizer.clip()
+        stop_unless_finite("gradient norm of", norms, step)
+        self.optimizer.step(values)
+        self.model.update_teacher(values.momentum)
+        self.model.update_centers()
+        return self._metrics(losses, norms, values, clock)
+
+    def _backward(self, batch: Batch, values: StepValues) -> dict[str, torch.Tensor]:
+        """Losses of a part of the step; their gradients are added up."""
+        with self._autocast():
+            losses = self.model(batch, values.teacher_temperature, self.generator)
+        total = losses.total(self.config.loss.weights())
+        total.backward()
+        return {name: value.detach() for name, value in {"total": total, **losses.named()}.items()}
+
+    def _autocast(self) -> AbstractContextManager[Any]:
+        if self.dtype == torch.float32:
+            return nullcontext()
+        return torch.autocast(self.device.type, dtype=self.dtype)
+
+    def _metrics(
+        self,
+        losses: Mapping[str, torch.Tensor],
+        norms: Mapping[str, torch.Tensor],
+        values: StepValues,
+        clock: "Clock",
+    ) -> dict[str, Any]:
+        seconds = clock.seconds()
+        return {
+            **{name: float(value) for name, value in losses.items()},
+            **values._asdict(),
+            "student_temperature": self.config.loss.student_temperature,
+            **{f"gradient_norm_{part}": float(norm) for part, norm in norms.items()},
+            "samples_per_second": self.config.optim.batch / seconds,
+            "data_wait": clock.waited / seconds,
+            "memory_gib": peak_memory_gib(self.device),
+        }
+
+    def health(self) -> health.Health:
+        """Health figures of the last step."""
+        assert self.model.glimpse is not None
+        return health.measure(self.model.glimpse)
+
+
+@dataclass
+class Clock:
+    """How long a step took, and how much of it was spent waiting for data."""
+
+    started: float = 0.0
+    waited: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.started = time.perf_counter()
+
+    def waiting(self) -> "Clock":
+        """Count the time of a with-block as waiting."""
+        return self
+
+    def __enter__(self) -> None:
+        self._entered = time.perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        self.waited += time.perf_counter() - self._entered
+
+    def seconds(self) -> float:
+        """Time since the step began."""
+        return time.perf_counter() - self.started
+
+
+def stop_unless_finite(what: str, named: Mapping[str, torch.Tensor], step: int) -> None:
+    """Stop before a number that is not finite reaches the weights."""
+    values = dict(zip(named, torch.stack(list(named.values())).tolist(), strict=True))
+    bad = [
+        f"{name}={value}" for name, value in values.items() if not math.isfinite(value) and name != "total"
+    ]
+    if bad:
+        raise DivergedError(f"{what} {', '.join(bad)} at step {step + 1}: stopped before the update.")
+
+
+def last_checkpoint(run: Path, step: int, config: Config) -> str:
+    """Where to go on from after a stop at `step`."""
+    saved = step // config.checkpoint_every * config.checkpoint_every
+    if not (run / CHECKPOINT).exists():
+        return "There is no checkpoint yet; try a lower --optim.base-lr."
+    return f"The checkpoint of step {saved} is in {run / CHECKPOINT}; try a lower --optim.base-lr."
+
+
+def open_store(config: Config, frames: str | Path | None) -> FrameStore:
+    """The store at a path, or rendered videos."""
+    if frames is not None:
+        return FrameStore.open(frames)
+    rendered = config.rendered
+    return FrameStore.rendered(
+        videos=rendered.videos, frames=rendered.frames, size=rendered.size, seed=config.seed
+    )
+
+
+def introduce(source: Source, trainer: Trainer, num_steps: int, first_step: int) -> str:
+    """The first line of a run."""
+    clips = len(source.clips.video)
+    short = f" ({source.num_short} too short, left out)" if clips < len(source.all_clips.video) else ""
+    begin = f"resumes at step {first_step} of" if first_step else "takes"
+    precision = "bf16" if trainer.dtype == torch.bfloat16 else "fp32"
+    return (
+        f"{clips} videos{short}, batch {source.config.optim.batch}, {source.steps_per_epoch} steps an epoch; "
+        f"{begin} {num_steps} steps on {trainer.device} in {precision}; "
+        f"ln K = {math.log(source.config.head.prototypes):.2f}"
+    )

@@ -1,0 +1,84 @@
+"""`tcore train ... --plan`: what a run would take, from a few real steps; nothing is written."""
+
+import math
+import time
+from pathlib import Path
+
+import torch
+
+from tcore.config import Config
+from tcore.data.loader import Source, load
+from tcore.training.build import build_schedule
+from tcore.training.journal import format_seconds, peak_memory_gib
+from tcore.training.loop import Trainer, open_store
+from tcore.validation import validate
+
+WARMUP_STEPS, TIMED_STEPS = 1, 3
+
+
+def plan(config: Config, frames: str | Path | None) -> str:
+    """Sizes, memory, speed and first losses of a run, as a table for a person."""
+    source = Source(open_store(validate(config), frames), config)
+    schedule = build_schedule(config, source.steps_per_epoch)
+    trainer = Trainer(config)
+    parts = load(source, 0, WARMUP_STEPS + TIMED_STEPS, trainer.device)
+    first = trainer.step(parts, 0, schedule.at(0))
+    started = time.perf_counter()
+    for step in range(WARMUP_STEPS, WARMUP_STEPS + TIMED_STEPS):
+        trainer.step(parts, step, schedule.at(min(step, schedule.num_steps - 1)))
+    seconds = (time.perf_counter() - started) / TIMED_STEPS
+    rows = {
+        "videos": f"{len(source.clips.video):,} usable of {len(source.all_clips.video):,}",
+        "parameters": _parameters(trainer),
+        "batch": _batch(config),
+        "steps": f"{schedule.num_steps:,} ({source.steps_per_epoch:,} an epoch)",
+        "device": f"{trainer.device}, {'bf16' if trainer.dtype == torch.bfloat16 else 'fp32'}",
+        "weights, teacher, AdamW": f"{_state_gib(trainer):.2f} GiB",
+        "memory": f"{peak_memory_gib(trainer.device):.2f} GiB at the peak",
+        "a step": f"{seconds:.3f} s, {config.optim.batch / seconds:.1f} samples/s (mean of {TIMED_STEPS})",
+        "the run": f"{format_seconds(seconds * schedule.num_steps)} at that speed",
+    }
+    width = max(map(len, rows))
+    lines = [f"{name:{width}}  {value}" for name, value in rows.items()]
+    return "\n".join([*lines, "", *_first_losses(first, config)])
+
+
+def _parameters(trainer: Trainer) -> str:
+    counts = {part: sum(p.numel() for _, p in named) for part, named in trainer.model.parts().items()}
+    listed = ", ".join(f"{part} {count:,}" for part, count in counts.items())
+    return f"{sum(counts.values()):,} trained ({listed})"
+
+
+def _batch(config: Config) -> str:
+    optim = config.optim
+    parts = f" in {optim.accumulate} parts" if optim.accumulate > 1 else ""
+    return f"{optim.batch} videos{parts}, peak learning rate {optim.peak_lr:.2e}"
+
+
+def _state_gib(trainer: Trainer) -> float:
+    """Weights, gradients and two moments of what is trained, and the teacher, in fp32."""
+    trained = sum(p.numel() for named in trainer.model.parts().values() for _, p in named)
+    teacher = sum(p.numel() for p in trainer.model.teacher.parameters())
+    return 4 * (4 * trained + teacher) / 2**30
+
+
+def _first_losses(first: dict[str, float], config: Config) -> list[str]:
+    """Losses of the first step beside what an untrained network should give."""
+    uniform = math.log(config.head.prototypes)
+    # The released form counts masked crops among all crops.
+    share = config.masking.probability if config.loss.form == "release" else 1.0
+    expected = {
+        "dino": uniform,
+        "past_teacher": share * uniform,
+        "future_teacher": share * uniform,
+        "patch_teacher": share * uniform,
+        "past_future": 0.0,
+    }
+    lines = [f"{'first losses':16}{'measured':>10}{'expected':>10}"]
+    for name, value in expected.items():
+        if name in first:
+            lines.append(f"{name:16}{first[name]:10.4f}{value:10.4f}")
+    return [
+        *lines,
+        f"expected: uniform predictions over K = {config.head.prototypes:,} prototypes, ln K = {uniform:.2f}",
+    ]

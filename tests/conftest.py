@@ -1,0 +1,9 @@
+"""Check the shape annotations of every tcore function while the tests run."""
+
+from jaxtyping import install_import_hook
+
+install_import_hook("tcore", "beartype.beartype")
+
+import torch  # noqa: E402  (the hook must be in place before tcore is imported)
+
+torch.set_num_threads(1)

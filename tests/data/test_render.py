@@ -1,0 +1,271 @@
+"""From frames and a plan to pixels."""
+
+import colorsys
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import PIL
+import pytest
+import torch
+from jaxtyping import Float, Float32, UInt8
+from PIL import Image, ImageEnhance, ImageOps
+from torch import Tensor
+
+from tcore.data import render as rendering
+from tcore.data.render import (
+    MEAN,
+    STD,
+    normalize,
+    render,
+    render_pixels,
+    resampling_matrix,
+    shrinks_down_first,
+)
+from tcore.data.views import NO_JITTER, ViewPlan, random_boxes, sample_views
+from tcore.errors import InputError
+
+BRIGHTNESS, CONTRAST, SATURATION, HUE = range(4)
+
+
+def noise(*shape: int, seed: int = 0) -> UInt8[np.ndarray, "..."]:
+    return np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
+
+
+def plain(boxes: list[tuple[int, int, int, int]], frame: int = 0) -> ViewPlan:
+    """Boxes and nothing else."""
+    n = len(boxes)
+    return ViewPlan(
+        frame=np.full(n, frame),
+        box=np.array(boxes, np.int64).reshape(n, 4),
+        flip=np.zeros(n, bool),
+        jitter=np.tile(NO_JITTER, (n, 1)),
+        order=np.tile(np.arange(4), (n, 1)),
+        grey=np.zeros(n, bool),
+        blur=np.zeros(n),
+        solarize=np.zeros(n, bool),
+    )
+
+
+def jittered(column: int, amount: float) -> ViewPlan:
+    plan = plain([(0, 0, 32, 32)])
+    plan.jitter[0, column] = amount
+    return plan
+
+
+def draw(image: UInt8[np.ndarray, "32 32 3"], plan: ViewPlan) -> Float32[np.ndarray, "32 32 3"]:
+    """Render one view of the size of its frame, in steps of 1/255."""
+    return 255 * render_pixels(torch.from_numpy(image)[None], plan, 32)[0].permute(1, 2, 0).numpy()
+
+
+def mixed_batch(count: int = 6) -> tuple[UInt8[Tensor, "f 60 80 3"], ViewPlan]:
+    """All views of a few samples, with everything that can happen to a view."""
+    plans = []
+    for index in range(count):
+        sample = sample_views(np.random.default_rng(index), ((60, 80), (60, 80), (60, 80)))
+        plan = ViewPlan.concatenate([sample.global_, sample.local, sample.past, sample.future])
+        plans.append(plan.with_frame(plan.frame + 3 * index))
+    return torch.from_numpy(noise(3 * count, 60, 80, 3)), ViewPlan.concatenate(plans)
+
+
+@pytest.mark.parametrize("size", [16, 32, 48, 224])
+@pytest.mark.parametrize("frame_size", [(128, 128), (90, 160), (71, 33)])
+def test_crop_and_resize_equals_pillow(size: int, frame_size: tuple[int, int]) -> None:
+    frames = noise(3, *frame_size, 3, seed=size)
+    rng = np.random.default_rng(size)
+    boxes = random_boxes(frame_size, (0.01, 1.0), (0.5, 2.0), rng, 12)
+    plan = replace(plain([tuple(box) for box in boxes]), frame=np.arange(12) % 3)
+    ours = 255 * render_pixels(torch.from_numpy(frames), plan, size).permute(0, 2, 3, 1).numpy()
+    for view, frame, (top, left, height, width) in zip(ours, plan.frame, boxes.tolist(), strict=True):
+        crop = Image.fromarray(frames[frame]).crop((left, top, left + width, top + height))
+        if int(PIL.__version__.split(".")[0]) < 13:  # which always went along the rows first
+            down_first = shrinks_down_first(np.array([height]), np.array([width]), size)[0]
+            between = (width, size) if down_first else (size, height)
+            crop = crop.resize(between, Image.Resampling.BICUBIC)
+        pillow = np.asarray(crop.resize((size, size), Image.Resampling.BICUBIC), np.float32)
+        assert np.abs(view - pillow).max() <= 2
+
+
+def test_a_box_of_the_size_of_the_view_is_copied() -> None:
+    frame = noise(40, 50, 3)
+    view = render_pixels(torch.from_numpy(frame)[None], plain([(5, 7, 32, 32)]), 32)[0]
+    np.testing.assert_allclose(255 * view.permute(1, 2, 0).numpy(), frame[5:37, 7:39], atol=1e-3)
+
+
+def test_resampling_weights_sum_to_one_and_stay_in_the_box() -> None:
+    start, length = torch.tensor([3.0, 0.0, 10.0]), torch.tensor([7.0, 20.0, 1.0])
+    matrix = resampling_matrix(start, length, 20, 6)
+    torch.testing.assert_close(matrix.sum(2), torch.ones(3, 6))
+    assert matrix[0, :, :3].eq(0).all()
+    assert matrix[0, :, 10:].eq(0).all()
+    assert matrix[2, :, 10].eq(1).all()
+
+
+def test_nothing_outside_the_box_is_read() -> None:
+    frame, boxes = noise(60, 80, 3), [(10, 20, 31, 17), (0, 0, 60, 40), (59, 79, 1, 1)]
+    plan = plain(boxes)
+    views = render_pixels(torch.from_numpy(frame)[None], plan, 24)
+    for row, (top, left, height, width) in enumerate(boxes):
+        other = noise(60, 80, 3, seed=1)
+        box = slice(top, top + height), slice(left, left + width)
+        other[box] = frame[box]
+        again = render_pixels(torch.from_numpy(other)[None], plan, 24)
+        assert torch.equal(again[row], views[row])
+
+
+def test_padding_of_the_frames_changes_nothing() -> None:
+    frames, plan = mixed_batch(2)
+    padded = torch.full((6, 75, 130, 3), 255, dtype=torch.uint8)
+    padded[:, :60, :80] = frames
+    torch.testing.assert_close(render(padded, plan, 16), render(frames, plan, 16), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("column", "enhance"),
+    [
+        (BRIGHTNESS, ImageEnhance.Brightness),
+        (CONTRAST, ImageEnhance.Contrast),
+        (SATURATION, ImageEnhance.Color),
+    ],
+)
+@pytest.mark.parametrize("factor", [0.6, 0.9, 1.37])
+def test_factors_mean_what_they_mean_in_pillow(
+    column: int,
+    enhance: Callable[[Image.Image], ImageEnhance.Brightness | ImageEnhance.Contrast | ImageEnhance.Color],
+    factor: float,
+) -> None:
+    image = noise(32, 32, 3)
+    image[:, :16] //= 3  # a mean that is not the middle of the scale
+    pillow = np.asarray(enhance(Image.fromarray(image)).enhance(factor), np.float32)
+    assert np.abs(draw(image, jittered(column, factor)) - pillow).max() <= 1.5
+
+
+@pytest.mark.parametrize("turns", [-0.1, 0.07, 0.5])
+def test_hue_is_turned_as_in_colorsys(turns: float) -> None:
+    image = noise(32, 32, 3)
+    image[0] = image[0, :, :1]  # greys
+    image[1] = 0
+    image[2, :, 1] = image[2, :, 0]  # two channels equal
+    image[3, :, 2] = image[3, :, 1]
+    ours = draw(image, jittered(HUE, turns)).reshape(-1, 3) / 255
+    for pixel, (red, green, blue) in zip(ours, image.reshape(-1, 3).tolist(), strict=True):
+        hue, saturation, value = colorsys.rgb_to_hsv(red / 255, green / 255, blue / 255)
+        true = colorsys.hsv_to_rgb((hue + turns) % 1, saturation, value)
+        np.testing.assert_allclose(pixel, true, atol=1e-5)
+
+
+def test_the_order_of_the_operations_is_followed() -> None:
+    image = noise(32, 32, 3)
+    amounts = (1.4, 0.6, 1.2, 0.1)
+    seen: list[Float32[np.ndarray, "32 32 3"]] = []
+    for order in ([0, 1, 2, 3], [3, 2, 1, 0], [1, 3, 0, 2], [2, 0, 3, 1]):
+        plan = plain([(0, 0, 32, 32)])
+        plan.jitter[0], plan.order[0] = amounts, order
+        ours = draw(image, plan)
+        step: Float[Tensor, "1 3 32 32"] = torch.from_numpy(image).permute(2, 0, 1)[None] / 255
+        for column in order:
+            operation = [
+                rendering.adjust_brightness,
+                rendering.adjust_contrast,
+                rendering.adjust_saturation,
+                rendering.shift_hue,
+            ][column]
+            step = operation(step, torch.tensor([amounts[column]]))
+        np.testing.assert_allclose(ours, 255 * step[0].permute(1, 2, 0).numpy(), atol=1e-2)
+        assert all(np.abs(ours - other).max() > 1 for other in seen)
+        seen.append(ours)
+
+
+def test_flip_mirrors_the_view() -> None:
+    image = noise(32, 32, 3)
+    plan = replace(plain([(0, 0, 32, 32)]), flip=np.array([True]))
+    np.testing.assert_allclose(draw(image, plan), image[:, ::-1], atol=1e-3)
+
+
+def test_grey_is_that_of_pillow_in_all_channels() -> None:
+    image = noise(32, 32, 3)
+    ours = draw(image, replace(plain([(0, 0, 32, 32)]), grey=np.array([True])))
+    pillow = np.asarray(Image.fromarray(image).convert("L"), np.float32)
+    assert np.abs(ours - pillow[:, :, None]).max() <= 0.51
+
+
+@pytest.mark.parametrize("sigma", [0.1, 0.8, 2.0])
+def test_blur_is_a_reflected_convolution_with_nine_by_nine_pixels(sigma: float) -> None:
+    image = noise(32, 32, 3)
+    ours = draw(image, replace(plain([(0, 0, 32, 32)]), blur=np.array([sigma])))
+    kernel = np.exp(-0.5 * (np.arange(-4, 5) / sigma) ** 2)
+    kernel = np.outer(kernel, kernel)
+    kernel /= kernel.sum()
+    padded = np.pad(image.astype(float), ((4, 4), (4, 4), (0, 0)), mode="reflect")
+    true = np.zeros((32, 32, 3))
+    for down in range(9):
+        for across in range(9):
+            true += kernel[down, across] * padded[down : down + 32, across : across + 32]
+    np.testing.assert_allclose(ours, true, atol=1e-3)
+
+
+def test_solarize_inverts_from_128_on() -> None:
+    image = noise(32, 32, 3)
+    image[0], image[1] = 127, 128
+    ours = draw(image, replace(plain([(0, 0, 32, 32)]), solarize=np.array([True])))
+    np.testing.assert_allclose(ours, np.asarray(ImageOps.solarize(Image.fromarray(image), 128)), atol=1e-3)
+
+
+def test_steps_come_in_the_order_of_the_recipe() -> None:
+    image = noise(32, 32, 3)
+    plan = jittered(BRIGHTNESS, 1.4)
+    everything = replace(plan, grey=np.array([True]), blur=np.array([1.5]), solarize=np.array([True]))
+    step = torch.from_numpy(image).permute(2, 0, 1)[None] / 255
+    step = rendering.to_grey(rendering.adjust_brightness(step, torch.tensor([1.4])))
+    step = rendering.solarize(rendering.blur(step, torch.tensor([1.5])))
+    np.testing.assert_allclose(draw(image, everything), 255 * step[0].permute(1, 2, 0).numpy(), atol=1e-2)
+
+
+def test_each_view_of_a_mixed_batch_equals_the_view_rendered_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    frames, plan = mixed_batch()
+    assert {len(set(values)) > 1 for values in (plan.flip, plan.grey, plan.blur, plan.solarize)} == {True}
+    together = render(frames, plan, 16)
+    for row in range(len(plan)):
+        alone = render(frames, plan.select(np.array([row])), 16)
+        torch.testing.assert_close(together[row], alone[0], atol=2e-4, rtol=0)
+    monkeypatch.setattr(rendering, "CPU_CHUNK", 5 * 60 * 80 * 3 * 4)
+    torch.testing.assert_close(render(frames, plan, 16), together, atol=2e-4, rtol=0)
+
+
+def test_a_view_without_colours_is_left_alone_among_others_that_have_them() -> None:
+    frames, plan = mixed_batch()
+    bare = plain([(3, 4, 40, 50)], frame=2)
+    middle = ViewPlan.concatenate([plan.select(slice(0, 9)), bare, plan.select(slice(9, 20))])
+    alone = render_pixels(frames, bare, 16)[0]
+    torch.testing.assert_close(render_pixels(frames, middle, 16)[9], alone, atol=1e-5, rtol=0)
+
+
+def test_render_is_normalised_float32() -> None:
+    frames, plan = mixed_batch(1)
+    views, pixels = render(frames, plan, 16), render_pixels(frames, plan, 16)
+    assert views.dtype == torch.float32
+    assert views.is_contiguous()
+    assert pixels.min() >= 0
+    assert pixels.max() <= 1 + 1e-6
+    torch.testing.assert_close(views, normalize(pixels))
+    back = views * torch.tensor(STD)[:, None, None] + torch.tensor(MEAN)[:, None, None]
+    torch.testing.assert_close(back, pixels)
+
+
+def test_autocast_around_it_does_not_coarsen_the_pixels() -> None:
+    frames, plan = mixed_batch(1)
+    with torch.autocast("cpu", torch.bfloat16):
+        inside = render(frames, plan, 16)
+    assert torch.equal(inside, render(frames, plan, 16))
+
+
+def test_an_empty_plan_gives_no_views() -> None:
+    frames, plan = mixed_batch(1)
+    assert render(frames, plan.select(slice(0, 0)), 16).shape == (0, 3, 16, 16)
+
+
+@pytest.mark.parametrize(("box", "frame"), [((0, 0, 61, 10), 0), ((-1, 0, 5, 5), 0), ((0, 0, 5, 5), 3)])
+def test_a_box_outside_the_frames_is_refused(box: tuple[int, int, int, int], frame: int) -> None:
+    frames = torch.zeros((3, 60, 80, 3), dtype=torch.uint8)
+    with pytest.raises(InputError, match="inside one of the 3 frames of 60 x 80 pixels"):
+        render(frames, plain([box], frame), 16)

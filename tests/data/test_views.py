@@ -1,0 +1,303 @@
+"""The numbers that make the views."""
+
+import math
+from dataclasses import fields
+
+import numpy as np
+import pytest
+from jaxtyping import Float64, Int64
+
+from tcore.data.views import (
+    ASPECT,
+    CURRENT,
+    FUTURE,
+    GLOBAL_1,
+    GLOBAL_2,
+    LOCAL,
+    PAST,
+    Photometry,
+    SamplePlan,
+    ViewPlan,
+    central_box,
+    random_boxes,
+    sample_photometry,
+    sample_views,
+)
+from tcore.errors import InputError
+
+DRAWS = 4000
+SIZES = ((240, 320), (240, 320), (240, 320))
+
+
+def colours(recipe: Photometry, seed: int = 0) -> ViewPlan:
+    frame, box = np.zeros(DRAWS, np.int64), np.zeros((DRAWS, 4), np.int64)
+    return sample_photometry(np.random.default_rng(seed), frame, box, [recipe] * DRAWS)
+
+
+def assert_frequency(hits: int, probability: float, draws: int = DRAWS) -> None:
+    deviation = math.sqrt(draws * probability * (1 - probability))
+    assert abs(hits - draws * probability) <= 4 * deviation
+
+
+def assert_uniform(values: Float64[np.ndarray, "n"], low: float, high: float) -> None:
+    assert low <= values.min()
+    assert values.max() <= high
+    for share in (0.1, 0.3, 0.5, 0.7, 0.9):
+        assert_frequency(int((values < low + share * (high - low)).sum()), share, len(values))
+
+
+def same(first: ViewPlan, second: ViewPlan) -> bool:
+    return all(np.array_equal(getattr(first, f.name), getattr(second, f.name)) for f in fields(ViewPlan))
+
+
+def one_random_box(
+    size: tuple[int, int], area: tuple[float, float], rng: np.random.Generator
+) -> tuple[int, int, int, int]:
+    """The random resized crop, one number at a time."""
+    for _ in range(10):
+        share, aspect = rng.uniform(*area), math.exp(rng.uniform(math.log(3 / 4), math.log(4 / 3)))
+        target = share * size[0] * size[1]
+        width, height = round(math.sqrt(target * aspect)), round(math.sqrt(target / aspect))
+        if 0 < width <= size[1] and 0 < height <= size[0]:
+            top, left = rng.integers(size[0] - height + 1), rng.integers(size[1] - width + 1)
+            return int(top), int(left), height, width
+    return central_box(size)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "flip", "blur", "solarize"),
+    [(GLOBAL_1, 0, 0, 0), (GLOBAL_2, 0, 0.9, 0.2), (LOCAL, 0.5, 0.5, 0)],
+)
+def test_probabilities_are_those_of_the_table(
+    recipe: Photometry, flip: float, blur: float, solarize: float
+) -> None:
+    plan = colours(recipe)
+    assert_frequency(int(plan.flip.sum()), flip)
+    assert_frequency(int((plan.jitter != (1, 1, 1, 0)).all(axis=1).sum()), 0.8)
+    assert_frequency(int(plan.grey.sum()), 0.2)
+    assert_frequency(int((plan.blur > 0).sum()), blur)
+    assert_frequency(int(plan.solarize.sum()), solarize)
+
+
+def test_colours_are_jittered_all_four_or_not_at_all() -> None:
+    changed = colours(LOCAL).jitter != (1, 1, 1, 0)
+    assert set(changed.sum(axis=1)) == {0, 4}
+
+
+def test_jitter_and_blur_are_uniform_in_their_ranges() -> None:
+    plan = colours(GLOBAL_2)
+    jitter = plan.jitter[plan.jitter[:, 3] != 0]
+    for column, (low, high) in enumerate([(0.6, 1.4), (0.6, 1.4), (0.8, 1.2), (-0.1, 0.1)]):
+        assert_uniform(jitter[:, column], low, high)
+    assert_uniform(plan.blur[plan.blur > 0], 0.1, 2.0)
+
+
+def test_every_order_of_the_four_operations_is_equally_likely() -> None:
+    orders, counts = np.unique(colours(LOCAL).order, axis=0, return_counts=True)
+    assert len(orders) == 24
+    for count in counts:
+        assert_frequency(int(count), 1 / 24)
+
+
+def test_decisions_of_a_view_are_independent_of_one_another() -> None:
+    plan = colours(Photometry(flip=0.5, jitter=0.5, grey=0.5, blur=0.5, solarize=0.5))
+    decisions = [plan.flip, plan.jitter[:, 3] != 0, plan.grey, plan.blur > 0, plan.solarize]
+    for index, first in enumerate(decisions):
+        for second in decisions[:index]:
+            assert_frequency(int((first & second).sum()), 0.25)
+
+
+def test_amounts_of_a_view_are_independent_of_one_another() -> None:
+    plan = colours(Photometry(jitter=1.0, blur=1.0))
+    correlation = np.corrcoef(np.column_stack([plan.jitter, plan.blur, plan.order[:, 0]]).T)
+    assert np.abs(correlation - np.eye(6)).max() <= 4 / math.sqrt(DRAWS)
+
+
+def test_small_boxes_have_uniform_area_and_log_uniform_aspect() -> None:
+    # No box of at most .32 of a square can leave it, so nothing is rejected.
+    box = random_boxes((2000, 2000), (0.05, 0.32), ASPECT, np.random.default_rng(0), DRAWS)
+    height, width = box[:, 2].astype(float), box[:, 3].astype(float)
+    assert_uniform(height * width / 2000**2, 0.05 - 1e-3, 0.32 + 1e-3)
+    assert_uniform(np.log(width / height), math.log(3 / 4) - 2e-3, math.log(4 / 3) + 2e-3)
+
+
+@pytest.mark.parametrize("size", [(240, 320), (200, 200), (320, 180)])
+def test_large_boxes_follow_the_usual_random_resized_crop(size: tuple[int, int]) -> None:
+    rng = np.random.default_rng(1)
+    ours = random_boxes(size, (0.32, 1.0), ASPECT, rng, DRAWS)
+    usual = np.array([one_random_box(size, (0.32, 1.0), rng) for _ in range(DRAWS)])
+    for column in range(4):
+        first, second = ours[:, column], usual[:, column]
+        for level in np.quantile(second, [0.1, 0.25, 0.5, 0.75, 0.9]):
+            share = float((second <= level).mean())
+            # Both sides are samples: twice the variance.
+            bound = 4 * math.sqrt(2 * share * (1 - share) / DRAWS)
+            assert abs(float((first <= level).mean()) - share) <= bound
+
+
+@pytest.mark.parametrize("size", [(240, 320), (37, 90), (90, 37), (3, 3)])
+def test_random_boxes_stay_inside_the_frame(size: tuple[int, int]) -> None:
+    box = random_boxes(size, (0.05, 1.0), ASPECT, np.random.default_rng(2), 500)
+    assert (box[:, :2] >= 0).all()
+    assert (box[:, 2:] > 0).all()
+    assert (box[:, :2] + box[:, 2:] <= size).all()
+
+
+def test_every_position_of_a_box_is_equally_likely() -> None:
+    box = random_boxes((5, 5), (0.36, 0.36), (1.0, 1.0), np.random.default_rng(3), DRAWS)
+    assert (box[:, 2:] == 3).all()
+    places, counts = np.unique(box[:, :2], axis=0, return_counts=True)
+    assert places.tolist() == [[top, left] for top in range(3) for left in range(3)]
+    for count in counts:
+        assert_frequency(int(count), 1 / 9)
+
+
+def test_a_frame_in_which_no_try_fits_gives_the_central_box() -> None:
+    box = random_boxes((20, 200), (0.9, 1.0), ASPECT, np.random.default_rng(4), 50)
+    assert (box == central_box((20, 200), ASPECT)).all()
+
+
+@pytest.mark.parametrize(
+    ("size", "box"),
+    [
+        ((240, 320), (0, 0, 240, 320)),
+        ((240, 300), (0, 0, 240, 300)),
+        ((90, 160), (0, 20, 90, 120)),
+        ((160, 90), (20, 0, 120, 90)),
+        ((20, 200), (0, 86, 20, 27)),
+    ],
+)
+def test_central_box_is_the_frame_with_its_aspect_clamped(
+    size: tuple[int, int], box: tuple[int, int, int, int]
+) -> None:
+    assert central_box(size) == box
+
+
+def test_a_sample_has_its_views_on_the_right_frames() -> None:
+    sample = sample_views(np.random.default_rng(0), SIZES, num_local=5)
+    assert sample.global_.frame.tolist() == [CURRENT] * 2
+    assert sample.local.frame.tolist() == [CURRENT] * 5
+    assert sample.past.frame.tolist() == [PAST] * 2
+    assert sample.future.frame.tolist() == [FUTURE] * 2
+    assert sample.student is None
+
+
+def test_no_local_views_leaves_an_empty_plan() -> None:
+    assert len(sample_views(np.random.default_rng(0), SIZES, num_local=0).local) == 0
+
+
+def test_past_and_future_share_the_central_box() -> None:
+    sample = sample_views(np.random.default_rng(0), ((90, 160), (90, 160), (90, 160)))
+    assert sample.past.box.tolist() == sample.future.box.tolist() == [[0, 20, 90, 120]] * 2
+
+
+def test_frames_of_other_sizes_get_boxes_of_their_own() -> None:
+    sizes = ((90, 160), (64, 64), (300, 200))
+    for seed in range(20):
+        sample = sample_views(np.random.default_rng(seed), sizes)
+        assert sample.past.box.tolist() == [[0, 20, 90, 120]] * 2
+        assert sample.future.box.tolist() == [[16, 0, 267, 200]] * 2
+        for plan in (sample.global_, sample.local):
+            assert (plan.box[:, :2] + plan.box[:, 2:] <= 64).all()
+
+
+@pytest.fixture(scope="module")
+def samples() -> list[SamplePlan]:
+    return [sample_views(np.random.default_rng(seed), SIZES) for seed in range(400)]
+
+
+def test_areas_of_a_sample_are_those_asked_for(samples: list[SamplePlan]) -> None:
+    def area(boxes: list[Int64[np.ndarray, "_ 4"]]) -> Float64[np.ndarray, "_"]:
+        stacked = np.concatenate(boxes)
+        return stacked[:, 2] * stacked[:, 3] / (240 * 320)
+
+    large, small = area([s.global_.box for s in samples]), area([s.local.box for s in samples])
+    assert 0.31 < large.min() < 0.35
+    assert 0.95 < large.max() <= 1
+    assert 0.045 < small.min() < 0.06
+    assert 0.31 < small.max() < 0.33
+
+
+def test_auxiliary_views_follow_the_recipe_of_their_global_crop(samples: list[SamplePlan]) -> None:
+    for name in ("global_", "past", "future"):
+        plans: list[ViewPlan] = [getattr(sample, name) for sample in samples]
+        assert not any(plan.flip.any() or plan.blur[0] or plan.solarize[0] for plan in plans)
+        assert_frequency(sum(bool(plan.blur[1]) for plan in plans), 0.9, len(plans))
+        assert_frequency(sum(bool(plan.solarize[1]) for plan in plans), 0.2, len(plans))
+        for row in range(2):
+            assert_frequency(sum(bool(plan.grey[row]) for plan in plans), 0.2, len(plans))
+            assert_frequency(sum(plan.jitter[row, 0] != 1 for plan in plans), 0.8, len(plans))
+
+
+def test_local_views_follow_the_local_recipe(samples: list[SamplePlan]) -> None:
+    local = ViewPlan.concatenate([sample.local for sample in samples])
+    assert_frequency(int(local.flip.sum()), 0.5, len(local))
+    assert_frequency(int((local.blur > 0).sum()), 0.5, len(local))
+    assert not local.solarize.any()
+
+
+def test_every_view_of_a_sample_draws_for_itself(samples: list[SamplePlan]) -> None:
+    for sample in samples[:50]:
+        plan = ViewPlan.concatenate([sample.global_, sample.local, sample.past, sample.future])
+        hues = plan.jitter[plan.jitter[:, 3] != 0, 3]
+        sigmas = plan.blur[plan.blur > 0]
+        assert len(set(hues)) == len(hues)
+        assert len(set(sigmas)) == len(sigmas)
+        assert len({tuple(box) for box in plan.box[:10]}) == 10
+
+
+def test_the_same_generator_state_gives_the_same_sample() -> None:
+    first, second, other = (sample_views(np.random.default_rng(seed), SIZES) for seed in (5, 5, 6))
+    for name in ("global_", "local", "past", "future"):
+        assert same(getattr(first, name), getattr(second, name))
+        assert not same(getattr(first, name), getattr(other, name))
+
+
+@pytest.mark.parametrize(
+    ("space", "time", "frame"), [(False, True, CURRENT), (True, False, PAST), (False, False, PAST)]
+)
+def test_a_student_that_is_not_aligned_differs_in_place_or_time_but_not_in_colour(
+    space: bool, time: bool, frame: int
+) -> None:
+    aligned = sample_views(np.random.default_rng(0), SIZES)
+    sample = sample_views(np.random.default_rng(0), SIZES, fixed_space=space, fixed_time=time)
+    student, teacher = sample.student, sample.global_
+    assert student is not None
+    assert same(teacher, aligned.global_)
+    assert same(sample.future, aligned.future)
+    assert student.frame.tolist() == [frame] * 2
+    assert (student.box == teacher.box).all(axis=1).tolist() == [space] * 2
+    assert same(student, ViewPlan.concatenate([teacher]).with_frame(student.frame)) == space
+    assert (student.jitter == teacher.jitter).all()
+    assert (student.blur == teacher.blur).all()
+
+
+def test_the_box_of_a_student_in_another_frame_fits_that_frame() -> None:
+    for seed in range(20):
+        sample = sample_views(
+            np.random.default_rng(seed),
+            ((40, 30), (240, 320), (240, 320)),
+            fixed_space=False,
+            fixed_time=False,
+        )
+        assert sample.student is not None
+        assert (sample.student.box[:, :2] + sample.student.box[:, 2:] <= (40, 30)).all()
+
+
+def test_the_same_box_in_a_frame_of_another_size_is_refused() -> None:
+    with pytest.raises(InputError, match=r"fixed_time=False needs frames of one size, got \(40, 30\)"):
+        sample_views(np.random.default_rng(0), ((40, 30), (240, 320), (240, 320)), fixed_time=False)
+
+
+def test_plans_can_be_joined_cut_and_moved_to_other_frames() -> None:
+    parts = [sample_views(np.random.default_rng(seed), SIZES).local for seed in range(3)]
+    joined = ViewPlan.concatenate(parts)
+    assert len(joined) == 24
+    assert same(joined.select(np.arange(8, 16)), parts[1])
+    assert same(joined.select(slice(16, 24)), parts[2])
+    assert same(
+        joined.select(np.array([23, 0])).select(np.array([True, False])), parts[2].select(slice(7, 8))
+    )
+    moved = joined.with_frame(joined.frame + 3)
+    assert (moved.frame == CURRENT + 3).all()
+    assert same(moved.with_frame(joined.frame), joined)

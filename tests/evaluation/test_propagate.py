@@ -1,0 +1,190 @@
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from tcore.errors import InputError
+from tcore.evaluation.propagate import FirstFrame, Propagator, propagate_features
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+quick = settings(deadline=None, max_examples=20)
+
+
+def slow_twin(
+    features: Tensor,
+    first_labels: Tensor,
+    *,
+    context: int,
+    radius: float,
+    topk: int,
+    temperature: float,
+    first_frame: str,
+) -> Tensor:
+    """The whole matrix of scores in double precision, with real copies of frame 0."""
+    unit = F.normalize(features.double(), dim=1).flatten(2)
+    height, width = features.shape[2:]
+    y, x = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
+    points = torch.stack([y.flatten(), x.flatten()], dim=1).double()
+    far = (points[:, None] - points[None]).norm(dim=2) >= radius
+    labels = [first_labels.double().flatten(0, 1)]
+    for time in range(1, len(features)):
+        if first_frame == "repeated":
+            frames = [max(0, past) for past in range(time - context, time)]
+        else:
+            frames = list(range(max(1, time - context), time))
+        scores = [unit[time].T @ unit[0]]
+        scores += [(unit[time].T @ unit[past]).masked_fill(far, -torch.inf) for past in frames]
+        together = torch.cat(scores, dim=1) / temperature
+        best, index = together.topk(min(topk, together.shape[1]), dim=1)
+        keys = torch.cat([labels[past] for past in [0, *frames]])
+        labels.append((best.softmax(dim=1)[:, :, None] * keys[index]).sum(dim=1))
+    return torch.stack(labels).unflatten(1, (height, width)).float()
+
+
+def random_video(seed: int, time: int, height: int, width: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    start = torch.randn(8, height, width, generator=generator)
+    noise = torch.randn(time, 8, height, width, generator=generator)
+    labels = torch.randn(height, width, 3, generator=generator).mul(3).softmax(dim=2)
+    return start + noise, labels
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in GOLDEN.glob("propagation_*.npz")))
+def test_labels_are_carried_as_published(name: str) -> None:
+    with np.load(GOLDEN / f"{name}.npz") as golden:
+        features, first, expected = (
+            torch.from_numpy(golden[k]) for k in ("features", "first_labels", "predictions")
+        )
+        settings_of_file: dict[str, Any] = {
+            k: golden[k].item() for k in ("context", "radius", "topk", "temperature")
+        }
+    found = propagate_features(features, first, **settings_of_file)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5 * float(expected.max()))
+
+
+@quick
+@given(
+    seed=st.integers(0, 2**31),
+    time=st.integers(2, 9),
+    grid=st.tuples(st.integers(1, 7), st.integers(1, 7)),
+    context=st.integers(0, 5),
+    radius=st.sampled_from([0.0, 1.0, 1.5, 2.0, 3.3, 20.0, float("inf")]),
+    topk=st.integers(1, 12),
+    first_frame=st.sampled_from(["repeated", "once"]),
+    score_bytes=st.sampled_from([1, 700, 5000, 1 << 24]),
+)
+def test_streaming_agrees_with_the_full_matrix_and_real_copies(
+    seed: int,
+    time: int,
+    grid: tuple[int, int],
+    context: int,
+    radius: float,
+    topk: int,
+    first_frame: FirstFrame,
+    score_bytes: int,
+) -> None:
+    features, first = random_video(seed, time, *grid)
+    expected = slow_twin(
+        features, first, context=context, radius=radius, topk=topk, temperature=0.7, first_frame=first_frame
+    )
+    found = propagate_features(
+        features,
+        first,
+        context=context,
+        radius=radius,
+        topk=topk,
+        temperature=0.7,
+        first_frame=first_frame,
+        score_bytes=score_bytes,
+    )
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+
+
+@quick
+@given(seed=st.integers(0, 2**31), topk=st.integers(1, 9), temperature=st.floats(0.001, 2))
+def test_labels_stay_distributions(seed: int, topk: int, temperature: float) -> None:
+    features, first = random_video(seed, 5, 4, 6)
+    found = propagate_features(features, first, context=2, radius=3, topk=topk, temperature=temperature)
+    assert (found >= 0).all()
+    torch.testing.assert_close(found.sum(dim=3), torch.ones(5, 4, 6))
+
+
+@pytest.mark.parametrize("first_frame", ["repeated", "once"])
+def test_identical_frames_keep_their_labels_with_one_key(first_frame: FirstFrame) -> None:
+    features, first = random_video(2, 1, 5, 8)
+    found = propagate_features(
+        features.expand(7, -1, -1, -1), first, context=3, topk=1, first_frame=first_frame
+    )
+    torch.testing.assert_close(found, first.expand(7, -1, -1, -1), rtol=0, atol=1e-5)
+
+
+def test_copies_of_the_first_frame_crowd_out_other_keys_only_when_repeated() -> None:
+    features, first = random_video(4, 3, 4, 4)
+    repeated, once = (
+        propagate_features(features, first, context=9, topk=4, first_frame=rule)
+        for rule in ("repeated", "once")
+    )
+    best = (F.normalize(features[1], dim=0).flatten(1).T @ F.normalize(features[0], dim=0).flatten(1)).argmax(
+        1
+    )
+    torch.testing.assert_close(repeated[1].flatten(0, 1), first.flatten(0, 1)[best])
+    assert (once[1] - repeated[1]).abs().max() > 0.01
+
+
+def test_what_is_held_does_not_grow_with_the_video() -> None:
+    features, first = random_video(5, 12, 4, 5)
+    propagator = Propagator(context=2)
+    propagator.start(features[0], first)
+
+    def held() -> int:
+        return sum(value.nbytes for value in vars(propagator).values() if isinstance(value, Tensor))
+
+    before = held()
+    for frame in features[1:]:
+        propagator.step(frame)
+    assert held() == before == 4 * 3 * 20 * (8 + 3)
+
+
+def test_a_propagator_can_be_started_again() -> None:
+    features, first = random_video(6, 6, 5, 4)
+    propagator = Propagator(context=2, radius=2)
+    for _ in range(2):
+        propagator.start(features[0], first)
+        found = torch.stack([propagator.step(frame) for frame in features[1:]])
+        torch.testing.assert_close(found, propagate_features(features, first, context=2, radius=2)[1:])
+
+
+def test_half_precision_features_and_autocast_are_computed_in_single_precision() -> None:
+    features, first = random_video(7, 4, 5, 6)
+    features = features.bfloat16()
+    expected = propagate_features(features.float(), first)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = propagate_features(features, first)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, expected)
+
+
+def test_bad_settings_and_frames_are_named() -> None:
+    features, first = random_video(8, 2, 4, 5)
+    with pytest.raises(InputError, match="context is -1"):
+        Propagator(context=-1)
+    with pytest.raises(InputError, match="radius is -2"):
+        Propagator(radius=-2)
+    with pytest.raises(InputError, match="topk is 0"):
+        Propagator(topk=0)
+    with pytest.raises(InputError, match="temperature is 0"):
+        Propagator(temperature=0.0)
+    with pytest.raises(InputError, match=r"grid \(5, 4\)"):
+        Propagator().start(features[0], first.transpose(0, 1))
+    propagator = Propagator()
+    with pytest.raises(RuntimeError, match="before start"):
+        propagator.step(features[1])
+    propagator.start(features[0], first)
+    with pytest.raises(InputError, match=r"\(8, 5, 4\)"):
+        propagator.step(features[1].transpose(1, 2))
