@@ -91,7 +91,7 @@ def _dispatch(argv: list[str]) -> None:
         return
     verb, rest = argv[0], argv[1:]
     if verb not in VERBS:
-        raise InputError(f"no command {verb!r}{_suggest(verb, list(VERBS))}; see tcore --help.")
+        raise InputError(f"no command {verb!r}{_suggest(verb, list(VERBS))} See tcore --help.")
     VERBS[verb](rest)
 
 
@@ -159,7 +159,8 @@ def _condense(box: str) -> str:
         if set(line) == {"─"}:
             break
         message.append(line)
-    return " ".join(" ".join(message).split()) or "these arguments cannot be read."
+    text = " ".join(" ".join(message).split()).split(" Got errors:")[0]
+    return text.rstrip(".") + "." if text else "these arguments cannot be read."
 
 
 def _check_flags(argv: list[str], prog: str, default: Any) -> None:
@@ -168,7 +169,7 @@ def _check_flags(argv: list[str], prog: str, default: Any) -> None:
     for word in argv:
         flag = word.split("=", 1)[0].replace("_", "-")
         if flag.startswith("--") and flag not in known:
-            raise InputError(f"unknown flag {flag}{_suggest(flag, known)}; see {prog} --help.")
+            raise InputError(f"unknown flag {flag}{_suggest(flag, known)} See {prog} --help.")
 
 
 def _flags(default: Any) -> list[str]:
@@ -189,4 +190,4 @@ def _flags(default: Any) -> list[str]:
 
 def _suggest(word: str, known: list[str]) -> str:
     near = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
-    return f"; did you mean {near[0]}?" if near else ""
+    return f"; did you mean {near[0]}?" if near else "."

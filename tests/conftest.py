@@ -2,7 +2,9 @@
 
 from jaxtyping import install_import_hook
 
-install_import_hook("tcore", "beartype.beartype")
+import tests.shapes  # noqa: F401  (the hook looks it up by name)
+
+install_import_hook("tcore", "tests.shapes.check")
 
 import torch  # noqa: E402  (the hook must be in place before tcore is imported)
 

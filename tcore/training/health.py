@@ -13,8 +13,8 @@ from tcore.model.tcore import Glimpse
 
 State = Literal["learning", "plateau", "collapse"]
 
-# Targets this close to uniform (as a share of ln K), telling images apart by this little (in nats).
-PLATEAU_ENTROPY, PLATEAU_INFORMATION = 0.98, 0.05
+# Targets that differ by less than this (in nats) tell nothing apart; this close to ln K they are uniform.
+NOTHING_TOLD_APART, UNIFORM = 0.01, 0.9
 # Fewer prototypes than this in use, or features that vary in fewer directions than this.
 COLLAPSE_PROTOTYPES, COLLAPSE_RANK = 2.0, 1.5
 
@@ -83,13 +83,13 @@ def judge(
     patch_rank: float,
     num_prototypes: int,
 ) -> State:
-    """Plateau: every target uniform. Collapse: one target for all, or features in one direction."""
-    uniform = mean_entropy > PLATEAU_ENTROPY * math.log(num_prototypes)
-    if uniform and information < PLATEAU_INFORMATION:
+    """Plateau: targets tell nothing apart. Collapse: one target for all, or features in one direction."""
+    nothing = information < NOTHING_TOLD_APART
+    if nothing and mean_entropy > UNIFORM * math.log(num_prototypes):
         return "plateau"
     if used < COLLAPSE_PROTOTYPES or min(frame_rank, patch_rank) < COLLAPSE_RANK:
         return "collapse"
-    return "learning"
+    return "plateau" if nothing else "learning"
 
 
 def entropy(probabilities: Float[Tensor, "*n k"]) -> Float[Tensor, "*n"]:

@@ -48,7 +48,8 @@ def train(config: Config, run: str | Path, frames: str | Path | None = None, *, 
     ['encoder.json', 'encoder.safetensors', 'encoders']
     """
     run = Path(run)
-    source = Source(open_store(validate(config), frames), config)
+    choose_device(validate(config).runtime.device)  # refuse what cannot work before anything is written
+    source = Source(open_store(config, frames), config)
     open_run(run, config)
     schedule = build_schedule(config, source.steps_per_epoch)
     trainer = Trainer(config)

@@ -295,3 +295,161 @@ def check_other_groups(golden: Mapping[str, Any]) -> Iterator[Deviation]:
         own_schedule = golden[theirs].get("own_schedule", False)
         yield deviation(f"{ours} own schedule", float(part == "match"), float(own_schedule))
         yield rule_deviation(part, name, golden[theirs], layer_decay=0.9, patch_embed_lr=0.2)
+
+
+def check_resize(arrays: Arrays) -> Iterator[Deviation]:
+    """Ids to the grid and back, exactly; images within rounding."""
+    input_size = arrays["ids_at_input"].shape
+    grid = arrays["grid"].shape
+    ids = torch.from_numpy(arrays["ids"])
+    soft = torch.from_numpy(arrays["soft_grid"])
+    yield deviation("ids_at_input", resize.resize_ids(ids, input_size), arrays["ids_at_input"], 0.0)
+    ours = resize.ids_to_grid(ids, input_size=input_size, grid=grid[:2], num_classes=grid[2])
+    yield deviation("grid", ours, arrays["grid"])
+    for name in ("ids_from_soft_at_input", "ids_from_soft"):
+        back = resize.grid_to_ids(soft, input_size=input_size, output_size=arrays[name].shape)
+        yield deviation(name, back, arrays[name], 0.0)
+    image = resize.resize_images(torch.from_numpy(arrays["image"]), arrays["image_resized"].shape[:2])
+    yield deviation("image_resized", image.permute(1, 2, 0), arrays["image_resized"])
+
+
+def check_propagation(arrays: Arrays) -> Iterator[Deviation]:
+    """Labels carried through a clip with the repeated-first-frame rule."""
+    ours = propagate_features(
+        torch.from_numpy(arrays["features"]),
+        torch.from_numpy(arrays["first_labels"]),
+        context=int(arrays["context"]),
+        radius=float(arrays["radius"]),
+        topk=int(arrays["topk"]),
+        temperature=float(arrays["temperature"]),
+        first_frame="repeated",
+    )
+    yield deviation("predictions", ours, arrays["predictions"])
+
+
+def check_pose_maps(arrays: Arrays) -> Iterator[Deviation]:
+    """Joints to label maps."""
+    maps = arrays["maps"]
+    ours = pose.joint_label_map(
+        arrays["points"].astype(np.float64), maps.shape[1:], sigma=float(arrays["sigma"])
+    )
+    yield deviation("maps", ours[:, :, 1:].transpose(2, 0, 1), maps)
+
+
+def check_pose_readout(arrays: Arrays) -> Iterator[Deviation]:
+    """Label maps to joints, empty channels included."""
+    ours = pose.read_out(torch.from_numpy(arrays["label_maps"]), topk=int(arrays["topk"]))
+    yield deviation("coordinates", ours, arrays["coordinates"])
+
+
+def check_davis(arrays: Arrays) -> Iterator[Deviation]:
+    """J and F of several objects, frame by frame and in short."""
+    ours = scores.davis_scores(arrays["ground_truth"], arrays["prediction"])
+    for index, one in enumerate(ours):
+        yield deviation(f"J_{index + 1}", one.region, arrays[f"J_{index + 1}"], 1e-6)
+        yield deviation(f"F_{index + 1}", one.boundary, arrays[f"F_{index + 1}"], 1e-6)
+    statistics = [(one.region_statistics, one.boundary_statistics) for one in ours]
+    yield deviation("statistics", statistics, arrays["statistics"], 1e-6)
+
+
+def check_pck(arrays: Arrays) -> Iterator[Deviation]:
+    """PCK pooled over clips, at every threshold of the file."""
+    clips = sorted(name.removeprefix("pos_img_") for name in arrays if name.startswith("pos_img_"))
+    truth, found = [], []
+    for clip in clips:
+        height, width = (int(side) for side in arrays[f"image_size_{clip}"])
+        truth.append(pose.annotated_pixels(arrays[f"pos_img_{clip}"]))
+        found.append(pose.grid_to_pixels(arrays[f"pred_grid_{clip}"], (height, width)))
+    thresholds = {name: float(name.split("@")[1]) for name in arrays if name.startswith("pck@")}
+    ours = scores.pck(truth, found, list(thresholds.values())).pck
+    for name, value in zip(thresholds, ours, strict=True):
+        yield deviation(name, [100 * value], arrays[name], 1e-6)
+
+
+def check_miou(arrays: Arrays) -> Iterator[Deviation]:
+    """One confusion matrix over all frames of all videos."""
+    frames = [name.removesuffix("/ground_truth") for name in arrays if name.endswith("/ground_truth")]
+    confusion = sum(
+        scores.confusion_matrix(arrays[f"{frame}/ground_truth"], arrays[f"{frame}/prediction"])
+        for frame in frames
+    )
+    assert isinstance(confusion, np.ndarray)
+    yield deviation("miou", scores.mean_iou(confusion), arrays["miou"], 1e-6)
+
+
+KNOWN: dict[str, Callable[[Any], Iterator[Deviation]]] = {
+    "davis_metrics_multi_object.npz": check_davis,
+    "label_and_image_resize.npz": check_resize,
+    "param_groups_head_and_matching.json": check_other_groups,
+    "param_groups_vits16.json": check_backbone_groups,
+    "pck.npz": check_pck,
+    "pmm_forward.npz": check_matching,
+    "pose_label_maps.npz": check_pose_maps,
+    "pose_readout.npz": check_pose_readout,
+    "propagation_long_context.npz": check_propagation,
+    "propagation_short_context.npz": check_propagation,
+    "propagation_wide_radius.npz": check_propagation,
+    "schedules.npz": check_schedules,
+    "sinkhorn.npz": check_sinkhorn,
+    "training_step.npz": check_training_step,
+    "vip_miou.npz": check_miou,
+    "vit_forward.npz": check_vit,
+}
+
+
+class Row(NamedTuple):
+    """One line of the report."""
+
+    file: str
+    passed: bool
+    text: str
+
+
+def read(path: Path) -> Any:
+    """The arrays or the JSON of a golden file."""
+    if path.suffix == ".json":
+        return json.loads(path.read_text(encoding="utf-8"))
+    with np.load(path, allow_pickle=False) as arrays:
+        return dict(arrays)
+
+
+def check_file(path: Path) -> Row:
+    """Compare one file; the row names the array that is farthest off for its tolerance."""
+    if not path.is_file():
+        return Row(path.name, False, "missing")
+    try:
+        deviations = list(KNOWN[path.name](read(path)))
+    except Exception as error:
+        return Row(path.name, False, f"cannot be compared: {error!r}")
+    if not deviations:
+        return Row(path.name, False, "holds nothing to compare")
+    worst = max(deviations, key=lambda d: d.value / d.tolerance if d.tolerance else d.value * 1e12)
+    passed = all(d.value <= d.tolerance for d in deviations)
+    text = f"{len(deviations):4d} arrays, largest deviation {worst.value:.1e} ({worst.name})"
+    return Row(path.name, passed, text)
+
+
+def check_folder(folder: Path) -> list[Row]:
+    """A row for every known file, and one for every file that is none of them."""
+    # The package keeps its own files of other kinds here; golden sets are .npz and .json.
+    ours = {"__init__.py", "check.py", "test_golden.py", "README.md"}
+    found = {path.name for path in folder.iterdir() if path.is_file()} if folder.is_dir() else set()
+    unknown = [Row(name, False, "unknown file") for name in sorted(found - KNOWN.keys() - ours)]
+    return [check_file(folder / name) for name in KNOWN] + unknown
+
+
+def main(arguments: list[str]) -> int:
+    """Print the report; 0 where everything agrees."""
+    if len(arguments) != 1:
+        print("usage: python tests/golden/check.py DIR", file=sys.stderr)
+        return 2
+    rows = check_folder(Path(arguments[0]))
+    for row in rows:
+        print(f"{'ok  ' if row.passed else 'FAIL'}  {row.file:36}  {row.text}")
+    failed = sum(not row.passed for row in rows)
+    print(f"{len(rows) - failed} passed, {failed} failed")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,130 @@
+"""The projection head: size, first values, cosines, gains."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tcore.config import HeadConfig
+from tcore.model.heads import ProjectionHead
+
+DIM, PROTOTYPES = 12, 20
+
+
+def head(*, train_gains: bool = True) -> ProjectionHead:
+    """A head with random biases, so that nothing is zero by accident."""
+    torch.manual_seed(0)
+    made = ProjectionHead(
+        dim=DIM, hidden=16, bottleneck=8, num_prototypes=PROTOTYPES, train_gains=train_gains
+    )
+    for layer in made.mlp:
+        if isinstance(layer, nn.Linear):
+            nn.init.normal_(layer.weight, std=0.3)
+            nn.init.normal_(layer.bias, std=0.3)
+    return made
+
+
+def tokens(count: int = 6) -> Tensor:
+    return torch.randn(count, DIM, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize(("dim", "published"), [(384, 22_352_128), (768, 23_138_560)])
+def test_head_has_the_published_number_of_parameters(dim: int, published: int) -> None:
+    assert sum(p.numel() for p in ProjectionHead(dim=dim).parameters()) == published
+
+
+def test_defaults_are_published_values() -> None:
+    assert HeadConfig() == HeadConfig(hidden=2048, bottleneck=256, prototypes=65536, train_gains=True)
+
+
+def test_head_starts_as_specified() -> None:
+    torch.manual_seed(0)
+    made = ProjectionHead(dim=96, hidden=128, bottleneck=64, num_prototypes=256)
+    linears = [layer for layer in made.mlp if isinstance(layer, nn.Linear)]
+    assert len(linears) == 3
+    for layer in linears:
+        assert layer.weight.std().item() == pytest.approx(0.02, rel=0.05)
+        assert (layer.bias == 0).all()
+    assert (made.prototypes.gains == 1).all()
+    directions, bound = made.prototypes.directions, 1 / math.sqrt(64)
+    assert directions.abs().max() <= bound
+    assert directions.std().item() == pytest.approx(bound / math.sqrt(3), rel=0.03)
+
+
+def test_outputs_follow_the_formula() -> None:
+    made, x = head(), tokens()
+    nn.init.uniform_(made.prototypes.gains, 0.5, 2.0)
+    first, second, third = (layer for layer in made.mlp if isinstance(layer, nn.Linear))
+
+    def gelu(values: Tensor) -> Tensor:
+        return values * (1 + torch.erf(values / math.sqrt(2))) / 2
+
+    hidden = gelu(x @ first.weight.T + first.bias)
+    hidden = gelu(hidden @ second.weight.T + second.bias)
+    bottleneck = hidden @ third.weight.T + third.bias
+    expected = torch.empty(x.shape[0], PROTOTYPES)
+    for row, token in enumerate(bottleneck):
+        for column in range(PROTOTYPES):
+            v, gain = made.prototypes.directions[column], made.prototypes.gains[column, 0]
+            expected[row, column] = token / token.norm() @ (gain * v / v.norm())
+    torch.testing.assert_close(made(x), expected)
+
+
+def test_outputs_are_cosines_when_the_gains_are_fixed() -> None:
+    made, x = head(train_gains=False), tokens()
+    expected = F.cosine_similarity(made.mlp(x)[:, None], made.prototypes.directions[None], dim=-1)
+    torch.testing.assert_close(made(x), expected)
+    assert made(100 * x).abs().max() <= 1 + 1e-5
+
+
+def test_length_of_the_directions_does_not_matter() -> None:
+    made, x = head(), tokens()
+    before = made(x)
+    with torch.no_grad():
+        made.prototypes.directions *= torch.logspace(-2, 2, PROTOTYPES)[:, None]
+    torch.testing.assert_close(made(x), before)
+
+
+def test_length_of_the_bottleneck_does_not_matter() -> None:
+    made, x = head(), tokens()
+    before = made(x)
+    last = made.mlp[-1]
+    assert isinstance(last, nn.Linear)
+    with torch.no_grad():
+        last.weight *= 50
+        last.bias *= 50
+    torch.testing.assert_close(made(x), before)
+
+
+def test_each_gain_scales_its_own_prototype() -> None:
+    made, x = head(), tokens()
+    before, factors = made(x), torch.linspace(0.5, 2, PROTOTYPES)
+    with torch.no_grad():
+        made.prototypes.gains *= factors[:, None]
+    torch.testing.assert_close(made(x), before * factors)
+
+
+@pytest.mark.parametrize("train_gains", [True, False])
+def test_gains_are_trained_by_choice(train_gains: bool) -> None:
+    made = head(train_gains=train_gains)
+    trained = {name for name, p in made.named_parameters() if p.requires_grad}
+    assert ("prototypes.gains" in trained) == train_gains
+    assert "prototypes.gains" in made.state_dict()
+    (made(tokens()) ** 2).sum().backward()
+    gradient = made.prototypes.gains.grad
+    assert gradient is None if not train_gains else gradient is not None and (gradient != 0).all()
+    assert made.prototypes.directions.grad is not None
+
+
+def test_zero_bottleneck_gives_zeros_and_finite_gradients() -> None:
+    made = ProjectionHead(dim=DIM, hidden=16, bottleneck=8, num_prototypes=PROTOTYPES)
+    outputs = made(torch.zeros(2, DIM))  # biases start at zero
+    assert (outputs == 0).all()
+    outputs.sum().backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in made.parameters())
+
+
+def test_no_tokens_give_no_outputs() -> None:
+    assert head()(torch.zeros(0, DIM)).shape == (0, PROTOTYPES)

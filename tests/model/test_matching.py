@@ -1,0 +1,184 @@
+"""The patch matching module: formula, settings, attention map."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tcore.config import MatchingConfig
+from tcore.model.matching import HeadedAttention, MatchingBlock, PatchMatchingModule
+
+DIM, HEADS = 16, 4
+
+
+def module(*, gain: float = 4.0, num_blocks: int = 1, temperature: float = 1.0) -> PatchMatchingModule:
+    """A module whose every parameter is random."""
+    torch.manual_seed(0)
+    match = PatchMatchingModule(
+        dim=DIM, num_heads=HEADS, gain=gain, num_blocks=num_blocks, temperature=temperature
+    )
+    for parameter in match.parameters():
+        nn.init.normal_(parameter, std=0.5)
+    return match
+
+
+def frames(current: int = 5, auxiliary: int = 7, seed: int = 1) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return (
+        torch.randn(2, current, DIM, generator=generator),
+        torch.randn(2, auxiliary, DIM, generator=generator),
+    )
+
+
+def blocks(match: PatchMatchingModule) -> list[MatchingBlock]:
+    return [block for block in match.blocks if isinstance(block, MatchingBlock)]
+
+
+def reference(attention: HeadedAttention) -> nn.MultiheadAttention:
+    """PyTorch's own attention with the same weights."""
+    other = nn.MultiheadAttention(DIM, HEADS, batch_first=True)
+    other.load_state_dict(attention.state_dict())
+    return other
+
+
+def slow_block(block: MatchingBlock, gain: float, s: Tensor, a: Tensor) -> Tensor:
+    def norm(x: Tensor, layer: nn.LayerNorm) -> Tensor:
+        centred = x - x.mean(dim=-1, keepdim=True)
+        deviation = (centred.square().mean(dim=-1, keepdim=True) + 1e-5).sqrt()
+        return centred / deviation * layer.weight + layer.bias
+
+    x = norm(gain * reference(block.cross_attention)(s, a, a)[0] + s, block.norm1)
+    y = norm(reference(block.self_attention)(x, x, x)[0] + x, block.norm2)
+    return norm(y @ block.linear.weight.T + block.linear.bias + y, block.norm3)
+
+
+@pytest.mark.parametrize(("dim", "published"), [(384, 1_332_864), (768, 5_319_936)])
+def test_module_has_the_published_number_of_parameters(dim: int, published: int) -> None:
+    assert sum(p.numel() for p in PatchMatchingModule(dim=dim).parameters()) == published
+
+
+def test_defaults_are_published_values() -> None:
+    assert MatchingConfig() == MatchingConfig(num_heads=16, gain=4.0, num_blocks=1, temperature=1.0)
+    (block,) = blocks(PatchMatchingModule(dim=32))
+    assert (block.gain, block.cross_attention.num_heads, block.self_attention.num_heads) == (4.0, 16, 16)
+    assert block.cross_attention.scale == pytest.approx(1 / math.sqrt(32 / 16))
+
+
+@pytest.mark.parametrize("gain", [0.0, 1.0, 4.0])
+def test_output_follows_the_formula_for_every_gain(gain: float) -> None:
+    match = module(gain=gain)
+    torch.testing.assert_close(match(*frames()), slow_block(blocks(match)[0], gain, *frames()))
+
+
+def test_output_of_a_block_is_the_current_frame_of_the_next() -> None:
+    match = module(num_blocks=3)
+    first, second, third = blocks(match)
+    current, auxiliary = frames()
+    x = slow_block(first, 4.0, current, auxiliary)
+    x = slow_block(second, 4.0, x, auxiliary)
+    torch.testing.assert_close(match(current, auxiliary), slow_block(third, 4.0, x, auxiliary))
+
+
+def test_stacked_blocks_have_their_own_weights() -> None:
+    single, double = module(), module(num_blocks=2)
+    assert 2 * len(list(single.parameters())) == len(list(double.parameters()))
+
+
+def test_module_starts_at_the_defaults_of_pytorch() -> None:
+    torch.manual_seed(0)
+    (block,) = blocks(PatchMatchingModule(dim=96))
+    for attention in (block.cross_attention, block.self_attention):
+        xavier = math.sqrt(6 / (96 + 3 * 96))
+        assert attention.in_proj_weight.abs().max() <= xavier
+        assert attention.in_proj_weight.std().item() == pytest.approx(xavier / math.sqrt(3), rel=0.02)
+        assert (attention.in_proj_bias == 0).all()
+        assert (attention.out_proj.bias == 0).all()
+    for linear in (block.cross_attention.out_proj, block.self_attention.out_proj, block.linear):
+        bound = 1 / math.sqrt(96)
+        assert linear.weight.abs().max() <= bound
+        assert linear.weight.std().item() == pytest.approx(bound / math.sqrt(3), rel=0.02)
+    assert 0 < block.linear.bias.abs().max() <= bound
+    for norm in (block.norm1, block.norm2, block.norm3):
+        assert (norm.weight == 1).all()
+        assert (norm.bias == 0).all()
+
+
+def test_order_of_auxiliary_patches_does_not_matter() -> None:
+    match, (current, auxiliary) = module(), frames()
+    order = torch.randperm(auxiliary.shape[1], generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(match(current, auxiliary[:, order]), match(current, auxiliary))
+
+
+def test_each_sample_is_matched_with_its_own_auxiliary_frame() -> None:
+    match, (current, auxiliary) = module(), frames()
+    both = match(current, auxiliary)
+    alone = match(current[1:], auxiliary[1:])
+    torch.testing.assert_close(both[1:], alone)
+    assert not torch.allclose(match(current[1:], auxiliary[:1]), alone)
+
+
+def test_attention_is_the_mean_over_heads_and_its_rows_sum_to_one() -> None:
+    match, (current, auxiliary) = module(), frames(auxiliary=9)
+    (block,) = blocks(match)
+    attention = match.attention(current, auxiliary)
+    assert attention.cross.shape == (2, 5, 9)
+    assert attention.self_.shape == (2, 5, 5)
+    for one in attention:
+        assert (one >= 0).all()
+        torch.testing.assert_close(one.sum(dim=-1), torch.ones(one.shape[:-1]))
+    torch.testing.assert_close(
+        attention.cross, reference(block.cross_attention)(current, auxiliary, auxiliary)[1]
+    )
+    crossed = block.cross(current, auxiliary)
+    torch.testing.assert_close(attention.self_, reference(block.self_attention)(crossed, crossed, crossed)[1])
+
+
+def test_attention_of_stacked_blocks_is_that_of_the_last() -> None:
+    match, (current, auxiliary) = module(num_blocks=2), frames()
+    first, second = blocks(match)
+    expected = reference(second.cross_attention)(first(current, auxiliary), auxiliary, auxiliary)[1]
+    torch.testing.assert_close(match.attention(current, auxiliary).cross, expected)
+
+
+def test_looking_at_the_attention_changes_nothing() -> None:
+    match, (current, auxiliary) = module(num_blocks=2), frames()
+    parameters = {name: p.clone() for name, p in match.state_dict().items()}
+    before = match(current, auxiliary)
+    attention = match.attention(current, auxiliary)
+    assert torch.equal(match(current, auxiliary), before)
+    assert all(torch.equal(p, parameters[name]) for name, p in match.state_dict().items())
+    assert match.training
+    assert not attention.cross.requires_grad
+    assert before.requires_grad
+
+
+def test_lower_temperature_sharpens_the_attention() -> None:
+    entropies = []
+    for temperature in (4.0, 1.0, 0.25):
+        cross = module(temperature=temperature).attention(*frames()).cross
+        entropies.append(-torch.special.xlogy(cross, cross).sum(dim=-1).mean().item())
+    assert entropies[0] > entropies[1] + 0.1
+    assert entropies[1] > entropies[2] + 0.1
+
+
+def test_temperature_divides_the_logits_of_the_cross_attention() -> None:
+    current, auxiliary = frames()
+    warm, cold = (blocks(module(temperature=t))[0].cross_attention for t in (1.0, 0.5))
+    expected = (2 * warm.map(current, auxiliary).log()).softmax(dim=-1)
+    torch.testing.assert_close(cold.map(current, auxiliary), expected)
+    # What is gathered goes by the same temperature as what is shown: halve it and double the queries' scale.
+    with torch.no_grad():
+        warm.in_proj_weight[:DIM] *= 2
+        warm.in_proj_bias[:DIM] *= 2
+    torch.testing.assert_close(cold(current, auxiliary), warm(current, auxiliary))
+
+
+def test_gradient_reaches_both_frames_and_every_parameter() -> None:
+    match, (current, auxiliary) = module(), frames()
+    current.requires_grad_()
+    auxiliary.requires_grad_()
+    match(current, auxiliary).square().sum().backward()
+    for tensor in (current, auxiliary, *match.parameters()):
+        assert tensor.grad is not None
+        assert tensor.grad.abs().max() > 0

@@ -1,0 +1,304 @@
+"""The frame encoder: size, first values, positions, masks, stochastic depth."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tcore.config import VitConfig
+from tcore.errors import InputError
+from tcore.model.vit import Block, Tokens, VisionTransformer, add_residual
+from tcore.recipes import VIT_B, VIT_L, VIT_S, VIT_TI
+from tcore.training.build import build_backbone
+
+PATCH, DIM = 8, 24
+
+
+def encoder(
+    *, depth: int = 2, layer_scale: float = 0.5, drop_path: float = 0.0, image_size: int = 32
+) -> VisionTransformer:
+    torch.manual_seed(0)
+    return VisionTransformer(
+        dim=DIM,
+        depth=depth,
+        num_heads=3,
+        patch_size=PATCH,
+        image_size=image_size,
+        layer_scale=layer_scale,
+        drop_path=drop_path,
+    )
+
+
+def images(count: int, height: int = 32, width: int = 32, seed: int = 1) -> Tensor:
+    return torch.randn(count, 3, height, width, generator=seeded(seed))
+
+
+def seeded(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def count(vit: VitConfig) -> int:
+    """Parameters of an encoder; one block is built and counted as often as there are blocks."""
+    built = build_backbone(replace(vit, depth=1), 224)
+    block = sum(p.numel() for p in built.blocks.parameters())
+    return sum(p.numel() for p in built.parameters()) + (vit.depth - 1) * block
+
+
+def assert_same(first: Tokens, second: Tokens) -> None:
+    for one, other in zip(first, second, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(("vit", "published"), [(VIT_S, 21_676_800), (VIT_B, 85_820_928)])
+def test_encoder_has_the_published_number_of_parameters(vit: VitConfig, published: int) -> None:
+    assert count(vit) == published
+
+
+@pytest.mark.parametrize(("vit", "dim", "depth", "heads"), [(VIT_TI, 192, 12, 3), (VIT_L, 1024, 24, 16)])
+def test_tiny_and_large_encoders_have_the_parameters_of_their_width(
+    vit: VitConfig, dim: int, depth: int, heads: int
+) -> None:
+    block = (3 * dim**2 + 3 * dim) + (dim**2 + dim) + (8 * dim**2 + 5 * dim) + 2 * 2 * dim + 2 * dim
+    patch_embedding = 3 * 16**2 * dim + dim
+    tokens = dim + 4 * dim + dim + (1 + 14 * 14) * dim  # frame, registers, mask, positions
+    assert vit.num_heads == heads
+    assert count(vit) == depth * block + patch_embedding + tokens + 2 * dim
+
+
+def test_encoder_has_as_many_blocks_as_asked() -> None:
+    built = build_backbone(VIT_S, 224)
+    assert len(built.blocks) == 12
+    assert sum(p.numel() for p in built.parameters()) == count(VIT_S)
+
+
+def test_tokens_and_positions_start_as_specified() -> None:
+    torch.manual_seed(0)
+    vit = VisionTransformer(dim=192, depth=1, num_heads=3, image_size=112)
+    assert (vit.mask_token == 0).all()
+    for nearly_zero in (vit.cls_token, vit.register_tokens):
+        assert 0.7e-6 < nearly_zero.std() < 1.3e-6
+    assert vit.pos_embed.std().item() == pytest.approx(0.02, rel=0.05)
+    assert abs(vit.pos_embed.mean().item()) < 1e-3
+    assert vit.register_tokens.shape[1] == 4
+
+
+def test_linear_layers_start_small_and_without_bias() -> None:
+    torch.manual_seed(0)
+    vit = VisionTransformer(dim=96, depth=2, num_heads=3, image_size=32)
+    linears = [module for module in vit.modules() if isinstance(module, nn.Linear)]
+    assert len(linears) == 2 * 4
+    for linear in linears:
+        assert linear.weight.std().item() == pytest.approx(0.02, rel=0.05)
+        assert (linear.bias == 0).all()
+
+
+def test_patch_embedding_starts_at_the_default_of_pytorch() -> None:
+    torch.manual_seed(0)
+    vit = VisionTransformer(dim=96, depth=1, num_heads=3, image_size=32)
+    bound = 1 / math.sqrt(3 * 16 * 16)
+    weight, bias = vit.patch_embed.proj.weight, vit.patch_embed.proj.bias
+    assert bias is not None
+    assert weight.abs().max() <= bound
+    assert weight.std().item() == pytest.approx(bound / math.sqrt(3), rel=0.02)
+    assert 0 < bias.abs().max() <= bound
+
+
+@pytest.mark.parametrize("value", [1e-5, 0.1])
+def test_layer_scale_starts_at_its_setting_in_every_block(value: float) -> None:
+    gammas = [p for name, p in encoder(layer_scale=value).named_parameters() if name.endswith("gamma")]
+    assert len(gammas) == 4
+    assert all((gamma == value).all() for gamma in gammas)
+
+
+def test_layer_scale_and_stochastic_depth_are_published_values_by_default() -> None:
+    vit = build_backbone(VitConfig(depth=3), 224)
+    assert (VitConfig().layer_scale, VitConfig().drop_path) == (1e-5, 0.1)
+    assert {block.drop_path for block in vit.blocks if isinstance(block, Block)} == {0.1}
+
+
+def test_norms_have_the_specified_epsilon() -> None:
+    norms = [module for module in encoder().modules() if isinstance(module, nn.LayerNorm)]
+    assert len(norms) == 5
+    assert {norm.eps for norm in norms} == {1e-6}
+
+
+def test_tokens_are_built_as_specified() -> None:
+    """Without blocks only what goes into them and the final norm are left."""
+    vit = encoder(depth=0)
+    nn.init.normal_(vit.mask_token)
+    nn.init.normal_(vit.register_tokens)
+    pixels, mask = images(2), torch.zeros(2, 16, dtype=torch.bool)
+    mask[0, [3, 7]] = True
+    tokens = vit(pixels, mask)
+    torch.testing.assert_close(tokens.frame[1], vit.norm(vit.cls_token[0, 0] + vit.pos_embed[0, 0]))
+    torch.testing.assert_close(tokens.registers[1], vit.norm(vit.register_tokens[0]))
+    embedded = vit.patch_embed.proj(pixels)
+    for sample in range(2):
+        for patch in range(16):
+            row, column = divmod(patch, 4)
+            content = vit.mask_token[0] if mask[sample, patch] else embedded[sample, :, row, column]
+            expected = vit.norm(content + vit.pos_embed[0, 1 + patch])
+            torch.testing.assert_close(tokens.patches[sample, patch], expected)
+
+
+def test_outputs_are_taken_after_the_final_norm() -> None:
+    for tokens in encoder()(images(2)):
+        torch.testing.assert_close(tokens.mean(dim=-1), torch.zeros(tokens.shape[:-1]), rtol=0, atol=1e-5)
+    bias = torch.linspace(-1, 1, DIM)
+    vit = encoder()
+    with torch.no_grad():
+        vit.norm.weight.zero_()
+        vit.norm.bias.copy_(bias)
+    for tokens in vit(images(2)):
+        assert (tokens == bias).all()
+
+
+def test_patches_are_in_row_major_order_on_a_wide_image() -> None:
+    vit, before = encoder(depth=0), images(1, 16, 40)
+    after = before.clone()
+    after[:, :, 8:, 24:32] += 1.0  # row 1, column 3 of a 2 x 5 grid
+    changed = (vit(before).patches != vit(after).patches).any(dim=-1)[0]
+    assert changed.nonzero().flatten().tolist() == [1 * 5 + 3]
+
+
+def test_positions_of_the_native_grid_are_not_resized() -> None:
+    vit = encoder()
+    assert vit._positions(4, 4) is vit.pos_embed
+    assert vit._positions(4, 5) is not vit.pos_embed
+
+
+@pytest.mark.parametrize("grid", [(2, 2), (4, 8), (7, 3)])
+def test_resize_keeps_a_constant_field_and_the_position_of_the_frame_token(grid: tuple[int, int]) -> None:
+    vit = encoder()
+    with torch.no_grad():
+        vit.pos_embed[:, 1:] = torch.linspace(-1, 1, DIM)
+    positions = vit._positions(*grid)
+    assert positions.shape == (1, 1 + grid[0] * grid[1], DIM)
+    torch.testing.assert_close(positions[:, 0], vit.pos_embed[:, 0], rtol=0, atol=0)
+    expected = torch.linspace(-1, 1, DIM).expand_as(positions[0, 1:])
+    torch.testing.assert_close(positions[0, 1:], expected)
+
+
+def test_shrinking_the_position_grid_averages_instead_of_skipping() -> None:
+    """A checkerboard has no coarse structure: with antialias little of it is left."""
+    vit = encoder(image_size=128)  # 16 x 16
+    rows, columns = torch.arange(16)[:, None], torch.arange(16)[None]
+    with torch.no_grad():
+        vit.pos_embed[:, 1:] = ((rows + columns) % 2 * 2.0 - 1).reshape(1, -1, 1)
+    assert vit._positions(4, 4)[:, 1:].abs().max() < 0.05
+
+
+@pytest.mark.parametrize(("height", "width"), [(36, 32), (32, 36), (4, 32)])
+def test_image_that_is_no_multiple_of_the_patch_is_refused(height: int, width: int) -> None:
+    with pytest.raises(InputError, match=rf"{height}x{width}.*patch size {PATCH}"):
+        encoder()(images(1, height, width))
+
+
+def test_pixels_under_the_mask_do_not_matter() -> None:
+    vit, before = encoder(), images(1)
+    mask = torch.zeros(1, 16, dtype=torch.bool)
+    mask[0, 5] = True  # row 1, column 1
+    after = before.clone()
+    after[:, :, 8:16, 8:16] = images(1, 8, 8, seed=9)
+    assert_same(vit(before, mask), vit(after, mask))
+    assert not torch.equal(vit(before).frame, vit(after).frame)
+
+
+def test_pixels_beside_the_mask_matter() -> None:
+    vit, before = encoder(), images(1)
+    mask = torch.ones(1, 16, dtype=torch.bool)
+    mask[0, 6] = False
+    after = before.clone()
+    after[:, :, 8:16, 16:24] += 1.0
+    assert not torch.equal(vit(before, mask).frame, vit(after, mask).frame)
+
+
+def test_mask_of_one_image_leaves_the_others_alone() -> None:
+    vit, pixels = encoder(), images(2)
+    mask = torch.zeros(2, 16, dtype=torch.bool)
+    mask[0, :8] = True
+    masked, free = vit(pixels, mask), vit(pixels)
+    torch.testing.assert_close(masked.patches[1], free.patches[1], rtol=0, atol=0)
+    assert not torch.equal(masked.patches[0, 12], free.patches[0, 12])
+
+
+def test_stochastic_depth_is_off_when_evaluating_and_on_request() -> None:
+    plain, dropping = encoder(), encoder(drop_path=0.5)
+    pixels = images(4)
+    expected = plain(pixels)
+    assert_same(dropping(pixels, None, seeded(0), stochastic_depth=False), expected)
+    assert not torch.equal(dropping(pixels, None, seeded(0)).frame, expected.frame)
+    assert_same(dropping.eval()(pixels, None, seeded(0)), expected)
+
+
+def test_stochastic_depth_keeps_and_scales_as_specified() -> None:
+    for batch in range(1, 41):
+        kept = max(1, batch * 9 // 10)
+        rows: list[int] = []
+
+        def ones(x: Tensor, rows: list[int] = rows) -> Tensor:
+            rows.append(x.shape[0])
+            return torch.ones_like(x)
+
+        added = add_residual(torch.zeros(batch, 1, 2), ones, 0.1, seeded(batch))
+        assert rows == [kept]  # computed for those alone
+        changed = added[added != 0]
+        assert changed.shape == (2 * kept,)
+        torch.testing.assert_close(changed, torch.full_like(changed, batch / kept))
+
+
+@pytest.mark.parametrize("half", ["attention", "mlp"])
+def test_block_leaves_skipped_rows_unchanged_and_scales_the_others(half: str) -> None:
+    torch.manual_seed(0)
+    block = Block(DIM, 3, layer_scale=1.0, drop_path=0.3)
+    nn.init.zeros_((block.ls2 if half == "attention" else block.ls1).gamma)
+    x = torch.randn(10, 3, DIM)
+    added = block(x, seeded(3), True) - x
+    whole = block(x, None, False) - x
+    changed = (added != 0).any(dim=-1).any(dim=-1)
+    assert changed.sum() == 7
+    torch.testing.assert_close(added[changed], whole[changed] * 10 / 7, rtol=1e-4, atol=1e-5)
+
+
+def test_attention_and_mlp_draw_separate_subsets() -> None:
+    """Each half may write to one channel only, which shows the rows that it was computed for."""
+    torch.manual_seed(0)
+    block = Block(DIM, 3, layer_scale=0.0, drop_path=0.5)
+    with torch.no_grad():
+        block.ls1.gamma[0] = 1.0
+        block.ls2.gamma[1] = 1.0
+    x = torch.randn(8, 3, DIM)
+    differ = 0
+    for seed in range(20):
+        changed = (block(x, seeded(seed), True) != x).any(dim=1)
+        attended, transformed = changed[:, 0], changed[:, 1]
+        assert attended.sum() == transformed.sum() == 4
+        differ += not torch.equal(attended, transformed)
+    assert differ >= 17  # independent halves of 8 agree once in 70
+
+
+def test_stochastic_depth_is_unbiased() -> None:
+    x, draws = torch.arange(1.0, 5.0).view(4, 1, 1), 1500
+    generator = seeded(0)
+    total = sum(add_residual(x, lambda y: 2 * y, 0.5, generator) for _ in range(draws))
+    assert isinstance(total, Tensor)
+    # An update is 0 or 4x with equal probability: its mean 2x has the deviation 2x / sqrt(draws).
+    error = (total / draws - 3 * x).abs() / (2 * x / math.sqrt(draws))
+    assert error.max() < 4
+
+
+def test_stochastic_depth_is_a_function_of_the_generator_alone() -> None:
+    vit, pixels = encoder(drop_path=0.5), images(6)
+    state = torch.get_rng_state()
+    first = vit(pixels, None, seeded(5))
+    assert torch.equal(torch.get_rng_state(), state)
+    torch.rand(3)
+    assert_same(vit(pixels, None, seeded(5)), first)
+    assert not torch.equal(vit(pixels, None, seeded(6)).frame, first.frame)
+
+
+def test_empty_batch_gives_empty_tokens() -> None:
+    tokens = encoder(drop_path=0.1)(images(0), torch.zeros(0, 16, dtype=torch.bool))
+    assert [part.shape for part in tokens] == [(0, DIM), (0, 4, DIM), (0, 16, DIM)]

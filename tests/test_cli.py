@@ -1,0 +1,178 @@
+import contextlib
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from tcore.cli import main, parse_train
+from tcore.recipes import RECIPES, recipe
+
+TINY = (
+    "--vit.dim 32 --vit.depth 1 --vit.num-heads 2 --views.global-size 32 --views.local-size 16 "
+    "--views.num-local 1 --matching.num-heads 2 --head.hidden 16 --head.bottleneck 8 --head.prototypes 16 "
+    "--optim.steps 2 --optim.batch 2 --rendered.videos 2 --rendered.size 32"
+).split()
+
+
+def fails(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """The one line of a command that fails with exit code 2."""
+    with pytest.raises(SystemExit) as stop:
+        main(arguments)
+    assert stop.value.code == 2
+    printed = capsys.readouterr()
+    assert printed.err.count("\n") == 1
+    assert printed.err.startswith("tcore: error: ")
+    return printed.err
+
+
+def test_flags_may_come_in_any_order() -> None:
+    first = parse_train("quickstart --run R --loss.past-future 0 --sandwich.offset 0.05 0.15".split())
+    second = parse_train("--sandwich.offset 0.05 0.15 --loss.past_future=0 --run R quickstart".split())
+    assert first == second
+    assert first.config == recipe("quickstart", {"loss.past_future": 0.0, "sandwich.offset": (0.05, 0.15)})
+
+
+def test_a_run_may_be_named_like_a_recipe() -> None:
+    command = parse_train(["--run", "vits16-k400", "quickstart"])
+    assert (command.recipe, str(command.run)) == ("quickstart", "vits16-k400")
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_recipe_without_flags_is_the_recipe(name: str) -> None:
+    assert parse_train([name]).config == recipe(name)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (
+            "train quickstart --loss.past-futur 0",
+            "unknown flag --loss.past-futur; did you mean --loss.past-future",
+        ),
+        ("train quickstart --optim.stepz 3", "did you mean --optim.steps"),
+        ("train quickstrat", "did you mean quickstart"),
+        ("train", "needs a recipe"),
+        ("trane quickstart", "did you mean train"),
+        ("train quickstart --loss.form papr", "'papr'"),
+        ("train quickstart --optim.batch many", "'many'"),
+        ("train quickstart --optim.steps many", "'many'"),
+        ("train quickstart --sandwich.offset 0.1", "--sandwich.offset"),
+        ("train quickstart twice", "twice"),
+        ("train quickstart --sandwich.offset 0.15 0.4", "reaches outside the video"),
+        ("train quickstart --frames /no/such/store", "/no/such/store does not exist"),
+        ("train vits16-k400", "needs --frames"),
+        ("train quickstart --runtime.device cuda:x", "runtime.device=cuda:x"),
+        ("quickstart --videos 0", "videos=0"),
+        ("quickstart --video 3", "did you mean --videos"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(
+    arguments: str,
+    expected: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert expected in fails(arguments.split(), capsys)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_store_without_usable_video_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "store" / "video"
+    folder.mkdir(parents=True)
+    for index in range(3):
+        Image.new("RGB", (40, 40)).save(folder / f"{index}.jpg")
+    run = str(tmp_path / "run")
+    line = fails(["train", "quickstart", "--frames", str(tmp_path / "store"), "--run", run], capsys)
+    assert "no usable video among 1: the longest has 3 frames" in line
+    assert not (tmp_path / "run").exists()
+
+
+def test_store_without_frames_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "notes.txt").write_text("no frames here")
+    line = fails(["train", "quickstart", "--frames", str(tmp_path), "--run", str(tmp_path / "run")], capsys)
+    assert f"no frames under {tmp_path}" in line
+
+
+def test_foreign_run_folder_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "letter.txt").write_text("dear ...")
+    assert "is no run folder" in fails(["train", "quickstart", "--run", str(tmp_path), *TINY], capsys)
+    assert [path.name for path in tmp_path.iterdir()] == ["letter.txt"]
+
+
+def test_run_with_other_settings_is_refused_with_the_differences(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = str(tmp_path / "run")
+    main(["train", "quickstart", "--run", run, *TINY])
+    capsys.readouterr()
+    line = fails(["train", "quickstart", "--run", run, *TINY, "--loss.koleo", "0.5"], capsys)
+    assert "loss.koleo 0.1 -> 0.5" in line
+
+
+def test_run_below_a_file_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("")
+    run = str(tmp_path / "file" / "run")
+    assert str(tmp_path / "file") in fails(["train", "quickstart", "--run", run, *TINY], capsys)
+
+
+def test_plan_prints_what_a_run_takes_and_writes_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    main(["train", "quickstart", "--plan", *TINY])
+    printed = capsys.readouterr().out
+    for word in ("parameters", "batch", "steps", "memory", "samples/s", "dino", "ln K = 2.77"):
+        assert word in printed
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_training_prints_progress_and_the_encoder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["train", "quickstart", "--run", str(tmp_path / "run"), *TINY, "--runtime.log-every", "1"])
+    printed = capsys.readouterr()
+    assert "step 2/2" in printed.err
+    for word in ("ETA", "samples/s", "wait"):
+        assert word in printed.err
+    assert printed.out == f"encoder: {tmp_path / 'run' / 'encoder.safetensors'}\n"
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["train", "--help"], ["train", "vits16-k400", "--help"], []]
+)
+def test_help_is_printed(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with contextlib.suppress(SystemExit):
+        main(arguments)
+    printed = capsys.readouterr().out
+    assert "tcore train" in printed
+
+
+def test_help_of_a_recipe_shows_its_values(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["train", "vitb16-k400", "--help"])
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "0.13" in printed
+    assert "Peak learning rate of the patch matching module" in printed
+
+
+def test_import_is_quick_beyond_torch() -> None:
+    code = "import time, torch; t = time.perf_counter(); import tcore; print(time.perf_counter() - t)"
+    times = []
+    for _ in range(2):
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        times.append(float(done.stdout))
+        time.sleep(0.1)
+    assert min(times) < 1.5
+
+
+def test_library_imports_without_the_packages_of_the_command_line() -> None:
+    code = """
+import sys
+for name in ("tyro", "av", "tensorboard", "torchvision", "timm"):
+    sys.modules[name] = None
+import tcore, tcore.training.plan, tcore.show.quickstart
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,32 @@
+"""A run that takes a second: real objects, small."""
+
+from typing import Any
+
+from tcore import Config, recipe
+
+TINY: dict[str, Any] = {
+    "vit.dim": 32,
+    "vit.depth": 2,
+    "vit.num_heads": 2,
+    "vit.patch_size": 8,
+    "vit.drop_path": 0.1,
+    "views.global_size": 32,
+    "views.local_size": 16,
+    "views.num_local": 2,
+    "matching.num_heads": 2,
+    "head.hidden": 32,
+    "head.bottleneck": 16,
+    "head.prototypes": 32,
+    "optim.steps": 6,
+    "optim.batch": 4,
+    "rendered.videos": 5,
+    "rendered.frames": 10,
+    "rendered.size": 32,
+    "checkpoint_every": 2,
+    "runtime.log_every": 2,
+}
+
+
+def tiny(**changes: Any) -> Config:
+    """Tiny settings, some of them changed; a dot in a name is written as two underscores."""
+    return recipe("quickstart", TINY | {name.replace("__", "."): value for name, value in changes.items()})

@@ -1,0 +1,95 @@
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from tcore.recipes import recipe
+from tcore.training.build import build_model, build_optimizer, build_schedule
+from tcore.training.optim import StepValues, parameter_rule, warmup_cosine
+from tests.tiny import tiny
+
+VALUES = StepValues(
+    lr=1e-2, matching_lr=1e-3, last_layer_lr=0.0, weight_decay=0.1, momentum=0.9, teacher_temperature=0.05
+)
+
+
+@given(st.integers(0, 50), st.integers(1, 200))
+def test_warmup_and_cosine_equal_numpy(warmup: int, rest: int) -> None:
+    n = warmup + rest
+    expected = np.concatenate(
+        [
+            np.linspace(0, 1e-3, warmup),
+            1e-6 + (1e-3 - 1e-6) / 2 * (1 + np.cos(np.pi * np.arange(rest) / rest)),
+        ]
+    )
+    ours = [warmup_cosine(step, 1e-3, 1e-6, warmup, n) for step in range(n)]
+    np.testing.assert_allclose(ours, expected, rtol=1e-12, atol=1e-18)
+
+
+def test_peak_occurs_twice_and_the_end_is_not_reached() -> None:
+    schedule = build_schedule(recipe("vits16-k400-100ep"), steps_per_epoch=10)
+    rates = [schedule.at(step).lr for step in range(schedule.num_steps)]
+    assert rates[0] == 0.0
+    assert rates[99] == rates[100] == max(rates) == pytest.approx(1e-3)
+    assert rates[-1] > 1e-6
+
+
+def test_run_given_in_steps_has_warmups_as_fractions() -> None:
+    schedule = build_schedule(recipe("quickstart", {"optim.steps": 200}), steps_per_epoch=3)
+    assert (schedule.num_steps, schedule.warmup_steps, schedule.temperature_steps) == (200, 10, 15)
+
+
+def test_run_given_in_epochs_counts_steps_of_the_store() -> None:
+    schedule = build_schedule(recipe("vits16-k400"), steps_per_epoch=936)
+    assert (schedule.num_steps, schedule.warmup_steps) == (374_400, 18_720)
+    assert schedule.temperature_steps == 28_080
+    assert schedule.at(28_079).teacher_temperature == pytest.approx(0.07)
+    assert schedule.at(0).teacher_temperature == 0.04
+    assert schedule.at(0).momentum == pytest.approx(0.992)
+
+
+def test_biases_norms_and_layer_scale_are_not_decayed_and_all_else_is() -> None:
+    model = build_model(tiny())
+    for part, named in model.parts().items():
+        for name, parameter in named:
+            rule = parameter_rule(part, name, depth=2)
+            vector = parameter.ndim == 1
+            assert rule.decayed == (not vector), (part, name)
+            assert rule.lr_multiplier == 1.0
+
+
+def test_each_part_is_clipped_by_itself() -> None:
+    model = build_model(tiny())
+    optimizer = build_optimizer(model, tiny())
+    for part, named in model.parts().items():
+        for _, parameter in named:
+            parameter.grad = torch.full_like(parameter, 10.0 if part == "head" else 1e-6)
+    before = {
+        part: [p.grad.clone() for _, p in named if p.grad is not None]
+        for part, named in model.parts().items()
+    }
+    norms = optimizer.clip()
+    assert set(norms) == {"backbone", "head", "match"}
+    for part, named in model.parts().items():
+        after = [p.grad for _, p in named if p.grad is not None]
+        norm = float(nn.utils.get_total_norm(after))
+        if part == "head":
+            assert norm == pytest.approx(3.0, rel=1e-4)
+        else:
+            assert all(torch.equal(x, y) for x, y in zip(after, before[part], strict=True))
+
+
+def test_matching_module_and_prototypes_follow_their_own_rates() -> None:
+    model = build_model(tiny(head__train_gains=True))
+    optimizer = build_optimizer(model, tiny())
+    start = {name: p.detach().clone() for name, p in model.named_parameters()}
+    for p in model.parameters():
+        p.grad = torch.ones_like(p) if p.requires_grad else None
+    optimizer.step(VALUES)
+    moved = {name: float((p.detach() - start[name]).abs().max()) for name, p in model.named_parameters()}
+    assert moved["student.head.prototypes.directions"] == 0.0
+    assert moved["student.backbone.norm.bias"] == pytest.approx(1e-2, rel=1e-3)
+    assert moved["match.blocks.0.linear.bias"] == pytest.approx(1e-3, rel=1e-3)
+    assert all(p.grad is None for _, named in model.parts().items() for _, p in named)
