@@ -170,7 +170,7 @@ class OptimConfig:
     batch: int = 256
     """Videos per step, over all processes."""
     accumulate: int = 1
-    """Parts that a step's batch is computed in, to save memory."""
+    """Parts that a step is computed in, to save memory; KoLeo, Sinkhorn and drop path act per part."""
     base_lr: float = 2e-3
     """Peak learning rate is this times sqrt(batch / 1024)."""
     matching_lr: float = 0.1

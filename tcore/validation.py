@@ -93,12 +93,23 @@ def validate(config: Config) -> Config:
 
 def _check_sandwich(config: Config) -> None:
     current, offset = config.sandwich.current, config.sandwich.offset
-    slack = 1e-9  # 0.3 - 0.3 and the like
-    inside = current[0] - offset[1] >= -slack and current[1] + offset[1] <= 1 + slack
-    if config.sandwich.offset_seconds is None and not inside:
+    inside = current[0] - offset[1] >= 0 and current[1] + offset[1] <= 1
+    seconds = config.sandwich.offset_seconds
+    if seconds is None and not inside:
         raise InputError(
             f"sandwich.offset={offset} reaches outside the video from sandwich.current={current}: "
             "need current[0] - offset[1] >= 0 and current[1] + offset[1] <= 1."
+        )
+    repeats = config.sandwich.short_videos == "repeat"
+    if seconds is not None and repeats:
+        raise InputError(
+            f"sandwich.short_videos=repeat does not go with sandwich.offset_seconds={seconds}: "
+            "videos shorter than those seconds have no such offset; use skip."
+        )
+    if seconds is None and offset[0] == 0 and not repeats:
+        raise InputError(
+            f"sandwich.offset={offset} allows no distance at all, which makes every video too short: "
+            "need a first value above 0."
         )
     aligned = config.views.fixed_space and config.views.fixed_time
     if config.auxiliary != "none" and not aligned:
@@ -121,7 +132,7 @@ def _check_sizes(config: Config) -> None:
             raise InputError(f"views.{name}={size}: need a multiple of vit.patch_size={patch}.")
     if vit.dim < 1 or vit.dim % vit.num_heads:
         raise InputError(f"vit.dim={vit.dim}: need a multiple of vit.num_heads={vit.num_heads}.")
-    if vit.dim % config.matching.num_heads:
+    if config.auxiliary != "none" and vit.dim % config.matching.num_heads:
         raise InputError(
             f"matching.num_heads={config.matching.num_heads}: need a divisor of vit.dim={vit.dim}."
         )

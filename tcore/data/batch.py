@@ -66,6 +66,9 @@ def make_batch(
     found = find_holes(mask.cpu())
     if counts is None:
         counts = Counts(mask.shape[0] // 2, found.masked.shape[0], found.holes.shape[0])
+    for name, views in (("past", past), ("future", future)):
+        if views is not None and views.shape[0] != found.masked.shape[0]:
+            raise ValueError(f"{name} has {views.shape[0]} views for {found.masked.shape[0]} masked crops.")
     device = global_crops.device
     return Batch(
         global_crops=global_crops,

@@ -70,7 +70,8 @@ class FolderStore(FrameStore):
 
     def __init__(self, root: Path) -> None:
         if not root.is_dir():
-            raise InputError(f"frame store {root} does not exist: give a folder of frame folders.")
+            what = "is a file" if root.exists() else "does not exist"
+            raise InputError(f"frame store {root} {what}: give a folder of frame folders.")
         self.root = root
         files = dict(_walk(root))
         if not files:
@@ -100,7 +101,9 @@ class RenderedStore(FrameStore):
         """Render the video, or look it up."""
         if video not in self._kept:
             length = int(self.lengths[video])
-            self._kept[video] = render_video(self._seed, video, num_frames=length, size=self._size).frames
+            rendered = render_video(self._seed, video, num_frames=length, size=self._size)
+            rendered.frames.setflags(write=False)  # what is handed out is the kept video itself
+            self._kept[video] = rendered.frames
         return [self._kept[video][index] for index in frames]
 
 
@@ -132,24 +135,35 @@ def read_image(path: Path) -> Frame:
     """Decode one image to RGB."""
     try:
         with Image.open(path) as image:
-            return np.asarray(image.convert("RGB"))
+            if image.mode.startswith("I;16"):  # Pillow would cut 16 bits off at 255
+                grey = (np.asarray(image) >> 8).astype(np.uint8)
+                return np.repeat(grey[:, :, None], 3, axis=2)
+            with_alpha = image.mode == "P" and "transparency" in image.info
+            return np.asarray((image.convert("RGBA") if with_alpha else image).convert("RGB"))
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise InputError(f"cannot read frame {path}: {error}.") from error
 
 
 def _walk(root: Path) -> list[tuple[str, list[str]]]:
-    """Folders that hold images, with the images in natural order."""
-    found = []
-    for folder, _, files in os.walk(root):
+    """Folders that hold images, with the images in natural order; links are followed, but not in circles."""
+    found, seen = [], {os.path.realpath(root)}
+    for folder, below, files in os.walk(root, followlinks=True):
+        below[:] = [name for name in below if not name.startswith(".")]
+        for name in list(below):
+            place = os.path.realpath(Path(folder) / name)
+            if place in seen:
+                below.remove(name)
+            seen.add(place)
         images = [f for f in files if Path(f).suffix.lower() in IMAGE_SUFFIXES and not f.startswith(".")]
         if images:
             found.append((os.path.relpath(folder, root), sorted(images, key=_natural)))
     return found
 
 
-def _natural(name: str) -> list[tuple[int, int, str]]:
-    """A sort key that puts 2 before 10."""
-    return [(0, int(x), "") if x.isdigit() else (1, 0, x) for x in re.split(r"([0-9]+)", name) if x]
+def _natural(name: str) -> tuple[list[tuple[int, int, str]], str]:
+    """A sort key that puts 2 before 10, and always 01 before 1."""
+    pieces = [piece for piece in re.split(r"([0-9]+)", name) if piece]
+    return [(0, int(x), "") if x[0] in "0123456789" else (1, 0, x) for x in pieces], name
 
 
 def _explain_empty(root: Path) -> str:

@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -21,7 +22,7 @@ from tcore.data.frames import FrameStore, RenderedStore, list_clips
 from tcore.data.masking import sample_step_masks
 from tcore.data.render import render
 from tcore.data.sandwich import sample_sandwich, usable
-from tcore.data.views import SamplePlan, ViewPlan, sample_views
+from tcore.data.views import CURRENT, FUTURE, PAST, SamplePlan, ViewPlan, sample_views
 from tcore.errors import InputError
 
 ORDER, SAMPLE, MASKS, DEPTH = 1, 2, 3, 4  # streams of randomness that must not meet
@@ -31,7 +32,7 @@ ORDER, SAMPLE, MASKS, DEPTH = 1, 2, 3, 4  # streams of randomness that must not 
 class RawBatch:
     """What the reading processes hand over: frames as they were decoded, and what is to become of them."""
 
-    frames: UInt8[Tensor, "three_b height width 3"]
+    frames: UInt8[Tensor, "read height width 3"]
     global_: ViewPlan
     local: ViewPlan
     past: ViewPlan
@@ -44,6 +45,13 @@ class RawBatch:
         """Prepare the frames for an asynchronous copy; called by the loader."""
         object.__setattr__(self, "frames", self.frames.pin_memory())
         return self
+
+
+class Sample(NamedTuple):
+    """Frames of one sample by their place in the sandwich, those that are looked at, and its views."""
+
+    frames: dict[int, UInt8[np.ndarray, "height width 3"]]
+    plan: SamplePlan
 
 
 class Source(Dataset[RawBatch]):
@@ -61,16 +69,24 @@ class Source(Dataset[RawBatch]):
             offset_frames=self.offset_frames,
         )
         self.num_short = int((~long_enough).sum())
-        # Offsets in seconds have no meaning in a video that is shorter than they are.
-        repeat = sandwich.short_videos == "repeat" and self.offset_frames is None
+        repeat = sandwich.short_videos == "repeat"
         self.clips = self.all_clips if repeat else self.all_clips.select(long_enough)
         if len(self.clips.video) == 0:
-            longest = int(self.all_clips.length.max())
-            raise InputError(
-                f"no usable video among {len(store)}: the longest has {longest} frames, too few for "
-                f"sandwich.offset={sandwich.offset_seconds or sandwich.offset}; "
-                "use smaller offsets, more frames per second, or --sandwich.short-videos repeat."
+            raise InputError(self._explain_unusable())
+
+    def _explain_unusable(self) -> str:
+        sandwich = self.config.sandwich
+        longest = int(self.all_clips.length.max(initial=0))
+        found = f"no usable video among {len(self.store)}: the longest has {longest} frames, too few for "
+        if sandwich.offset_seconds is not None:
+            return (
+                f"{found}sandwich.offset_seconds={sandwich.offset_seconds} ({self.offset_frames} frames); "
+                "use smaller offsets or longer videos."
             )
+        return (
+            f"{found}sandwich.offset={sandwich.offset}; "
+            "use larger offsets, more frames per second, or --sandwich.short-videos repeat."
+        )
 
     @property
     def steps_per_epoch(self) -> int:
@@ -94,14 +110,16 @@ class Source(Dataset[RawBatch]):
         size = config.optim.batch // config.optim.accumulate
         slots = range(part * size, (part + 1) * size)
         chosen = self.chosen(step)
-        samples = [self._sample(step, slot, int(chosen[slot])) for slot in slots]
+        # Masks first: past and future of a video without a mask are not even read.
         masks = step_masks(config, step)
+        masked = np.asarray(masks.any(axis=(0, 2)))
+        samples = [self._sample(step, slot, int(chosen[slot]), bool(masked[slot])) for slot in slots]
         mask = masks[:, slots.start : slots.stop].reshape(2 * size, -1)
         counts = Counts(config.optim.batch, int(masks.any(axis=-1).sum()), int(masks.sum()))
         return _collate(samples, mask, counts)
 
-    def _sample(self, step: int, slot: int, clip: int) -> tuple[list[np.ndarray], SamplePlan]:
-        """Three frames and the views to be made of them."""
+    def _sample(self, step: int, slot: int, clip: int, masked: bool) -> Sample:
+        """The frames that are looked at, and the views to be made of them."""
         sandwich, views = self.config.sandwich, self.config.views
         rng = np.random.default_rng((self.config.seed, SAMPLE, step, slot))
         video, start, length = (int(x[clip]) for x in self.clips)
@@ -113,18 +131,30 @@ class Source(Dataset[RawBatch]):
             offset_frames=self.offset_frames,
             frames=sandwich.frames,
         )
-        frames = self.store.read(video, [start + index for index in indices])
-        past, current, future = ((frame.shape[0], frame.shape[1]) for frame in frames)
+        needed = [position for position in range(3) if self._needs(position, masked)]
+        read = self.store.read(video, [start + indices[position] for position in needed])
+        frames = dict(zip(needed, read, strict=True))
+        # A frame that nobody looks at has no views; any size will do for their numbers.
+        sizes = [frames.get(position, frames[CURRENT]).shape[:2] for position in range(3)]
         plan = sample_views(
             rng,
-            (past, current, future),
+            (sizes[PAST], sizes[CURRENT], sizes[FUTURE]),
             num_local=views.num_local,
             global_area=views.global_area,
             local_area=views.local_area,
             fixed_space=views.fixed_space,
             fixed_time=views.fixed_time,
         )
-        return frames, plan
+        return Sample(frames, plan)
+
+    def _needs(self, position: int, masked: bool) -> bool:
+        """Whether the past, current or future frame of a sample is looked at."""
+        auxiliary = self.config.auxiliary
+        if position == CURRENT:
+            return True
+        if position == PAST:
+            return (masked and auxiliary in ("past", "both")) or not self.config.views.fixed_time
+        return masked and auxiliary in ("future", "both")
 
 
 def offset_in_frames(store: FrameStore, config: Config) -> tuple[int, int] | None:
@@ -168,36 +198,39 @@ def _order(seed: int, epoch: int, num_clips: int, batch: int) -> Int64[np.ndarra
     return np.concatenate([rng.permutation(num_clips) for _ in range(rounds)])
 
 
-def _collate(
-    samples: list[tuple[list[np.ndarray], SamplePlan]], mask: np.ndarray, counts: Counts
-) -> RawBatch:
+def _collate(samples: list[Sample], mask: np.ndarray, counts: Counts) -> RawBatch:
     """Frames padded to a common size; views crop-major, auxiliary ones of masked crops alone."""
-    frames = [frame for triple, _ in samples for frame in triple]
-    plans = [plan for _, plan in samples]
+    frames = [frame for sample in samples for frame in sample.frames.values()]
     height, width = (max(frame.shape[axis] for frame in frames) for axis in (0, 1))
     padded = torch.zeros(len(frames), height, width, 3, dtype=torch.uint8)
     for row, frame in zip(padded.numpy(), frames, strict=True):
         row[: frame.shape[0], : frame.shape[1]] = frame
+    # Where the frame of a sample (0 past, 1 current, 2 future) lies among those that were read.
+    where = np.full(3 * len(samples), -1)
+    where[[3 * i + position for i, sample in enumerate(samples) for position in sample.frames]] = np.arange(
+        len(frames)
+    )
     masked = np.flatnonzero(mask.any(axis=1))
+    plans = [sample.plan for sample in samples]
     students = [plan.student for plan in plans if plan.student is not None]
     return RawBatch(
         frames=padded,
-        global_=_crop_major([plan.global_ for plan in plans]),
-        local=_crop_major([plan.local for plan in plans]),
-        past=_crop_major([plan.past for plan in plans]).select(masked),
-        future=_crop_major([plan.future for plan in plans]).select(masked),
-        student=_crop_major(students) if students else None,
+        global_=_crop_major([plan.global_ for plan in plans], where),
+        local=_crop_major([plan.local for plan in plans], where),
+        past=_crop_major([plan.past for plan in plans], where).select(masked),
+        future=_crop_major([plan.future for plan in plans], where).select(masked),
+        student=_crop_major(students, where) if students else None,
         mask=torch.from_numpy(mask),
         counts=counts,
     )
 
 
-def _crop_major(plans: list[ViewPlan]) -> ViewPlan:
+def _crop_major(plans: list[ViewPlan], where: Int64[np.ndarray, " frames"]) -> ViewPlan:
     """Views of all samples, crop by crop; frame indices become those of the batch."""
     together = ViewPlan.concatenate(plans)
     crops = len(plans[0])
     sample = np.repeat(np.arange(len(plans)), crops)
-    together = together.with_frame(together.frame + 3 * sample)
+    together = together.with_frame(where[together.frame + 3 * sample])
     rows = np.arange(len(together)).reshape(len(plans), crops).T.ravel()
     return together.select(rows)
 
@@ -221,13 +254,18 @@ def render_batch(raw: RawBatch, config: Config, device: torch.device) -> Batch:
     )
 
 
+def num_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def load(source: Source, first_step: int, num_steps: int, device: torch.device) -> Iterator[RawBatch]:
     """Parts of steps `first_step` .. `num_steps` - 1, in order, read ahead by worker processes."""
     accumulate = source.config.optim.accumulate
     indices = range(first_step * accumulate, num_steps * accumulate)
     workers = source.config.runtime.workers
     if workers is None:
-        workers = 0 if isinstance(source.store, RenderedStore) else min(16, os.cpu_count() or 1)
+        workers = 0 if isinstance(source.store, RenderedStore) else min(16, num_cores())
     loader = DataLoader(
         source,
         batch_size=None,

@@ -123,7 +123,7 @@ def koleo_loss(frames: Float[Tensor, "b d"], num_videos: int) -> Float[Tensor, "
         x = F.normalize(frames.float(), dim=-1, eps=1e-8)
         with torch.no_grad():
             cosines = x @ x.T
-            cosines.fill_diagonal_(-1.0)
+            cosines.fill_diagonal_(-2.0)  # below any cosine: nobody is its own neighbour
             nearest = cosines.argmax(dim=1)
         distance = F.pairwise_distance(x, x[nearest], eps=1e-8)
         return -(distance + 1e-8).log().sum() / num_videos

@@ -23,22 +23,28 @@ def build_model(config: Config) -> TCoRe:
             num_prototypes=config.head.prototypes,
             train_gains=config.head.train_gains,
         )
-        match = PatchMatchingModule(
-            dim=config.vit.dim,
-            num_heads=config.matching.num_heads,
-            gain=config.matching.gain,
-            num_blocks=config.matching.num_blocks,
-            temperature=config.matching.temperature,
-        )
+        match = None if config.auxiliary == "none" else build_matching(config)
     return TCoRe(
         backbone,
         head,
-        None if config.auxiliary == "none" else match,
+        match,
         form=config.loss.form,
         targets=config.teacher.targets,
         student_temperature=config.loss.student_temperature,
         center_momentum=config.teacher.center_momentum,
         auxiliary_drop_path=config.vit.auxiliary_drop_path,
+    )
+
+
+def build_matching(config: Config) -> PatchMatchingModule:
+    """The patch matching module of a run."""
+    matching = config.matching
+    return PatchMatchingModule(
+        dim=config.vit.dim,
+        num_heads=matching.num_heads,
+        gain=matching.gain,
+        num_blocks=matching.num_blocks,
+        temperature=matching.temperature,
     )
 
 

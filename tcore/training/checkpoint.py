@@ -11,7 +11,7 @@ from safetensors.torch import save
 from tcore.config import Config
 from tcore.config_file import differences, load_config, save_config, to_dict
 from tcore.errors import InputError
-from tcore.files import atomic, write_bytes, write_text
+from tcore.files import TEMPORARY, atomic, write_bytes, write_text
 from tcore.model.tcore import TCoRe
 from tcore.training.optim import Optimizer
 
@@ -32,6 +32,8 @@ def open_run(run: Path, config: Config) -> None:
     elif run.exists() and (not run.is_dir() or any(run.iterdir())):
         raise InputError(f"{run} exists and is no run folder (it has no {CONFIG}): choose another --run.")
     run.mkdir(parents=True, exist_ok=True)
+    for leftover in run.rglob(f".*{TEMPORARY}"):  # of a run that was killed while it wrote
+        leftover.unlink()
     save_config(config, run / CONFIG)
 
 

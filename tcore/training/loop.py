@@ -59,6 +59,8 @@ def train(config: Config, run: str | Path, frames: str | Path | None = None, *, 
     keep_every = config.keep_every or max(1, schedule.num_steps // 20)
     journal = Journal(run, first_step, schedule.num_steps, config.runtime.log_every, quiet)
     journal.say(introduce(source, trainer, schedule.num_steps, first_step))
+    if config.loss.koleo and config.optim.batch == config.optim.accumulate:
+        journal.say("warning: one video at a time has no neighbours: koleo is 0 throughout.")
     try:
         parts = load(source, first_step, schedule.num_steps, trainer.device)
         for step in range(first_step, schedule.num_steps):

@@ -22,6 +22,7 @@ from tcore.data.batch import Batch, Counts, find_holes, make_batch
 from tcore.data.frames import FrameStore
 from tcore.data.loader import RawBatch, Source, load, offset_in_frames, render_batch, step_masks
 from tcore.data.render import MEAN, STD
+from tcore.data.sandwich import Frames
 from tcore.data.views import NO_JITTER, ViewPlan, central_box
 from tcore.errors import InputError
 from tcore.model.tcore import Auxiliary
@@ -95,9 +96,14 @@ def plain(raw: RawBatch) -> RawBatch:
         jitter = np.tile(NO_JITTER, (n, 1))
         return replace(plan, jitter=jitter, grey=no, solarize=no, blur=np.zeros(n))
 
-    student = None if raw.student is None else of(raw.student)
-    views = {name: of(getattr(raw, name)) for name in ("global_", "local", "past", "future")}
-    return replace(raw, student=student, **views)
+    return replace(
+        raw,
+        global_=of(raw.global_),
+        local=of(raw.local),
+        past=of(raw.past),
+        future=of(raw.future),
+        student=None if raw.student is None else of(raw.student),
+    )
 
 
 def colours_of(crops: Tensor) -> list[tuple[int, int]]:
@@ -207,12 +213,31 @@ def test_counts_are_those_of_the_whole_step() -> None:
 
 
 def test_masks_do_not_depend_on_the_videos_and_follow_their_settings() -> None:
-    config = replace(TINY, masking=MaskingConfig(probability=0.75, ratio=(0.5, 0.5), kind="random", group=2))
-    masks = Source(Painted([20] * 4), config).read(0, 0).mask
-    assert torch.equal(masks, Source(Painted([30] * 9), config).read(0, 0).mask)
-    per_group = masks.reshape(2, 2, 2, -1).any(dim=3).sum(dim=(0, 2))  # crop, group, video
-    assert per_group.tolist() == [3, 3]
-    assert set(masks.sum(dim=1).tolist()) == {0, 8}
+    config = replace(TINY, masking=MaskingConfig(probability=0.75, ratio=(0.5, 0.5), group=2))
+    for step in range(10):
+        masks = Source(Painted([20] * 4), config).read(step, 0).mask
+        assert torch.equal(masks, Source(Painted([30] * 9), config).read(step, 0).mask)
+        per_group = masks.reshape(2, 2, 2, -1).any(dim=3).sum(dim=(0, 2))  # crop, group, video
+        assert per_group.tolist() == [3, 3]
+        assert set(masks.sum(dim=1).tolist()) == {0, 8}
+
+
+def test_masks_are_blocks_or_independent_patches_as_set() -> None:
+    views = replace(TINY.views, global_size=112)  # 14 x 14 patches
+    pairs = []
+    for masking in (MaskingConfig(kind="block"), MaskingConfig(kind="random")):
+        masks = step_masks(replace(TINY, views=views, masking=masking, optim=OptimConfig(batch=16)), 0)
+        grid = masks.reshape(32, 14, 14)
+        pairs.append(int((grid[:, 1:] & grid[:, :-1]).sum()))
+    assert pairs[0] > 1.5 * pairs[1]
+
+
+def test_areas_of_the_crops_are_those_set() -> None:
+    views = replace(TINY.views, global_area=(0.8, 0.9), local_area=(0.1, 0.15))
+    raw = Source(Painted([20] * 4, sizes=[(90, 90)]), replace(TINY, views=views)).read(0, 0)
+    for plan, low, high in [(raw.global_, 0.8, 0.9), (raw.local, 0.1, 0.15)]:
+        shares = plan.box[:, 2] * plan.box[:, 3] / 90**2
+        assert np.all((low - 0.02 < shares) & (shares < high + 0.02))  # sides are rounded
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")  # on a machine with one core
@@ -238,16 +263,16 @@ def test_loading_starts_at_any_step_and_ends_before_the_last() -> None:
     assert list(load(source, 5, 5, CPU)) == []
 
 
-def test_settings_of_the_sandwich_decide_which_frames_are_read() -> None:
-    store = Painted([40] * 4)
-    wide = SandwichConfig(current=(0.5, 0.525), offset=(0.1, 0.1))
-    for frames, expected in [
-        ("past-future", (16, 20, 24)),
-        ("past-past", (16, 20, 16)),
-        ("future-future", (24, 20, 24)),
-    ]:
-        config = replace(TINY, sandwich=replace(wide, frames=frames))
-        assert set(sandwiches_of(Source(store, config).read(0, 0))) == {expected}
+@pytest.mark.parametrize(
+    ("frames", "expected"),
+    [("past-future", (16, 20, 24)), ("past-past", (16, 20, 16)), ("future-future", (24, 20, 24))],
+)
+def test_settings_of_the_sandwich_decide_which_frames_are_read(
+    frames: Frames, expected: tuple[int, int, int]
+) -> None:
+    sandwich = SandwichConfig(current=(0.5, 0.525), offset=(0.1, 0.1), frames=frames)
+    raw = Source(Painted([40] * 4), replace(TINY, sandwich=sandwich)).read(0, 0)
+    assert set(sandwiches_of(raw)) == {expected}
 
 
 def test_views_are_taken_from_the_frames_they_belong_to() -> None:
@@ -475,7 +500,6 @@ def test_offsets_below_one_frame_are_refused() -> None:
     Source(Painted([20] * 4, fps=2.5), config)  # one frame
 
 
-@pytest.mark.xfail(strict=True, reason="the message names sandwich.offset and advises what has no effect")
 def test_offsets_in_seconds_that_fit_no_video_are_refused_with_advice_that_helps() -> None:
     config = in_seconds(9.0, 10.0)
     with pytest.raises(InputError) as caught:

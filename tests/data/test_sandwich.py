@@ -110,7 +110,6 @@ def test_settings_that_leave_the_video_are_refused_by_name_and_value() -> None:
             validate(Config(sandwich=SandwichConfig(current=current, offset=(0.2, 0.3))))
 
 
-@pytest.mark.xfail(strict=True, reason="validation lets current[0] be smaller than offset[1] by up to 1e-9")
 def test_accepted_settings_stay_in_the_video_to_the_last_bit() -> None:
     current, offset = (0.7 - 0.4, 0.7), (0.2, 0.3)  # 0.7 - 0.4 is 0.29999999999999993
     try:

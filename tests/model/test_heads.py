@@ -83,7 +83,7 @@ def test_length_of_the_directions_does_not_matter() -> None:
     made, x = head(), tokens()
     before = made(x)
     with torch.no_grad():
-        made.prototypes.directions *= torch.logspace(-2, 2, PROTOTYPES)[:, None]
+        made.prototypes.directions.mul_(torch.logspace(-2, 2, PROTOTYPES)[:, None])
     torch.testing.assert_close(made(x), before)
 
 
@@ -93,8 +93,8 @@ def test_length_of_the_bottleneck_does_not_matter() -> None:
     last = made.mlp[-1]
     assert isinstance(last, nn.Linear)
     with torch.no_grad():
-        last.weight *= 50
-        last.bias *= 50
+        last.weight.mul_(50)
+        last.bias.mul_(50)
     torch.testing.assert_close(made(x), before)
 
 
@@ -102,7 +102,7 @@ def test_each_gain_scales_its_own_prototype() -> None:
     made, x = head(), tokens()
     before, factors = made(x), torch.linspace(0.5, 2, PROTOTYPES)
     with torch.no_grad():
-        made.prototypes.gains *= factors[:, None]
+        made.prototypes.gains.mul_(factors[:, None])
     torch.testing.assert_close(made(x), before * factors)
 
 

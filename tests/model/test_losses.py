@@ -209,7 +209,7 @@ def test_koleo_looks_at_the_nearest_other_frame(count: int) -> None:
 
 
 def test_koleo_of_half_precision_arithmetic_is_computed_in_full() -> None:
-    frames = frame_tokens(8)
+    frames = frame_tokens(1, seed=1) + 1e-2 * frame_tokens(8)  # cosines that bf16 cannot tell apart
     with torch.autocast("cpu", dtype=torch.bfloat16):
         got = koleo_loss(frames, 8)
     assert got.dtype == torch.float32
@@ -219,6 +219,11 @@ def test_koleo_of_half_precision_arithmetic_is_computed_in_full() -> None:
 def test_koleo_ignores_the_length_of_the_tokens() -> None:
     frames = frame_tokens(5)
     torch.testing.assert_close(koleo_loss(7 * frames, 5), koleo_loss(frames, 5))
+
+
+def test_koleo_of_a_part_counts_by_its_share_of_the_step() -> None:
+    frames = frame_tokens(3)
+    torch.testing.assert_close(koleo_loss(frames, 12), koleo_loss(frames, 3) / 4)
 
 
 def test_koleo_of_one_video_is_zero_with_a_graph() -> None:

@@ -174,6 +174,12 @@ def test_temperature_divides_the_logits_of_the_cross_attention() -> None:
     torch.testing.assert_close(cold(current, auxiliary), warm(current, auxiliary))
 
 
+def test_temperature_leaves_the_self_attention_alone() -> None:
+    warm, cold = (module(gain=0.0, temperature=t).attention(*frames()) for t in (1.0, 0.25))
+    assert torch.equal(warm.self_, cold.self_)
+    assert not torch.allclose(warm.cross, cold.cross)
+
+
 def test_gradient_reaches_both_frames_and_every_parameter() -> None:
     match, (current, auxiliary) = module(), frames()
     current.requires_grad_()

@@ -7,14 +7,25 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tcore.config import Config, HeadConfig, LossConfig, MatchingConfig, TeacherConfig, ViewsConfig, VitConfig
+from tcore.config import (
+    Config,
+    HeadConfig,
+    LossConfig,
+    MatchingConfig,
+    OptimConfig,
+    TeacherConfig,
+    ViewsConfig,
+    VitConfig,
+)
 from tcore.data.batch import Batch, Counts, find_holes, make_batch
+from tcore.errors import InputError
 from tcore.model.heads import ProjectionHead
 from tcore.model.losses import Losses
 from tcore.model.matching import PatchMatchingModule
 from tcore.model.tcore import Auxiliary, Center, LossForm, Targets, TCoRe, at_holes
 from tcore.model.vit import Block, VisionTransformer
-from tcore.training.build import build_model
+from tcore.recipes import recipe
+from tcore.training.build import build_model, build_schedule, choose_device, choose_dtype
 
 VIDEOS, LOCALS, SIZE, SMALL, PATCH, DIM, PROTOTYPES = 3, 2, 32, 16, 8, 16, 24
 MASKED = (1, 2, 4)
@@ -108,7 +119,7 @@ def perturb(module: nn.Module) -> None:
     """Move parameters away from where they are."""
     with torch.no_grad():
         for parameter in module.parameters():
-            parameter += 0.1 * torch.randn(parameter.shape, generator=seeded(parameter.numel()))
+            parameter.add_(0.1 * torch.randn(parameter.shape, generator=seeded(parameter.numel())))
 
 
 def teacher_outputs(tcore: TCoRe, crops: Batch) -> tuple[Tensor, Tensor]:
@@ -198,7 +209,6 @@ def test_every_trained_parameter_gets_a_finite_gradient(auxiliary: Auxiliary) ->
         for name, parameter in part:
             assert parameter.grad is not None, name
             assert parameter.grad.isfinite().all(), name
-            # The keys' bias moves all logits of a query alike.
             assert parameter.grad.abs().max() > 0, name
 
 
@@ -570,6 +580,7 @@ def test_targets_of_a_step_use_the_centers_of_the_steps_before() -> None:
     tcore.update_centers()
     tcore(second, TEMPERATURE)
     first_seen = 0.1 * teacher_outputs(tcore, first)[0].mean(dim=0)
+    assert tcore.glimpse is not None
     torch.testing.assert_close(tcore.glimpse.frame_targets, expected(first_seen, second))
 
 
@@ -648,6 +659,7 @@ def test_model_is_a_function_of_the_seed_alone() -> None:
 
 
 def test_model_with_published_settings_starts_at_the_uniform_answer() -> None:
+    """Once the centre has caught up; the targets of the very first steps are not centred yet."""
     config = replace(
         tiny_config(),
         vit=VitConfig(dim=96, depth=2, num_heads=3, patch_size=PATCH),
@@ -656,9 +668,38 @@ def test_model_with_published_settings_starts_at_the_uniform_answer() -> None:
         loss=LossConfig(),
     )
     tcore = build_model(config)
-    dinos = []
-    for step in range(40):
-        dinos.append(tcore(batch(seed=step), 0.04, seeded()).dino.item())
+    for step in range(25):
+        losses = tcore(batch(seed=step), 0.04, seeded())
         tcore.update_centers()
-    print(dinos[0], dinos[-1], math.log(512))
-    assert dinos[-1] == pytest.approx(math.log(512), rel=0.05)
+    assert losses.dino.item() == pytest.approx(math.log(512), rel=0.05)
+
+
+def test_schedule_of_a_run_in_epochs_is_the_published_one() -> None:
+    schedule = build_schedule(recipe("vits16-k400"), 936)
+    assert (schedule.num_steps, schedule.warmup_steps) == (400 * 936, 20 * 936)
+    assert schedule.temperature_steps == 30 * 936
+    assert (schedule.lr, schedule.matching_lr, schedule.end_lr) == pytest.approx((1e-3, 1e-4, 1e-6))
+    large = build_schedule(recipe("vitb16-k400"), 1873)
+    assert large.lr == pytest.approx(1e-3 * math.sqrt(128 / 1024))
+    assert large.matching_lr == pytest.approx(0.13 * large.lr)
+
+
+def test_warm_ups_of_a_run_in_steps_are_fractions_of_it() -> None:
+    schedule = build_schedule(replace(Config(), optim=OptimConfig(steps=1200)), 7)
+    assert (schedule.num_steps, schedule.warmup_steps, schedule.temperature_steps) == (1200, 60, 90)
+
+
+def test_device_that_is_none_is_refused_by_name() -> None:
+    assert choose_device("cpu") == torch.device("cpu")
+    with pytest.raises(InputError, match=r"runtime\.device=gpu"):
+        choose_device("gpu")
+    if not torch.cuda.is_available():
+        assert choose_device("auto") == torch.device("cpu")
+        with pytest.raises(InputError, match=r"runtime\.device=cuda"):
+            choose_device("cuda")
+
+
+def test_precision_follows_the_device_unless_given() -> None:
+    cpu, gpu = torch.device("cpu"), torch.device("cuda")
+    assert choose_dtype("auto", cpu) == choose_dtype("fp32", gpu) == torch.float32
+    assert choose_dtype("auto", gpu) == choose_dtype("bf16", cpu) == torch.bfloat16

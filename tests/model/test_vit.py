@@ -182,12 +182,10 @@ def test_resize_keeps_a_constant_field_and_the_position_of_the_frame_token(grid:
 
 
 def test_shrinking_the_position_grid_averages_instead_of_skipping() -> None:
-    """A checkerboard has no coarse structure: with antialias little of it is left."""
+    """The mean of the 16 cells that become one has a quarter of their deviation, one of them all of it."""
     vit = encoder(image_size=128)  # 16 x 16
-    rows, columns = torch.arange(16)[:, None], torch.arange(16)[None]
-    with torch.no_grad():
-        vit.pos_embed[:, 1:] = ((rows + columns) % 2 * 2.0 - 1).reshape(1, -1, 1)
-    assert vit._positions(4, 4)[:, 1:].abs().max() < 0.05
+    nn.init.normal_(vit.pos_embed)
+    assert vit._positions(4, 4)[:, 1:].std() < 0.4
 
 
 @pytest.mark.parametrize(("height", "width"), [(36, 32), (32, 36), (4, 32)])
