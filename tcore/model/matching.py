@@ -8,6 +8,8 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from tcore.model.vit import scaled_attention
+
 
 class HeadedAttention(nn.Module):
     """Multi-head attention from one set of tokens to another; in_proj rows are queries, keys, values."""
@@ -35,7 +37,7 @@ class HeadedAttention(nn.Module):
     ) -> Float[Tensor, "b n d"]:
         """Gather from the source what each query asks for."""
         q, k, v = self._project(query, source)
-        x = F.scaled_dot_product_attention(q, k, v, scale=self.scale)
+        x = scaled_attention(q, k, v, self.scale)
         return self.out_proj(x.transpose(1, 2).flatten(2))
 
     def map(

@@ -19,6 +19,16 @@ class Tokens(NamedTuple):
     patches: Float[Tensor, "b n d"]
 
 
+def scaled_attention(
+    q: Float[Tensor, "b heads n w"],
+    k: Float[Tensor, "b heads m w"],
+    v: Float[Tensor, "b heads m w"],
+    scale: float | None = None,
+) -> Float[Tensor, "b heads n w"]:
+    """Scaled dot-product attention; an empty batch, which fused kernels refuse, stays empty."""
+    return F.scaled_dot_product_attention(q, k, v, scale=scale) if q.shape[0] else q
+
+
 class Attention(nn.Module):
     """Multi-head self-attention with one joint projection for queries, keys and values."""
 
@@ -32,7 +42,7 @@ class Attention(nn.Module):
         """Let every token look at every other."""
         b, n, d = x.shape
         q, k, v = self.qkv(x).view(b, n, 3, self.num_heads, d // self.num_heads).permute(2, 0, 3, 1, 4)
-        x = F.scaled_dot_product_attention(q, k, v)
+        x = scaled_attention(q, k, v)
         return self.proj(x.transpose(1, 2).reshape(b, n, d))
 
 

@@ -29,7 +29,7 @@ from tcore.training.build import build_model
 from tcore.training.journal import format_seconds
 from tcore.training.loop import train
 
-HELDOUT_SEED = 2026  # no recipe was chosen on these videos
+HELDOUT_SEED = 31415  # no setting was chosen on these videos
 
 COPY, COLOUR, UNTRAINED, TRAINED = "copy first frame", "raw colour patches", "untrained", "trained"
 
