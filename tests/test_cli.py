@@ -1,4 +1,5 @@
 import contextlib
+import re
 import subprocess
 import sys
 import time
@@ -176,3 +177,29 @@ for name in ("tyro", "av", "tensorboard", "torchvision", "timm"):
 import tcore, tcore.training.plan, tcore.show.quickstart
 """
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_broken_frame_is_one_line_that_names_it_whoever_reads_it(
+    workers: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "store" / "video"
+    folder.mkdir(parents=True)
+    for index in range(8):
+        (folder / f"{index}.jpg").write_bytes(b"no image")
+    arguments = [
+        "--frames",
+        str(tmp_path / "store"),
+        "--run",
+        str(tmp_path / "run"),
+        "--runtime.workers",
+        workers,
+    ]
+    with pytest.raises(SystemExit) as stop:
+        main(["train", "quickstart", *arguments, *TINY])
+    assert stop.value.code == 2
+    introduced, said = capsys.readouterr().err.splitlines()
+    assert introduced.startswith("1 videos")
+    assert re.fullmatch(
+        rf"tcore: error: cannot read frame {folder}/\d.jpg: cannot identify image file\.", said
+    )

@@ -111,6 +111,7 @@ def test_unreadable_settings_are_one_line(tmp_path: Path) -> None:
     [
         {"sandwich.offset": (0.15, 0.4)},
         {"sandwich.offset": (0.3, 0.2)},
+        {"sandwich.offset": (0.0, 0.2)},
         {"sandwich.current": (0.1, 0.7)},
         {"masking.ratio": (0.5, 1.5)},
         {"masking.probability": -0.1},
@@ -128,6 +129,7 @@ def test_unreadable_settings_are_one_line(tmp_path: Path) -> None:
         {"teacher.temperature": (0.0, 0.07)},
         {"vit.drop_path": 1.0},
         {"sandwich.offset_seconds": (0.0, 1.0)},
+        {"sandwich.short_videos": "repeat", "sandwich.offset_seconds": (1.0, 2.0)},
         {"sandwich.frames": "past-past", "auxiliary": "past"},
         {"seed": -1},
     ],

@@ -135,20 +135,21 @@ def read_image(path: Path) -> Frame:
     """Decode one image to RGB."""
     try:
         with Image.open(path) as image:
-            if image.mode.startswith("I;16"):  # Pillow would cut 16 bits off at 255
+            if image.mode == "I" or image.mode.startswith("I;16"):  # Pillow would cut 16 bits off at 255
                 grey = (np.asarray(image) >> 8).astype(np.uint8)
                 return np.repeat(grey[:, :, None], 3, axis=2)
             with_alpha = image.mode == "P" and "transparency" in image.info
             return np.asarray((image.convert("RGBA") if with_alpha else image).convert("RGB"))
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise InputError(f"cannot read frame {path}: {error}.") from error
+        reason = getattr(error, "strerror", None) or str(error).replace(repr(str(path)), "").strip()
+        raise InputError(f"cannot read frame {path}: {reason}.") from error
 
 
 def _walk(root: Path) -> list[tuple[str, list[str]]]:
     """Folders that hold images, with the images in natural order; links are followed, but not in circles."""
     found, seen = [], {os.path.realpath(root)}
     for folder, below, files in os.walk(root, followlinks=True):
-        below[:] = [name for name in below if not name.startswith(".")]
+        below[:] = sorted(name for name in below if not name.startswith("."))
         for name in list(below):
             place = os.path.realpath(Path(folder) / name)
             if place in seen:

@@ -1,7 +1,8 @@
 """From a step's number to its batch: which videos, which frames, which views; then pixels on the device.
 
 Everything random is a function of (seed, step), so a run can stop and go on anywhere, and neither the
-number of reading processes nor the parts a step is computed in change what is seen.
+number of reading processes nor the parts a step is computed in change what is seen (but for rounding:
+frames of different sizes are padded to the largest of a part).
 """
 
 import os
@@ -254,24 +255,40 @@ def render_batch(raw: RawBatch, config: Config, device: torch.device) -> Batch:
     )
 
 
+class Carrier(Dataset[RawBatch | InputError]):
+    """Carries bad input out of a reading process as a value; raised there, it would become a traceback."""
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+
+    def __getitem__(self, index: int) -> RawBatch | InputError:
+        try:
+            return self.source[index]
+        except InputError as error:
+            return error
+
+
 def num_cores() -> int:
     """Cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def load(source: Source, first_step: int, num_steps: int, device: torch.device) -> Iterator[RawBatch]:
-    """Parts of steps `first_step` .. `num_steps` - 1, in order, read ahead by worker processes."""
+    """Parts of steps `first_step` to `num_steps` - 1, in order, read ahead by worker processes."""
     accumulate = source.config.optim.accumulate
     indices = range(first_step * accumulate, num_steps * accumulate)
     workers = source.config.runtime.workers
     if workers is None:
         workers = 0 if isinstance(source.store, RenderedStore) else min(16, num_cores())
     loader = DataLoader(
-        source,
+        Carrier(source),
         batch_size=None,
         sampler=indices,
         num_workers=workers,
         pin_memory=device.type == "cuda",
         prefetch_factor=2 if workers else None,
     )
-    return iter(loader)
+    for item in loader:
+        if isinstance(item, InputError):
+            raise item
+        yield item

@@ -29,7 +29,7 @@ class Journal:
         self._console = Console(stderr=True, quiet=quiet)
         self._progress = self._start_progress() if self._console.is_terminal and not quiet else None
         self._started = time.perf_counter()
-        self._warned = False
+        self._warned, self._said = False, ""
 
     def _start_progress(self) -> Progress:
         progress = Progress(
@@ -60,7 +60,8 @@ class Journal:
                     self._board.add_scalar(name, value, step)
         said = describe(metrics, health)
         if self._progress:
-            self._progress.update(self._task, completed=step, said=said if health else None)
+            self._said = said if health else self._said
+            self._progress.update(self._task, completed=step, said=self._said)
         elif health:
             done = step - self.first_step
             eta = (time.perf_counter() - self._started) / done * (self.num_steps - step)

@@ -54,7 +54,7 @@ def train(config: Config, run: str | Path, frames: str | Path | None = None, *, 
     schedule = build_schedule(config, source.steps_per_epoch)
     trainer = Trainer(config)
     fingerprint = source.store.fingerprint()
-    first_step = load_checkpoint(run, trainer.model, trainer.optimizer, fingerprint)
+    saved = first_step = load_checkpoint(run, trainer.model, trainer.optimizer, fingerprint)
 
     keep_every = config.keep_every or max(1, schedule.num_steps // 20)
     journal = Journal(run, first_step, schedule.num_steps, config.runtime.log_every, quiet)
@@ -68,13 +68,14 @@ def train(config: Config, run: str | Path, frames: str | Path | None = None, *, 
             try:
                 metrics = trainer.step(parts, step, schedule.at(step))
             except DivergedError as error:
-                raise DivergedError(f"{error} {last_checkpoint(run, step, config)}") from error
+                raise DivergedError(f"{error} {what_remains(run, saved)}") from error
             look = done % config.runtime.log_every == 0 or done == schedule.num_steps
             journal.record(done, metrics, trainer.health() if look else None)
             if done % keep_every == 0 or done == schedule.num_steps:
                 keep_encoder(run, done, trainer.model)
             if done % config.checkpoint_every == 0 or done == schedule.num_steps:
                 save_checkpoint(run, done, trainer.model, trainer.optimizer, config, fingerprint)
+                saved = done
     finally:
         journal.close()
     return run
@@ -184,12 +185,12 @@ def stop_unless_finite(what: str, named: Mapping[str, torch.Tensor], step: int) 
         raise DivergedError(f"{what} {', '.join(bad)} at step {step + 1}: stopped before the update.")
 
 
-def last_checkpoint(run: Path, step: int, config: Config) -> str:
-    """Where to go on from after a stop at `step`."""
-    saved = step // config.checkpoint_every * config.checkpoint_every
-    if not (run / CHECKPOINT).exists():
-        return "There is no checkpoint yet; try a lower --optim.base-lr."
-    return f"The checkpoint of step {saved} is in {run / CHECKPOINT}; try a lower --optim.base-lr."
+def what_remains(run: Path, saved: int) -> str:
+    """What a run that had to stop leaves behind."""
+    kept = (
+        f"The checkpoint of step {saved} is in {run / CHECKPOINT}" if saved else "There is no checkpoint yet"
+    )
+    return f"{kept}; try a lower --optim.base-lr in a new run."
 
 
 def open_store(config: Config, frames: str | Path | None) -> FrameStore:

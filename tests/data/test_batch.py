@@ -1,0 +1,227 @@
+"""Batches: which pixels their views show, and what is masked of them."""
+
+from collections.abc import Sequence
+from dataclasses import fields, replace
+
+import numpy as np
+import pytest
+import torch
+from jaxtyping import UInt8
+
+from tcore.config import Config, MaskingConfig, OptimConfig
+from tcore.data.batch import Batch, Counts, find_holes, make_batch
+from tcore.data.frames import FrameStore
+from tcore.data.loader import RawBatch, Source, render_batch
+from tcore.data.views import NO_JITTER, ViewPlan, central_box
+from tcore.model.tcore import Auxiliary
+from tests.data.painted import ALL_MASKED, GRID, TINY, Painted, colours_of, samples_of
+
+CPU = torch.device("cpu")
+SIZES = [(20, 30), (32, 24), (26, 26), (40, 18), (24, 33)]  # height, width
+
+
+@pytest.fixture(scope="module")
+def rendered() -> FrameStore:
+    """Videos that are rendered once."""
+    return FrameStore.rendered(videos=6, frames=8, size=32)
+
+
+def plain(raw: RawBatch) -> RawBatch:
+    """The same views in their own colours."""
+
+    def of(plan: ViewPlan) -> ViewPlan:
+        n, no = len(plan), np.zeros(len(plan), bool)
+        jitter = np.tile(NO_JITTER, (n, 1))
+        return replace(plan, jitter=jitter, grey=no, solarize=no, blur=np.zeros(n))
+
+    return replace(
+        raw,
+        global_=of(raw.global_),
+        local=of(raw.local),
+        past=of(raw.past),
+        future=of(raw.future),
+        student=None if raw.student is None else of(raw.student),
+    )
+
+
+def batch_of(config: Config, store: FrameStore, step: int = 0) -> Batch:
+    return render_batch(Source(store, config).read(step, 0), config, CPU)
+
+
+def test_views_are_taken_from_the_frames_they_belong_to() -> None:
+    raw = Source(Painted([20] * 6), ALL_MASKED).read(0, 0)
+    triples = samples_of(raw)
+    assert all(past < current < future for _, (past, current, future) in triples)
+    batch = render_batch(plain(raw), ALL_MASKED, CPU)
+    # Crop-major: all videos of the first crop, then all of the second.
+    assert colours_of(batch.global_crops) == [(v, s[1]) for v, s in triples] * 2
+    assert colours_of(batch.local_crops) == [(v, s[1]) for v, s in triples] * 3
+    assert batch.past is not None
+    assert batch.future is not None
+    assert colours_of(batch.past) == [(v, s[0]) for v, s in triples] * 2
+    assert colours_of(batch.future) == [(v, s[2]) for v, s in triples] * 2
+
+
+@pytest.mark.parametrize("step", range(3))
+def test_only_masked_crops_get_past_and_future_views(step: int) -> None:
+    store = Painted([20] * 6)
+    samples = samples_of(Source(store, ALL_MASKED).read(step, 0))  # masks do not decide what is chosen
+    raw = Source(store, TINY).read(step, 0)
+    batch = render_batch(plain(raw), TINY, CPU)
+    masked = raw.mask.any(dim=1).nonzero().squeeze(1)
+    assert len(masked) == 4  # of 8 crops
+    assert torch.equal(batch.masked, masked)
+    assert batch.past is not None
+    assert batch.future is not None
+    of_masked = [samples[i % 4] for i in masked.tolist()]
+    assert colours_of(batch.past) == [(v, s[0]) for v, s in of_masked]
+    assert colours_of(batch.future) == [(v, s[2]) for v, s in of_masked]
+    assert colours_of(batch.global_crops) == [(v, s[1]) for v, s in samples] * 2
+    assert colours_of(batch.local_crops) == [(v, s[1]) for v, s in samples] * 3
+
+
+@pytest.mark.parametrize("auxiliary", ["none", "past", "future", "both"])
+def test_shapes_follow_the_auxiliary_branch(rendered: FrameStore, auxiliary: Auxiliary) -> None:
+    config = replace(TINY, auxiliary=auxiliary)
+    batch = batch_of(config, rendered)
+    assert batch.global_crops.shape == (8, 3, 32, 32)
+    assert batch.local_crops.shape == (12, 3, 16, 16)
+    assert batch.mask.shape == (8, GRID * GRID)
+    assert batch.masked.shape == (4,)
+    expected = (4, 3, 32, 32)
+    assert (batch.past is None) == (auxiliary in ("none", "future"))
+    assert (batch.future is None) == (auxiliary in ("none", "past"))
+    assert all(views.shape == expected for views in (batch.past, batch.future) if views is not None)
+    assert torch.equal(batch.teacher_crops, batch.global_crops)  # the same pixels
+
+
+@pytest.mark.parametrize("step", range(3))
+@pytest.mark.parametrize("other", ["none", "past", "future"])
+def test_the_auxiliary_branch_changes_nothing_else(rendered: FrameStore, other: Auxiliary, step: int) -> None:
+    both, fewer = (batch_of(replace(TINY, auxiliary=a), rendered, step) for a in ("both", other))
+    assert torch.equal(both.global_crops, fewer.global_crops)
+    assert torch.equal(both.local_crops, fewer.local_crops)
+    assert torch.equal(both.mask, fewer.mask)
+    for name in ("past", "future"):
+        if getattr(fewer, name) is not None:
+            assert torch.equal(getattr(both, name), getattr(fewer, name))
+
+
+class Growing(FrameStore):
+    """Videos of noise whose frames become larger all the time."""
+
+    def __init__(self, num_videos: int, num_frames: int) -> None:
+        self.names = [f"video-{index}" for index in range(num_videos)]
+        self.lengths = np.full(num_videos, num_frames, dtype=np.int64)
+
+    def read(self, video: int, frames: Sequence[int]) -> list[UInt8[np.ndarray, "height width 3"]]:
+        return [
+            np.random.default_rng((video, frame)).integers(
+                0, 256, (24 + 2 * frame, 20 + 3 * frame, 3), dtype=np.uint8
+            )
+            for frame in frames
+        ]
+
+
+def test_frames_that_are_not_read_leave_no_trace_in_the_pixels() -> None:
+    configs = [replace(TINY, auxiliary=auxiliary) for auxiliary in ("both", "none")]
+    both, none = (Source(Growing(4, 20), config).read(0, 0) for config in configs)
+    # Without those of the future the current frames are padded less.
+    assert all(more > less for more, less in zip(both.frames.shape[:3], none.frames.shape[:3], strict=True))
+    for name in ("global_", "local"):
+        for field in fields(ViewPlan):
+            if field.name != "frame":
+                ours, theirs = (getattr(getattr(raw, name), field.name) for raw in (both, none))
+                assert np.array_equal(ours, theirs), field.name
+    ours, theirs = (
+        render_batch(plain(raw), config, CPU) for raw, config in zip((both, none), configs, strict=True)
+    )
+    # Not bit by bit: sums over rows of another length are rounded in another order.
+    torch.testing.assert_close(ours.global_crops, theirs.global_crops, rtol=0, atol=1e-5)
+    torch.testing.assert_close(ours.local_crops, theirs.local_crops, rtol=0, atol=1e-5)
+
+
+def test_without_masks_there_are_no_auxiliary_views() -> None:
+    batch = batch_of(replace(TINY, masking=MaskingConfig(probability=0.0)), Painted([20] * 4))
+    assert batch.past is not None
+    assert batch.past.shape == (0, 3, 32, 32)
+    assert batch.holes.shape == batch.hole_weights.shape == batch.masked.shape == (0,)
+    assert batch.counts == Counts(4, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("fixed_space", "fixed_time"), [(True, True), (False, True), (True, False), (False, False)]
+)
+def test_alignment_decides_which_box_and_frame_the_student_sees(fixed_space: bool, fixed_time: bool) -> None:
+    views = replace(TINY.views, fixed_space=fixed_space, fixed_time=fixed_time)
+    config = replace(TINY, auxiliary="none", views=views)
+    store = Painted([20] * 4, sizes=[(64, 64)])
+    samples = samples_of(Source(store, ALL_MASKED).read(0, 0))
+    raw = Source(store, config).read(0, 0)
+    batch = render_batch(plain(raw), config, CPU)
+    teacher = [(v, s[1]) for v, s in samples] * 2
+    past = [(v, s[0]) for v, s in samples] * 2
+    assert colours_of(batch.teacher_crops) == teacher
+    assert colours_of(batch.global_crops) == (teacher if fixed_time else past)
+    student = raw.global_ if raw.student is None else raw.student
+    assert np.array_equal(student.box, raw.global_.box) == fixed_space
+    if not fixed_space:
+        assert not (student.box == raw.global_.box).all(axis=1).any()
+
+
+@pytest.mark.parametrize(("fixed_space", "fixed_time"), [(False, True), (True, False), (False, False)])
+def test_teacher_and_student_pixels_differ_only_in_the_alignment_ablations(
+    rendered: FrameStore, fixed_space: bool, fixed_time: bool
+) -> None:
+    aligned = batch_of(replace(TINY, auxiliary="none"), rendered)
+    views = replace(TINY.views, fixed_space=fixed_space, fixed_time=fixed_time)
+    moved = batch_of(replace(TINY, auxiliary="none", views=views), rendered)
+    assert torch.equal(aligned.global_crops, aligned.teacher_crops)
+    assert torch.equal(moved.teacher_crops, aligned.teacher_crops)
+    assert torch.equal(moved.local_crops, aligned.local_crops)
+    different = (moved.global_crops - moved.teacher_crops).abs().amax(dim=(1, 2, 3)) > 0.01
+    assert different.all()
+
+
+def test_frames_of_different_sizes_share_a_batch_without_showing_their_padding() -> None:
+    config = replace(ALL_MASKED, optim=OptimConfig(batch=5))
+    raw = Source(Painted([20] * 5, sizes=SIZES), config).read(0, 0)
+    videos = [video for video, _ in samples_of(raw)]
+    assert raw.frames.shape == (15, 40, 33, 3)
+    batch = render_batch(plain(raw), config, CPU)
+    assert batch.past is not None
+    assert batch.future is not None
+    for crops in (batch.global_crops, batch.local_crops, batch.past, batch.future):
+        shown = [video for video, _ in colours_of(crops)]  # one colour each: no padding
+        assert shown == videos * (len(crops) // 5)
+    for sample, video in enumerate(videos):
+        assert raw.past.box[sample].tolist() == list(central_box(SIZES[video]))
+        assert np.array_equal(raw.past.box[sample], raw.future.box[sample])
+
+
+def test_holes_are_the_masked_patches_of_the_masked_crops() -> None:
+    mask = torch.tensor([[0, 1, 1, 0], [0, 0, 0, 0], [1, 0, 0, 0], [1, 1, 1, 1]]).bool()
+    found = find_holes(mask)
+    assert found.masked.tolist() == [0, 2, 3]
+    assert found.holes.tolist() == [1, 2, 4, 8, 9, 10, 11]
+    assert found.hole_weights.tolist() == [0.5, 0.5, 1, 0.25, 0.25, 0.25, 0.25]
+
+
+def test_a_batch_without_counts_is_the_whole_step() -> None:
+    mask = torch.tensor([[0, 1, 1, 0], [0, 0, 0, 0]]).bool()
+    crops = torch.zeros(2, 3, 16, 16)
+    batch = make_batch(crops, torch.zeros(3, 3, 8, 8), mask)
+    assert batch.counts == Counts(1, 1, 2)
+    assert batch.teacher_crops is batch.global_crops
+    assert batch.past is batch.future is None
+
+
+@pytest.mark.parametrize("name", ["past", "future"])
+@pytest.mark.parametrize("num_views", [0, 1, 3, 4])
+def test_a_batch_has_as_many_auxiliary_views_as_masked_crops(name: str, num_views: int) -> None:
+    mask = torch.tensor([[0, 1, 1, 0], [0, 0, 0, 0], [1, 0, 0, 0], [0, 0, 0, 0]]).bool()
+    crops, local = torch.zeros(4, 3, 16, 16), torch.zeros(3, 3, 8, 8)
+    views = torch.zeros(num_views, 3, 16, 16)
+    past, future = (views, None) if name == "past" else (None, views)
+    with pytest.raises(ValueError, match=f"{name} has {num_views} views for 2 masked crops"):
+        make_batch(crops, local, mask, past, future)

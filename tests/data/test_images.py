@@ -1,0 +1,86 @@
+"""From image files to RGB frames."""
+
+import struct
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tcore.data.frames import FrameStore, read_image
+from tcore.errors import InputError
+
+
+@pytest.mark.parametrize("suffix", ["jpg", "jpeg", "JPG", "JPEG", "png", "PNG"])
+def test_jpeg_and_png_are_read_as_height_width_rgb(tmp_path: Path, suffix: str) -> None:
+    (tmp_path / "video").mkdir()
+    Image.new("RGB", (16, 8), (200, 100, 50)).save(tmp_path / "video" / f"0.{suffix}")
+    (frame,) = FrameStore.open(tmp_path).read(0, [0])
+    assert frame.shape == (8, 16, 3)
+    assert frame.dtype == np.uint8
+    assert np.abs(frame.astype(int) - (200, 100, 50)).max() <= 3  # JPEG is not exact
+
+
+@pytest.mark.parametrize("mode", ["L", "RGBA", "P", "1", "LA"])
+def test_other_kinds_of_images_become_rgb(tmp_path: Path, mode: str) -> None:
+    (tmp_path / "video").mkdir()
+    Image.new("RGB", (6, 4), (255, 255, 255)).convert(mode).save(tmp_path / "video" / "0.png")
+    (frame,) = FrameStore.open(tmp_path).read(0, [0])
+    assert frame.shape == (4, 6, 3)
+    assert frame.min() == 255
+
+
+def test_16_bit_grey_keeps_its_brightness(tmp_path: Path) -> None:
+    high = np.arange(256, dtype=np.uint16).reshape(16, 16)
+    low = np.random.default_rng(0).integers(0, 256, (16, 16), dtype=np.uint16)
+    Image.fromarray(256 * high + low).save(tmp_path / "0.png")
+    assert (tmp_path / "0.png").read_bytes()[24] == 16  # bits per sample
+    frame = read_image(tmp_path / "0.png")
+    assert frame.shape == (16, 16, 3)
+    assert frame.dtype == np.uint8
+    assert np.array_equal(frame, np.repeat(high[:, :, None], 3, axis=2))
+
+
+@pytest.mark.parametrize("transparency", [1, b"\xff\x80\x00"], ids=["one colour", "alpha per colour"])
+def test_a_palette_with_transparency_is_read_in_its_colours_without_a_warning(
+    tmp_path: Path, transparency: int | bytes
+) -> None:
+    colours = [(200, 0, 0), (0, 150, 0), (10, 20, 100)]
+    image = Image.new("P", (3, 2))
+    image.putpalette([value for colour in colours for value in colour])
+    for column in range(3):
+        image.paste(column, (column, 0, column + 1, 2))
+    image.save(tmp_path / "0.png", transparency=transparency)
+    with Image.open(tmp_path / "0.png") as saved:
+        assert saved.mode == "P"
+        assert "transparency" in saved.info
+    assert np.array_equal(read_image(tmp_path / "0.png"), [colours, colours])  # warnings are errors
+
+
+@pytest.mark.parametrize("damage", ["empty", "truncated", "no image"])
+def test_a_broken_frame_is_named(tmp_path: Path, damage: str) -> None:
+    path = tmp_path / "video" / "00000.jpg"
+    path.parent.mkdir()
+    noise = np.random.default_rng(0).integers(0, 256, (32, 32, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(path)
+    whole = path.read_bytes()
+    path.write_bytes({"empty": b"", "truncated": whole[: len(whole) // 2], "no image": b"text" * 50}[damage])
+    store = FrameStore.open(tmp_path)
+    with pytest.raises(InputError, match="cannot read frame") as caught:
+        store.read(0, [0])
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_png_that_breaks_off_into_something_else_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "video" / "00000.png"
+    path.parent.mkdir()
+    Image.new("RGB", (64, 64)).save(path)
+    whole = path.read_bytes()
+    start = whole.index(b"IDAT") - 4
+    half = struct.pack(">I", 4) + whole[start + 4 : start + 12]  # four bytes of pixels
+    path.write_bytes(whole[:start] + half + struct.pack(">I", zlib.crc32(half[4:])) + b"\0\0\0\4\0\0\0\0" * 9)
+    with pytest.raises(InputError, match="cannot read frame") as caught:
+        FrameStore.open(tmp_path).read(0, [0])
+    assert str(path) in str(caught.value)

@@ -1,0 +1,171 @@
+"""The method as a whole: batches, and what student, teacher and auxiliary branch see of them."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from tcore.config import VitConfig
+from tcore.data.batch import Counts, find_holes, make_batch
+from tcore.model.tcore import LossForm, at_holes
+from tests.model.tiny_models import (
+    DIM,
+    MASKED,
+    PATCH,
+    PROTOTYPES,
+    TEMPERATURE,
+    VIDEOS,
+    WEIGHTS,
+    batch,
+    model,
+    perturb,
+    seeded,
+    values,
+)
+
+# Batches
+
+
+def test_holes_are_the_masked_patches_of_the_masked_crops_in_order() -> None:
+    made = batch()
+    assert made.masked.tolist() == list(MASKED)
+    patches = torch.randn(2 * VIDEOS, 16, DIM)
+    assert torch.equal(at_holes(patches[made.masked], made), patches[made.mask])
+
+
+def test_holes_of_a_crop_weigh_one_together() -> None:
+    made = batch()
+    of_crop = made.holes // 16
+    for crop in range(len(MASKED)):
+        weights = made.hole_weights[of_crop == crop]
+        assert len(weights) == 2 + 3 * crop
+        torch.testing.assert_close(weights, torch.full_like(weights, 1 / len(weights)))
+
+
+def test_counts_of_a_batch_by_itself_are_its_own() -> None:
+    assert batch().counts == Counts(videos=VIDEOS, masked_crops=3, masked_tokens=2 + 5 + 8)
+    assert make_batch(torch.zeros(2, 3, 8, 8), torch.zeros(1, 3, 8, 8), torch.zeros(2, 1) > 0).counts == (
+        1,
+        0,
+        0,
+    )
+
+
+def test_nothing_masked_has_no_holes() -> None:
+    found = find_holes(torch.zeros(4, 9, dtype=torch.bool))
+    assert [len(part) for part in found] == [0, 0, 0]
+
+
+# Branches
+
+
+def test_student_does_not_see_masked_pixels_but_the_teacher_does() -> None:
+    tcore, made = model(), batch()
+    hidden = made.mask.view(-1, 4, 4).repeat_interleave(PATCH, 1).repeat_interleave(PATCH, 2)[:, None]
+    changed = torch.where(
+        hidden, torch.randn(made.global_crops.shape, generator=seeded(5)), made.global_crops
+    )
+    before = values(tcore(made, TEMPERATURE))
+    student_only = values(tcore(replace(made, global_crops=changed), TEMPERATURE))
+    assert student_only == before
+    teacher_only = values(tcore(replace(made, teacher_crops=changed), TEMPERATURE))
+    assert teacher_only["past_teacher"] != pytest.approx(before["past_teacher"], rel=1e-4)
+    assert teacher_only["past_future"] == before["past_future"]
+
+
+def test_teacher_crops_are_the_global_crops_unless_given() -> None:
+    made = batch()
+    assert made.teacher_crops is made.global_crops
+
+
+def test_auxiliary_branch_is_the_student_without_mask() -> None:
+    tcore, made = model(), batch()
+    perturb(tcore.student)
+    found = tcore._auxiliary_patches(made, None)
+    assert set(found) == {"past", "future"}
+    for side, crops in (("past", made.past), ("future", made.future)):
+        assert crops is not None
+        torch.testing.assert_close(found[side], tcore.student.backbone(crops).patches)
+        assert not torch.allclose(found[side], tcore.teacher.backbone(crops).patches, atol=1e-2)
+
+
+def test_auxiliary_branch_carries_no_gradient() -> None:
+    tcore, made = model(), batch()
+    for pixels in (made.past, made.future, made.global_crops, made.local_crops):
+        assert pixels is not None
+        pixels.requires_grad_()
+    tcore(made, TEMPERATURE).total(WEIGHTS).backward()
+    for pixels in (made.past, made.future):
+        assert pixels is not None
+        assert pixels.grad is None
+    for pixels in (made.global_crops, made.local_crops):
+        assert pixels.grad is not None
+        assert pixels.grad.abs().max() > 0
+
+
+@pytest.mark.parametrize("form", ["paper", "release"])
+def test_past_future_has_a_gradient_into_both_sides(form: LossForm) -> None:
+    tcore, made = model(form=form), batch()
+    holes = len(made.holes)
+    sides = {side: torch.randn(holes, DIM, generator=seeded(n)) for n, side in enumerate(("past", "future"))}
+    for tokens in sides.values():
+        tokens.requires_grad_()
+    targets = torch.full((holes, PROTOTYPES), 1 / PROTOTYPES)
+    tcore._patch_losses(made, targets, sides)["past_future"].backward()
+    for tokens in sides.values():
+        assert tokens.grad is not None
+        assert (tokens.grad.abs().amax(dim=1) > 0).all()
+
+
+@pytest.mark.parametrize("name", ["past_teacher", "future_teacher", "past_future"])
+def test_patch_losses_train_backbone_head_and_matching_module(name: str) -> None:
+    tcore = model()
+    tcore(batch(), TEMPERATURE).named()[name].backward()
+    for part, parameters in tcore.parts().items():
+        reached = [p.grad is not None and bool(p.grad.abs().max() > 0) for _, p in parameters]
+        assert sum(reached) > len(reached) / 2, part
+    assert tcore.student.backbone.mask_token.grad is not None
+
+
+def test_stochastic_depth_of_the_auxiliary_branch_is_a_setting() -> None:
+    made = batch()
+
+    def past(auxiliary_drop_path: bool, seed: int) -> Tensor:
+        tcore = model(drop_path=0.5, auxiliary_drop_path=auxiliary_drop_path)
+        return tcore._auxiliary_patches(made, seeded(seed))["past"]
+
+    assert torch.equal(past(False, 0), past(False, 1))
+    assert not torch.equal(past(True, 0), past(True, 1))
+    assert model(drop_path=0.5).auxiliary_drop_path  # on, as released
+    assert VitConfig().auxiliary_drop_path
+
+
+def test_same_seed_gives_the_same_losses_and_gradients() -> None:
+    def run(seed: int) -> tuple[dict[str, float], Tensor | None]:
+        tcore = model(drop_path=0.3)
+        torch.manual_seed(torch.seed())  # nothing but the generator may matter
+        losses = tcore(batch(), TEMPERATURE, seeded(seed))
+        losses.total(WEIGHTS).backward()
+        return values(losses), tcore.student.backbone.pos_embed.grad
+
+    (first, gradient), (again, gradient_again), (other, _) = run(3), run(3), run(4)
+    assert first == again
+    assert gradient is not None
+    assert gradient_again is not None
+    assert torch.equal(gradient, gradient_again)
+    assert first != other
+
+
+def test_losses_of_half_precision_arithmetic_are_in_full_precision() -> None:
+    for targets in ("centering", "sinkhorn"):
+        exact = values(model(targets=targets)(batch(), TEMPERATURE))
+        tcore = model(targets=targets, drop_path=0.1)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            losses = tcore.eval()(batch(), TEMPERATURE, seeded())
+        losses.total(WEIGHTS).backward()
+        for name, loss in losses.named().items():
+            assert loss.dtype == torch.float32
+            assert loss.item() == pytest.approx(exact[name], rel=0.1)
+        assert all(p.grad is not None and p.grad.isfinite().all() for p in tcore.student.parameters())
+        assert tcore.frame_center.waiting.dtype == torch.float32

@@ -1,0 +1,167 @@
+"""The method as a whole: the teacher and its centres."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from tcore.data.batch import Batch
+from tcore.model.tcore import Center
+from tests.model.tiny_models import (
+    PROTOTYPES,
+    TEMPERATURE,
+    WEIGHTS,
+    batch,
+    model,
+    part_of,
+    perturb,
+    seeded,
+    teacher_outputs,
+)
+
+# Teacher
+
+
+def test_teacher_starts_as_a_copy_of_the_student() -> None:
+    tcore = model()
+    student, teacher = tcore.student.state_dict(), tcore.teacher.state_dict()
+    assert set(student) == set(teacher)
+    for name in student:
+        assert torch.equal(student[name], teacher[name])
+        assert student[name].data_ptr() != teacher[name].data_ptr()
+
+
+def test_teacher_evaluates_while_the_student_trains() -> None:
+    tcore = model()
+    for mode in (True, False, True):
+        tcore.train(mode)
+        assert all(module.training == mode for module in tcore.student.modules())
+        assert not any(module.training for module in tcore.teacher.modules())
+    tcore.eval()
+    assert not any(module.training for module in tcore.modules())
+
+
+def test_teacher_has_no_gradient() -> None:
+    tcore = model()
+    assert not any(p.requires_grad for p in tcore.teacher.parameters())
+    tcore(batch(), TEMPERATURE).total(WEIGHTS).backward()
+    assert all(p.grad is None for p in tcore.teacher.parameters())
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.992, 1.0])
+def test_teacher_follows_the_student(momentum: float) -> None:
+    tcore = model()
+    perturb(tcore.student)
+    before = {name: p.clone() for name, p in tcore.teacher.named_parameters()}
+    student = dict(tcore.student.named_parameters())
+    kept = {name: p.clone() for name, p in student.items()}
+    tcore.update_teacher(momentum)
+    for name, p in tcore.teacher.named_parameters():
+        torch.testing.assert_close(p, momentum * before[name] + (1 - momentum) * student[name])
+        assert torch.equal(student[name], kept[name])
+        if momentum == 1:
+            assert torch.equal(p, before[name])
+
+
+def test_teacher_follows_backbone_and_head_but_has_no_matching_module() -> None:
+    tcore = model()
+    assert {name.split(".")[0] for name, _ in tcore.teacher.named_parameters()} == {"backbone", "head"}
+
+
+# Centres
+
+
+def test_center_moves_by_a_tenth_towards_the_mean() -> None:
+    center = Center(3, 0.9)
+    assert (center.value == 0).all()
+    first, second = torch.randn(4, 3, generator=seeded(0)), torch.randn(5, 3, generator=seeded(1))
+    center.observe(first)
+    assert (center.value == 0).all()  # a step's own outputs wait until it is done
+    center.update()
+    torch.testing.assert_close(center.value, 0.1 * first.mean(dim=0))
+    center.observe(second)
+    center.update()
+    torch.testing.assert_close(center.value, 0.9 * 0.1 * first.mean(dim=0) + 0.1 * second.mean(dim=0))
+
+
+def test_two_parts_of_a_step_move_the_center_like_one() -> None:
+    x = torch.randn(7, 3, generator=seeded(0))
+    whole, parts = Center(3, 0.9), Center(3, 0.9)
+    whole.observe(x)
+    parts.observe(x[:2])
+    parts.observe(x[2:])
+    whole.update()
+    parts.update()
+    torch.testing.assert_close(parts.value, whole.value)
+
+
+def test_center_that_observed_nothing_stays() -> None:
+    center = Center(3, 0.9)
+    center.observe(torch.ones(2, 3))
+    center.update()
+    before = center.value.clone()
+    center.update()
+    center.observe(torch.zeros(0, 3))
+    center.update()
+    assert torch.equal(center.value, before)
+
+
+def test_centers_take_all_global_crops_and_masked_tokens_only() -> None:
+    tcore, made = model(), batch()
+    frames, patches = teacher_outputs(tcore, made)
+    tcore(made, TEMPERATURE)
+    assert (tcore.frame_center.value == 0).all()
+    tcore.update_centers()
+    torch.testing.assert_close(tcore.frame_center.value, 0.1 * frames.mean(dim=0))
+    torch.testing.assert_close(tcore.patch_center.value, 0.1 * patches.mean(dim=0))
+
+
+def test_without_masked_tokens_only_the_frame_center_moves() -> None:
+    tcore = model()
+    tcore(batch(), TEMPERATURE)
+    tcore.update_centers()
+    frame, patch = tcore.frame_center.value.clone(), tcore.patch_center.value.clone()
+    tcore(batch(masked=()), TEMPERATURE)
+    tcore.update_centers()
+    assert not torch.equal(tcore.frame_center.value, frame)
+    assert torch.equal(tcore.patch_center.value, patch)
+
+
+def test_targets_of_a_step_use_the_centers_of_the_steps_before() -> None:
+    tcore, first, second = model(), batch(seed=0), batch(seed=1)
+
+    def expected(center: Tensor, made: Batch) -> Tensor:
+        return ((teacher_outputs(tcore, made)[0] - center) / TEMPERATURE).softmax(dim=-1)
+
+    nothing_seen = torch.zeros(PROTOTYPES)
+    for _ in range(2):  # a second part of the same step sees the same centre
+        tcore(first, TEMPERATURE)
+        assert tcore.glimpse is not None
+        torch.testing.assert_close(tcore.glimpse.frame_targets, expected(nothing_seen, first))
+    tcore.update_centers()
+    tcore(second, TEMPERATURE)
+    first_seen = 0.1 * teacher_outputs(tcore, first)[0].mean(dim=0)
+    assert tcore.glimpse is not None
+    torch.testing.assert_close(tcore.glimpse.frame_targets, expected(first_seen, second))
+
+
+def test_parts_of_a_step_move_the_centers_like_the_whole() -> None:
+    whole, tcore, in_parts = batch(), model(), model()
+    tcore(whole, TEMPERATURE)
+    for videos in ([0, 2], [1]):
+        in_parts(part_of(whole, videos), TEMPERATURE)
+    tcore.update_centers()
+    in_parts.update_centers()
+    torch.testing.assert_close(in_parts.frame_center.value, tcore.frame_center.value)
+    torch.testing.assert_close(in_parts.patch_center.value, tcore.patch_center.value)
+
+
+def test_sinkhorn_targets_use_no_center() -> None:
+    tcore = model(targets="sinkhorn")
+    tcore(batch(), TEMPERATURE)
+    tcore.update_centers()
+    assert (tcore.frame_center.value == 0).all()
+    assert (tcore.patch_center.value == 0).all()
+    assert tcore.glimpse is not None
+    for targets in (tcore.glimpse.frame_targets, tcore.glimpse.patch_targets):
+        torch.testing.assert_close(targets.sum(dim=1), torch.ones(targets.shape[0]))
+        assert targets.sum(dim=0).max() < 3 * targets.shape[0] / PROTOTYPES

@@ -1,0 +1,118 @@
+"""From settings to networks, schedule, device and precision."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tcore.config import (
+    Config,
+    HeadConfig,
+    LossConfig,
+    MatchingConfig,
+    OptimConfig,
+    TeacherConfig,
+    ViewsConfig,
+    VitConfig,
+)
+from tcore.errors import InputError
+from tcore.model.vit import Block
+from tcore.recipes import recipe
+from tcore.training.build import build_model, build_schedule, choose_device, choose_dtype
+from tests.model.tiny_models import LOCALS, PATCH, SIZE, SMALL, batch, seeded
+
+
+def tiny_config() -> Config:
+    return Config(
+        views=ViewsConfig(global_size=SIZE, local_size=SMALL, num_local=LOCALS),
+        vit=VitConfig(dim=48, depth=2, num_heads=3, patch_size=PATCH),
+        matching=MatchingConfig(num_heads=4, gain=2.0, num_blocks=2, temperature=0.5),
+        head=HeadConfig(hidden=64, bottleneck=32, prototypes=32, train_gains=False),
+        teacher=TeacherConfig(targets="sinkhorn", center_momentum=0.8),
+        loss=LossConfig(form="release", student_temperature=0.2),
+    )
+
+
+def test_settings_reach_the_networks() -> None:
+    config = tiny_config()
+    tcore = build_model(config)
+    vit = tcore.student.backbone
+    assert (vit.dim, len(vit.blocks), vit.patch_size, vit.native_grid) == (48, 2, PATCH, 4)
+    for block in vit.blocks:
+        assert isinstance(block, Block)
+        assert block.attn.num_heads == 3
+        assert block.drop_path == 0.1
+        assert (block.ls1.gamma == 1e-5).all()
+    assert tcore.match is not None
+    assert len(tcore.match.blocks) == 2
+    assert tcore.student.head.prototypes.directions.shape == (32, 32)
+    assert not tcore.student.head.prototypes.gains.requires_grad
+    assert (tcore.form, tcore.targets, tcore.student_temperature) == ("release", "sinkhorn", 0.2)
+    assert tcore.frame_center.momentum == tcore.patch_center.momentum == 0.8
+
+
+def test_parts_are_what_is_trained() -> None:
+    tcore = build_model(tiny_config())
+    parts = tcore.parts()
+    assert set(parts) == {"backbone", "head", "match"}
+    assert "prototypes.gains" not in dict(parts["head"])
+    assert set(build_model(replace(tiny_config(), auxiliary="none")).parts()) == {"backbone", "head"}
+
+
+def test_model_is_a_function_of_the_seed_alone() -> None:
+    state = torch.get_rng_state()
+    first = build_model(tiny_config()).state_dict()
+    assert torch.equal(torch.get_rng_state(), state)
+    torch.rand(1)
+    again = build_model(tiny_config()).state_dict()
+    other = build_model(replace(tiny_config(), seed=1)).state_dict()
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert not torch.equal(first["student.backbone.pos_embed"], other["student.backbone.pos_embed"])
+
+
+def test_model_with_published_settings_starts_at_the_uniform_answer() -> None:
+    """Once the centre has caught up; the targets of the very first steps are not centred yet."""
+    config = replace(
+        tiny_config(),
+        vit=VitConfig(dim=96, depth=2, num_heads=3, patch_size=PATCH),
+        head=HeadConfig(hidden=256, prototypes=512),
+        teacher=TeacherConfig(),
+        loss=LossConfig(),
+    )
+    tcore = build_model(config)
+    for step in range(25):
+        losses = tcore(batch(seed=step), 0.04, seeded())
+        tcore.update_centers()
+    assert losses.dino.item() == pytest.approx(math.log(512), rel=0.05)
+
+
+def test_schedule_of_a_run_in_epochs_is_the_published_one() -> None:
+    schedule = build_schedule(recipe("vits16-k400"), 936)
+    assert (schedule.num_steps, schedule.warmup_steps) == (400 * 936, 20 * 936)
+    assert schedule.temperature_steps == 30 * 936
+    assert (schedule.lr, schedule.matching_lr, schedule.end_lr) == pytest.approx((1e-3, 1e-4, 1e-6))
+    large = build_schedule(recipe("vitb16-k400"), 1873)
+    assert large.lr == pytest.approx(1e-3 * math.sqrt(128 / 1024))
+    assert large.matching_lr == pytest.approx(0.13 * large.lr)
+
+
+def test_warm_ups_of_a_run_in_steps_are_fractions_of_it() -> None:
+    schedule = build_schedule(replace(Config(), optim=OptimConfig(steps=1200)), 7)
+    assert (schedule.num_steps, schedule.warmup_steps, schedule.temperature_steps) == (1200, 60, 90)
+
+
+def test_device_that_is_none_is_refused_by_name() -> None:
+    assert choose_device("cpu") == torch.device("cpu")
+    with pytest.raises(InputError, match=r"runtime\.device=gpu"):
+        choose_device("gpu")
+    if not torch.cuda.is_available():
+        assert choose_device("auto") == torch.device("cpu")
+        with pytest.raises(InputError, match=r"runtime\.device=cuda"):
+            choose_device("cuda")
+
+
+def test_precision_follows_the_device_unless_given() -> None:
+    cpu, gpu = torch.device("cpu"), torch.device("cuda")
+    assert choose_dtype("auto", cpu) == choose_dtype("fp32", gpu) == torch.float32
+    assert choose_dtype("auto", gpu) == choose_dtype("bf16", cpu) == torch.bfloat16
