@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import difflib
 import io
+import json
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -27,6 +28,8 @@ tcore: self-supervised video representation by temporal correspondence
   tcore train RECIPE [--frames STORE] [--run RUN] [settings]   pre-train an encoder, or go on with a run
   tcore train RECIPE --plan                                    what that would take, from a few real steps
   tcore quickstart                                             train on rendered videos, see what it is worth
+  tcore evaluate ENCODER --davis DIR --jhmdb DIR --out OUT     what an encoder is worth, by label propagation
+  tcore score davis|vip|jhmdb --truth DIR --predictions DIR    score anybody's predictions, as JSON
 
 recipes
 {recipes}
@@ -59,6 +62,44 @@ class QuickstartCommand:
     """Seed of the training."""
     videos: int = 24
     """Held-out videos to score on."""
+
+
+@dataclass(frozen=True)
+class EvaluateCommand:
+    """Score an encoder by label propagation: masks (DAVIS), body parts (VIP), joints (JHMDB)."""
+
+    encoder: Positional[str] = ""
+    """A run folder, an encoder.safetensors, or random:vits16 (untrained)."""
+    davis: Path | None = None
+    """Dataset laid out like DAVIS: JPEGImages/480p, Annotations/480p."""
+    vip: Path | None = None
+    """Dataset laid out like VIP: Images, Annotations/Category_ids."""
+    jhmdb: Path | None = None
+    """Dataset laid out like JHMDB: Rename_Images, joint_positions."""
+    out: Path | None = None
+    """Folder for results.json and what is saved; an interrupted evaluation goes on there."""
+    protocol: str = "tcore"
+    """Protocol for davis: tcore, dino, rsp or crw."""
+    binary: FlagCreatePairsOff[bool] = False
+    """Davis: any id above 0, 255 included, is the one object (DAVIS-2016)."""
+    size: tuple[int, int] | None = None
+    """Another input size (height, width), to save time; such numbers compare with nothing published."""
+    save: FlagCreatePairsOff[bool] = False
+    """Save the predictions: indexed PNGs, joints.npz."""
+
+
+@dataclass(frozen=True)
+class ScoreCommand:
+    """Score predictions in the official layout of a benchmark; prints JSON."""
+
+    benchmark: Positional[str] = ""
+    """davis, vip or jhmdb."""
+    truth: Path | None = None
+    """The dataset with the true labels."""
+    predictions: Path | None = None
+    """A folder per clip: PNG masks named like the frames, or joints.npz."""
+    binary: FlagCreatePairsOff[bool] = False
+    """Davis: any id above 0, 255 included, is the one object (DAVIS-2016)."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -136,7 +177,64 @@ def _quickstart(argv: list[str]) -> None:
     quickstart(command.run, seed=command.seed, num_videos=command.videos)
 
 
-VERBS: dict[str, Callable[[list[str]], None]] = {"train": _train, "quickstart": _quickstart}
+def _evaluate(argv: list[str]) -> None:
+    _check_flags(argv, "tcore evaluate", EvaluateCommand())
+    command = _parse(EvaluateCommand, argv, "tcore evaluate", EvaluateCommand())
+    if not command.encoder:
+        raise InputError("tcore evaluate needs an encoder: a run folder, a file, or random:vits16.")
+    from tcore.evaluation.encoders import load_encoder
+    from tcore.evaluation.evaluate import evaluate, table
+    from tcore.evaluation.protocols import protocol
+    from tcore.training.build import choose_device
+
+    knobs = protocol(command.protocol)
+    encoder = load_encoder(command.encoder).to(choose_device("auto"))
+    card = evaluate(
+        encoder,
+        davis=command.davis,
+        vip=command.vip,
+        jhmdb=command.jhmdb,
+        protocol=knobs,
+        binary=command.binary,
+        size=command.size,
+        out=command.out,
+        save=command.save,
+        say=lambda line: print(line, file=sys.stderr),
+    )
+    print("\n".join(table(card)))
+
+
+def _score(argv: list[str]) -> None:
+    _check_flags(argv, "tcore score", ScoreCommand())
+    command = _parse(ScoreCommand, argv, "tcore score", ScoreCommand())
+    from tcore.evaluation import score
+
+    if command.benchmark not in ("davis", "vip", "jhmdb"):
+        raise InputError(f"tcore score needs a benchmark, davis, vip or jhmdb; got {command.benchmark!r}.")
+    if command.truth is None or command.predictions is None:
+        raise InputError(f"tcore score {command.benchmark} needs --truth DIR and --predictions DIR.")
+    if command.binary and command.benchmark != "davis":
+        raise InputError(f"--binary goes with davis, not with {command.benchmark}.")
+    if not command.predictions.is_dir():
+        raise InputError(f"predictions {command.predictions}: no such folder.")
+    if command.benchmark == "davis":
+        found = score.score_davis(command.truth, command.predictions, binary=command.binary)
+        total = score.summarise_davis(found)
+        line = "  ".join(f"{name} {100 * total[name]:.2f}" for name in ("J&F", "J", "F"))
+        print(f"{line}  ({len(found)} sequences, {total['objects']} objects)", file=sys.stderr)
+    elif command.benchmark == "vip":
+        found = score.score_vip(command.truth, command.predictions)
+    else:
+        found = score.score_jhmdb(command.truth, command.predictions)
+    print(json.dumps(found, indent=1))
+
+
+VERBS: dict[str, Callable[[list[str]], None]] = {
+    "train": _train,
+    "quickstart": _quickstart,
+    "evaluate": _evaluate,
+    "score": _score,
+}
 
 
 def _parse(kind: type[Command], argv: list[str], prog: str, default: Command) -> Command:

@@ -30,7 +30,8 @@ def test_python_of_the_readme_runs(tmp_path: Path) -> None:
 def test_commands_of_the_readme_are_understood(line: str) -> None:
     verb, *arguments = shlex.split(line.split("#")[0])[1:]
     assert verb in VERBS
-    assert parse_train(arguments).recipe in RECIPES
+    if verb == "train":
+        assert parse_train(arguments).recipe in RECIPES
 
 
 def test_make_targets_of_the_readme_exist() -> None:

@@ -76,7 +76,7 @@ class FolderStore(FrameStore):
         files = dict(_walk(root))
         if not files:
             raise InputError(_explain_empty(root))
-        self.names = sorted(files, key=_natural)
+        self.names = sorted(files, key=natural)
         self._files = [files[name] for name in self.names]
         self.lengths = np.array([len(images) for images in self._files], dtype=np.int64)
 
@@ -157,11 +157,11 @@ def _walk(root: Path) -> list[tuple[str, list[str]]]:
             seen.add(place)
         images = [f for f in files if Path(f).suffix.lower() in IMAGE_SUFFIXES and not f.startswith(".")]
         if images:
-            found.append((os.path.relpath(folder, root), sorted(images, key=_natural)))
+            found.append((os.path.relpath(folder, root), sorted(images, key=natural)))
     return found
 
 
-def _natural(name: str) -> tuple[list[tuple[int, int, str]], str]:
+def natural(name: str) -> tuple[list[tuple[int, int, str]], str]:
     """A sort key that puts 2 before 10, and always 01 before 1."""
     pieces = [piece for piece in re.split(r"([0-9]+)", name) if piece]
     return [(0, int(x), "") if x[0] in "0123456789" else (1, 0, x) for x in pieces], name

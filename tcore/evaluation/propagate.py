@@ -12,6 +12,7 @@ from torch import Tensor
 from tcore.errors import InputError
 
 FirstFrame = Literal["repeated", "once"]
+Window = Literal["disk", "square"]
 
 
 class Keys(NamedTuple):
@@ -26,7 +27,9 @@ class Propagator:
     """Carries soft labels through a video, holding the first frame and the last `context` ones.
 
     `first_frame="repeated"` pads a short past with copies of frame 0, as the published numbers do;
-    `"once"` does not. `score_bytes` bounds the matrix of similarities that exists at a time.
+    `"once"` does not. The window of the context is a disk (distance < radius) or a square (<= radius along
+    both axes); `limit_first` applies it to frame 0 as well. `score_bytes` bounds the matrix of similarities
+    that exists at a time.
     """
 
     def __init__(
@@ -37,6 +40,8 @@ class Propagator:
         topk: int = 7,
         temperature: float = 0.7,
         first_frame: FirstFrame = "repeated",
+        window: Window = "disk",
+        limit_first: bool = False,
         score_bytes: int = 32 << 20,
     ) -> None:
         if context < 0:
@@ -54,6 +59,8 @@ class Propagator:
         self.topk = topk
         self.temperature = temperature
         self.first_frame = first_frame
+        self.window = window
+        self.limit_first = limit_first
         self.score_bytes = score_bytes
         self._time = -1
 
@@ -125,11 +132,14 @@ class Propagator:
         return Keys(similarity, merged.pixel.gather(1, order), merged.copies.gather(1, order))
 
     def _best_of_first(self, queries: Float[Tensor, "pixels channels"], chunk: slice) -> Keys:
-        """Search frame 0, without limit; inside the radius its padding copies may be taken as well."""
+        """Search frame 0; inside the window its padding copies may be taken as well."""
         scores = queries[chunk] @ self._features[0].T
+        query = torch.arange(chunk.start, chunk.stop, device=queries.device)[:, None]
+        if self.limit_first:
+            near = self._near(query, torch.arange(len(queries), device=queries.device))
+            scores = scores.masked_fill_(~near, -math.inf)
         similarity, index = scores.topk(min(self.topk, scores.shape[1]), dim=1)
         padding = max(0, self.context + 1 - self._time) if self.first_frame == "repeated" else 0
-        query = torch.arange(chunk.start, chunk.stop, device=queries.device)[:, None]
         return Keys(similarity, index, 1 + padding * self._near(query, index).long())
 
     def _best_of_context(self, queries: Float[Tensor, "pixels channels"], chunk: slice) -> Keys | None:
@@ -162,13 +172,16 @@ class Propagator:
         self, query: Int[Tensor, "queries 1"], key: Int[Tensor, "... keys"]
     ) -> Bool[Tensor, "queries keys"]:
         places = min(self._shape[1:])
-        return in_disk(query // places - key // places, query % places - key % places, self.radius)
+        down, right = query // places - key // places, query % places - key % places
+        return in_window(down, right, self.radius, self.window)
 
 
-def in_disk(
-    down: Int[Tensor, "*shape"], right: Int[Tensor, "*shape"], radius: float | int
+def in_window(
+    down: Int[Tensor, "*shape"], right: Int[Tensor, "*shape"], radius: float | int, window: Window
 ) -> Bool[Tensor, "*shape"]:
-    """Tell which grid offsets are nearer than the radius."""
+    """Tell which grid offsets lie inside the window."""
+    if window == "square":
+        return (down.abs() <= radius) & (right.abs() <= radius)
     return down * down + right * right < radius * radius
 
 
@@ -192,6 +205,8 @@ def propagate_features(
     topk: int = 7,
     temperature: float = 0.7,
     first_frame: FirstFrame = "repeated",
+    window: Window = "disk",
+    limit_first: bool = False,
     score_bytes: int = 32 << 20,
 ) -> Float[Tensor, "time height width classes"]:
     """Carry the first frame's labels through a whole video; entry 0 is those labels themselves."""
@@ -201,6 +216,8 @@ def propagate_features(
         topk=topk,
         temperature=temperature,
         first_frame=first_frame,
+        window=window,
+        limit_first=limit_first,
         score_bytes=score_bytes,
     )
     propagator.start(features[0], first_labels)

@@ -11,22 +11,11 @@ from torch import Tensor
 from tcore.data.synthetic import RenderedVideo, render_video
 from tcore.evaluation import scores
 from tcore.evaluation.pose import grid_to_pixels, joint_label_map, pixels_to_grid, read_out
-from tcore.evaluation.propagate import FirstFrame, propagate_features
+from tcore.evaluation.protocols import RENDERED, Protocol
 from tcore.evaluation.resize import grid_to_ids, ids_to_grid
 
 Frames = UInt8[Tensor, "time height width 3"]
 Features = Callable[[Frames], Float[Tensor, "time channels rows columns"]]
-
-
-@dataclass(frozen=True)
-class Protocol:
-    """How labels are propagated: the published protocol, its radius scaled to the smaller grid."""
-
-    context: int = 20
-    radius: float = 6.0
-    topk: int = 7
-    temperature: float = 0.7
-    first_frame: FirstFrame = "repeated"
 
 
 @dataclass(frozen=True)
@@ -61,22 +50,17 @@ def heldout_videos(
     return [render_video(seed, i, split="heldout", num_frames=num_frames, size=size) for i in range(count)]
 
 
-def propagate_video(video: RenderedVideo, features: Features, protocol: Protocol) -> Propagated:
+def propagate_video(video: RenderedVideo, features: Features, protocol: Protocol = RENDERED) -> Propagated:
     """Carry masks, parts and joints of the first frame through a video, on one set of features."""
     size = video.frames.shape[1:3]
     found = features(torch.from_numpy(video.frames))
     grid = (found.shape[2], found.shape[3])
     objects, parts, joints = first_labels(video, grid)
     channels = [objects.shape[2], parts.shape[2], joints.shape[2]]
-    labels = propagate_features(
-        found,
-        torch.cat([objects, parts, joints], dim=2),
-        context=protocol.context,
-        radius=protocol.radius,
-        topk=protocol.topk,
-        temperature=protocol.temperature,
-        first_frame=protocol.first_frame,
-    )
+    propagator = protocol.propagator()
+    first = torch.cat([objects, parts, joints], dim=2)
+    propagator.start(found[0], first)
+    labels = torch.stack([first, *(propagator.step(frame) for frame in found[1:])])
     object_maps, part_maps, joint_maps = labels.split(channels, dim=-1)
     cells = torch.stack([read_out(maps) for maps in joint_maps], dim=-1).double().numpy()
     return Propagated(

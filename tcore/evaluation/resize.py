@@ -44,14 +44,17 @@ def ids_to_grid(
     input_size: tuple[int, int],
     grid: tuple[int, int],
     num_classes: int,
+    nearest: bool = False,
 ) -> Float[Tensor, "grid_height grid_width classes"]:
-    """Turn ids into soft labels of the grid: nearest to the input size, one-hot, bilinear to the grid."""
+    """Turn ids into labels of the grid: nearest to the input size, one-hot, then bilinear or nearest."""
     at_input = resize_ids(ids, input_size).long()
     if not (at_input.min() >= 0 and at_input.max() < num_classes):
         raise InputError(
             f"label ids span {int(at_input.min())}..{int(at_input.max())}; "
             f"{num_classes} classes allow 0..{num_classes - 1}"
         )
+    if nearest:
+        return F.one_hot(resize_ids(at_input, grid), num_classes).to(torch.float32)
     planes = F.one_hot(at_input, num_classes).movedim(-1, 0).to(torch.float32)
     return _bilinear(planes, grid).movedim(0, -1).contiguous()
 
@@ -61,14 +64,27 @@ def grid_to_ids(
     *,
     input_size: tuple[int, int],
     output_size: tuple[int, int],
+    stretch: bool = False,
 ) -> UInt8[Tensor, "height width"]:
     """Turn soft labels of the grid into ids: bilinear to the input size, argmax, nearest to the output."""
     if labels.shape[-1] > 256:
         raise InputError(f"labels have {labels.shape[-1]} classes; ids of 8 bits allow 256")
     # Double precision keeps rounding out of the choice between two nearly equal classes.
     at_input = _bilinear(labels.movedim(-1, 0).to(torch.float64), input_size)
+    if stretch:
+        at_input = stretch_channels(at_input)
     # max() yields the same first maximum as argmax(), many times faster across planes.
     return resize_ids(at_input.max(dim=0).indices.to(torch.uint8), output_size)
+
+
+def stretch_channels(
+    planes: Float[Tensor, "classes height width"],
+) -> Float[Tensor, "classes height width"]:
+    """Bring every channel to [0, 1] by its own range; an empty one stays empty."""
+    low = planes.amin(dim=(1, 2), keepdim=True)
+    high = planes.amax(dim=(1, 2), keepdim=True)
+    spread = torch.where(high > low, high - low, 1)
+    return torch.where(high > 0, (planes - low) / spread, planes)
 
 
 def _bilinear(

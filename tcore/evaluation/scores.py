@@ -129,8 +129,15 @@ def davis_scores(
         true_masks, found_masks = truth[1:-1] == number, prediction[1:-1] == number
         region = region_similarity(true_masks, found_masks)
         boundary = boundary_similarity(true_masks, found_masks)
-        scores.append(ObjectScores(region, boundary, object_statistics(region), object_statistics(boundary)))
+        scores.append(object_scores(region, boundary))
     return scores
+
+
+def object_scores(
+    region: Float[np.ndarray, " frames"], boundary: Float[np.ndarray, " frames"]
+) -> ObjectScores:
+    """J and F of one object with their statistics."""
+    return ObjectScores(region, boundary, object_statistics(region), object_statistics(boundary))
 
 
 def confusion_matrix(

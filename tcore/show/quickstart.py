@@ -11,10 +11,10 @@ from rich.table import Table
 from tcore.data.synthetic import RenderedVideo
 from tcore.errors import InputError
 from tcore.evaluation.encoders import Encoder, load_encoder
+from tcore.evaluation.protocols import RENDERED
 from tcore.evaluation.rendered import (
     Features,
     Propagated,
-    Protocol,
     RenderedScores,
     copy_first_frame,
     heldout_videos,
@@ -53,7 +53,7 @@ def quickstart(run: Path, *, seed: int = 0, num_videos: int = 24) -> dict[str, R
     scores = {name: score_videos(videos, labels) for name, labels in found.items()}
 
     results = {name: dataclasses.asdict(score) for name, score in scores.items()}
-    protocol = dataclasses.asdict(Protocol())
+    protocol = dataclasses.asdict(RENDERED)
     write_text(
         run / "results.json",
         json.dumps({"heldout_videos": num_videos, "protocol": protocol, "scores": results}, indent=2) + "\n",
@@ -72,12 +72,11 @@ def quickstart(run: Path, *, seed: int = 0, num_videos: int = 24) -> dict[str, R
 
 def propagate_all(videos: list[RenderedVideo], encoders: dict[str, Encoder]) -> dict[str, list[Propagated]]:
     """Labels of the first frames carried through the videos by two controls and some encoders."""
-    protocol = Protocol()
     patch_size = next(iter(encoders.values())).patch_size
     found = {COPY: [copy_first_frame(video) for video in videos]}
     ways: dict[str, Features] = {COLOUR: raw_colour(patch_size), **encoders}
     for name, features in ways.items():
-        found[name] = [propagate_video(video, features, protocol) for video in videos]
+        found[name] = [propagate_video(video, features) for video in videos]
     return found
 
 

@@ -1,10 +1,12 @@
 """What a run says of itself: metrics.jsonl, TensorBoard, and a progress line."""
 
 import json
+import platform
 import resource
 import sys
 import time
 from collections.abc import Mapping
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +120,27 @@ def open_tensorboard(folder: Path, first_step: int) -> Any:
     except (ImportError, RuntimeError):
         return None
     return SummaryWriter(str(folder), purge_step=first_step or None)
+
+
+def environment(device: torch.device) -> dict[str, str]:
+    """What a run was carried out with."""
+    gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else "none"
+    return {
+        "tcore": version("tcore"),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "device": str(device),
+        "gpu": gpu,
+    }
+
+
+def version(package: str) -> str:
+    """The installed version of a package; a checkout that is not installed has none."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "not installed"
 
 
 def peak_memory_gib(device: torch.device) -> float:

@@ -1,5 +1,6 @@
 """Training: a step, and the loop around it."""
 
+import json
 import math
 import time
 from collections.abc import Iterator, Mapping
@@ -15,6 +16,7 @@ from tcore.data.batch import Batch
 from tcore.data.frames import FrameStore
 from tcore.data.loader import Source, load, render_batch, stochastic_depth_seed
 from tcore.errors import DivergedError
+from tcore.files import write_text
 from tcore.model.tcore import TCoRe
 from tcore.training import health
 from tcore.training.build import (
@@ -32,7 +34,7 @@ from tcore.training.checkpoint import (
     open_run,
     save_checkpoint,
 )
-from tcore.training.journal import Journal, peak_memory_gib
+from tcore.training.journal import Journal, environment, peak_memory_gib
 from tcore.training.optim import Optimizer, StepValues
 from tcore.validation import validate
 
@@ -58,6 +60,7 @@ def train(config: Config, run: str | Path, frames: str | Path | None = None, *, 
 
     keep_every = config.keep_every or max(1, schedule.num_steps // 20)
     journal = Journal(run, first_step, schedule.num_steps, config.runtime.log_every, quiet)
+    write_text(run / "environment.json", json.dumps(environment(trainer.device), indent=2) + "\n")
     journal.say(introduce(source, trainer, schedule.num_steps, first_step))
     if config.loss.koleo and config.optim.batch == config.optim.accumulate:
         journal.say("warning: one video at a time has no neighbours: koleo is 0 throughout.")

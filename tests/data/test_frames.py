@@ -9,7 +9,7 @@ import pytest
 from jaxtyping import UInt8
 from PIL import Image
 
-from tcore.data.frames import FrameStore, _natural, list_clips
+from tcore.data.frames import FrameStore, list_clips, natural
 from tcore.errors import InputError
 
 Colour = tuple[int, int, int]
@@ -146,7 +146,7 @@ def test_names_with_unusual_digits_are_sorted_too(tmp_path: Path, name: str) -> 
 
 
 def test_different_names_never_share_a_place_in_the_order() -> None:
-    assert _natural("video1") != _natural("video01")
+    assert natural("video1") != natural("video01")
 
 
 def test_videos_of_the_same_name_in_different_folders_stay_apart(tmp_path: Path) -> None:

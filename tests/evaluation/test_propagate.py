@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tcore.errors import InputError
-from tcore.evaluation.propagate import FirstFrame, Propagator, propagate_features
+from tcore.evaluation.propagate import FirstFrame, Propagator, Window, propagate_features
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 quick = settings(deadline=None, max_examples=20)
@@ -25,13 +25,16 @@ def slow_twin(
     topk: int,
     temperature: float,
     first_frame: str,
+    window: str,
+    limit_first: bool,
 ) -> Tensor:
     """The whole matrix of scores in double precision, with real copies of frame 0."""
     unit = F.normalize(features.double(), dim=1).flatten(2)
     height, width = features.shape[2:]
     y, x = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
     points = torch.stack([y.flatten(), x.flatten()], dim=1).double()
-    far = (points[:, None] - points[None]).norm(dim=2) >= radius
+    offset = points[:, None] - points[None]
+    far = offset.norm(dim=2) >= radius if window == "disk" else offset.abs().amax(dim=2) > radius
     labels = [first_labels.double().flatten(0, 1)]
     for time in range(1, len(features)):
         if first_frame == "repeated":
@@ -39,6 +42,8 @@ def slow_twin(
         else:
             frames = list(range(max(1, time - context), time))
         scores = [unit[time].T @ unit[0]]
+        if limit_first:
+            scores = [scores[0].masked_fill(far, -torch.inf)]
         scores += [(unit[time].T @ unit[past]).masked_fill(far, -torch.inf) for past in frames]
         together = torch.cat(scores, dim=1) / temperature
         best, index = together.topk(min(topk, together.shape[1]), dim=1)
@@ -77,6 +82,8 @@ def test_labels_are_carried_as_published(name: str) -> None:
     radius=st.sampled_from([0.0, 1.0, 1.5, 2.0, 3.3, 20.0, float("inf")]),
     topk=st.integers(1, 12),
     first_frame=st.sampled_from(["repeated", "once"]),
+    window=st.sampled_from(["disk", "square"]),
+    limit_first=st.booleans(),
     score_bytes=st.sampled_from([1, 700, 5000, 1 << 24]),
 )
 def test_streaming_agrees_with_the_full_matrix_and_real_copies(
@@ -87,22 +94,24 @@ def test_streaming_agrees_with_the_full_matrix_and_real_copies(
     radius: float,
     topk: int,
     first_frame: FirstFrame,
+    window: Window,
+    limit_first: bool,
     score_bytes: int,
 ) -> None:
     features, first = random_video(seed, time, *grid)
-    expected = slow_twin(
-        features, first, context=context, radius=radius, topk=topk, temperature=0.7, first_frame=first_frame
-    )
-    found = propagate_features(
-        features,
-        first,
-        context=context,
-        radius=radius,
-        topk=topk,
-        temperature=0.7,
-        first_frame=first_frame,
-        score_bytes=score_bytes,
-    )
+    knobs: dict[str, Any] = {
+        "context": context,
+        "radius": max(radius, 0.5)
+        if limit_first
+        else radius,  # a disk without its centre holds no key at all
+        "topk": topk,
+        "temperature": 0.7,
+        "first_frame": first_frame,
+        "window": window,
+        "limit_first": limit_first,
+    }
+    expected = slow_twin(features, first, **knobs)
+    found = propagate_features(features, first, **knobs, score_bytes=score_bytes)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
 
 

@@ -87,7 +87,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_run_folder_holds_everything(finished: Path) -> None:
     names = {path.name for path in finished.iterdir()}
     expected = {"config.json", "metrics.jsonl", "checkpoint.pt", "encoder.safetensors", "encoder.json"}
-    assert expected | {"matching.safetensors", "encoders"} <= names
+    assert expected | {"matching.safetensors", "encoders", "environment.json"} <= names
     assert [p.name for p in sorted((finished / "encoders").iterdir())] == [
         "step-000003.safetensors",
         "step-000006.safetensors",

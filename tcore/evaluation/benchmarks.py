@@ -1,0 +1,191 @@
+"""What the three benchmarks have in common, and what each one computes for a clip and for all clips."""
+
+import hashlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from tcore.data.frames import read_image
+from tcore.errors import InputError
+from tcore.evaluation import davis, jhmdb, scores, vip
+from tcore.evaluation.carry import carry, carry_ids
+from tcore.evaluation.encoders import Encoder
+from tcore.evaluation.masks import VOID, Ids, MaskClip, read_ids
+from tcore.evaluation.pose import grid_to_pixels, joint_label_map, pixels_to_grid, read_out
+from tcore.evaluation.protocols import Protocol, Size
+from tcore.evaluation.score import (
+    PCK_THRESHOLDS,
+    describe_confusion,
+    describe_objects,
+    describe_pose,
+    summarise_davis,
+)
+
+Save = Callable[[str, str, Any], None]  # clip, file name, ids or joints
+Clip = MaskClip | jhmdb.JointClip
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """Clips of a dataset, what to compute for one, and how to sum up over some."""
+
+    name: str
+    root: Path
+    clips: list[Clip]
+    listed: bool
+    protocol: Protocol
+    binary: bool = False
+    fixed_size: Size | None = None
+    """Another input size than the protocol's, to save time; not comparable."""
+
+    def run(self, encoder: Encoder, clip: Clip, save: Save | None) -> dict[str, Any]:
+        """The result of one clip as plain numbers."""
+        if isinstance(clip, jhmdb.JointClip):
+            return self._run_joints(encoder, clip, save)
+        return (
+            self._run_parts(encoder, clip, save)
+            if self.name == "vip"
+            else self._run_objects(encoder, clip, save)
+        )
+
+    def summarise(self, results: Iterable[dict[str, Any]]) -> dict[str, float]:
+        """The scores of some clips together, as fractions."""
+        results = list(results)
+        if self.name == "davis":
+            total = summarise_davis({str(i): result for i, result in enumerate(results)})
+            return {name: total[name] for name in ("J&F", "J", "F")}
+        if self.name == "vip":
+            confusion = np.sum([result["confusion"] for result in results], axis=0)
+            return {"mIoU": describe_confusion(confusion)["mIoU"]}
+        truth, found = (
+            [np.array(result[name], dtype=np.float64) for result in results] for name in ("truth", "joints")
+        )
+        described = describe_pose(scores.pck(truth, found, PCK_THRESHOLDS))
+        return {name: described[name] for name in described if name.startswith("PCK")}
+
+    def input_size(self, encoder: Encoder, frame: Size) -> Size:
+        """The size at which frames of a clip go in."""
+        size = self.fixed_size
+        if size is None and self.name == "vip":
+            size = vip.input_size(frame)
+        if size is None and self.name == "jhmdb":
+            size = jhmdb.INPUT_SIZE
+        if size is None:
+            return self.protocol.input_size(frame, encoder.patch_size)
+        rows, columns = (side // encoder.patch_size for side in size)
+        if rows < 1 or columns < 1:
+            raise InputError(
+                f"input size {size[0]}x{size[1]} is smaller than a patch of {encoder.patch_size} pixels."
+            )
+        return rows * encoder.patch_size, columns * encoder.patch_size
+
+    def truth_files(self, clip: Clip) -> list[Path]:
+        """Files that a clip is scored against."""
+        return [clip.annotation] if isinstance(clip, jhmdb.JointClip) else list(clip.masks)
+
+    def _run_objects(self, encoder: Encoder, clip: MaskClip, save: Save | None) -> dict[str, Any]:
+        if len(clip.frames) < 3 or len(clip.masks) < 3:
+            raise InputError(f"clip {clip.name} has {len(clip.masks)} masks; J and F need at least 3.")
+        first = davis.read_truth(clip, 0, self.binary)
+        count = int(first[first != VOID].max(initial=0))
+        if count == 0:
+            raise InputError(f"clip {clip.name}: the first mask {clip.masks[0]} is all background.")
+        size = self.input_size(encoder, frame_size(clip.frames[0]))
+        values: list[list[tuple[float, float]]] = [[] for _ in range(count)]
+        found = carry_ids(encoder, clip.frames, first, size, self.protocol, count + 1)
+        for index, ids in enumerate(found):
+            if save:
+                save(clip.name, clip.frames[index].stem + ".png", ids)
+            if 0 < index < len(clip.frames) - 1:
+                truth = davis.read_truth(clip, index, self.binary)
+                same_size(truth, ids, clip.masks[index])
+                for number, kept in enumerate(values, start=1):
+                    pair = truth[None] == number, ids[None] == number
+                    kept.append(
+                        (
+                            float(scores.region_similarity(*pair)[0]),
+                            float(scores.boundary_similarity(*pair)[0]),
+                        )
+                    )
+        return describe_objects([scores.object_scores(*np.array(kept).T) for kept in values]) | {
+            "input": list(size)
+        }
+
+    def _run_parts(self, encoder: Encoder, clip: MaskClip, save: Save | None) -> dict[str, Any]:
+        first = read_ids(clip.masks[0])
+        size = self.input_size(encoder, frame_size(clip.frames[0]))
+        confusion = np.zeros((vip.NUM_CLASSES, vip.NUM_CLASSES), dtype=np.int64)
+        found = carry_ids(encoder, clip.frames, first, size, self.protocol, vip.NUM_CLASSES)
+        for index, ids in enumerate(found):
+            if save:
+                save(clip.name, clip.frames[index].stem + ".png", ids)
+            truth = read_ids(clip.masks[index])
+            same_size(truth, ids, clip.masks[index])
+            confusion += scores.confusion_matrix(truth, ids)
+        return {"frames": len(clip.frames), "confusion": confusion.tolist(), "input": list(size)}
+
+    def _run_joints(self, encoder: Encoder, clip: jhmdb.JointClip, save: Save | None) -> dict[str, Any]:
+        truth = jhmdb.read_truth(clip)
+        image = frame_size(clip.frames[0])
+        size = self.input_size(encoder, image)
+        grid = (size[0] // encoder.patch_size, size[1] // encoder.patch_size)
+        points = pixels_to_grid(truth[:, :, 0], image, grid)
+        first = torch.from_numpy(joint_label_map(points.T, grid)).float()
+        labels = carry(encoder, clip.frames, size, self.protocol, first)
+        cells = np.stack([read_out(maps.cpu()).double().numpy() for maps in labels], axis=2)
+        joints = grid_to_pixels(cells, image, grid)
+        if save:
+            save(clip.name, "joints.npz", joints)
+        return {
+            "frames": len(clip.frames),
+            "truth": plain(truth),
+            "joints": plain(joints),
+            "input": list(size),
+        }
+
+
+def open_benchmark(
+    name: str, root: Path, protocol: Protocol, *, binary: bool = False, size: Size | None = None
+) -> Benchmark:
+    """A benchmark by its name: its clips are found, nothing is read yet."""
+    found: tuple[list[Any], bool] = {"davis": davis, "vip": vip, "jhmdb": jhmdb}[name].find_clips(root)
+    if name == "vip":  # mixes labels from 10 keys, as published
+        protocol = replace(protocol, topk=10)
+    return Benchmark(name, root, found[0], found[1], protocol, binary, size)
+
+
+def frame_size(path: Path) -> Size:
+    """Height and width of an image, from its header where that can be read."""
+    try:
+        with Image.open(path) as image:
+            return image.height, image.width
+    except OSError:
+        return read_image(path).shape[:2]  # raises the readable error
+
+
+def same_size(truth: Ids, ids: Ids, path: Path) -> None:
+    """A mask of another size than the first one cannot be compared."""
+    if truth.shape != ids.shape:
+        raise InputError(
+            f"mask {path} is {truth.shape[0]}x{truth.shape[1]}, the first one {ids.shape[0]}x{ids.shape[1]}."
+        )
+
+
+def plain(values: np.ndarray) -> list[Any]:
+    """Nested lists with None for what is lost, as JSON has no NaN."""
+    listed = values.astype(object)
+    listed[np.isnan(values)] = None
+    return list(listed.tolist())
+
+
+def fingerprint(files: Iterable[Path]) -> str:
+    """A short name for the bytes of some files."""
+    digest = hashlib.sha256()
+    for path in files:
+        digest.update(hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()[:16]

@@ -1,0 +1,78 @@
+"""Masks and frames of a benchmark on disk: found by their layout, read one at a time."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import UInt8
+from PIL import Image
+
+from tcore.data.frames import IMAGE_SUFFIXES, natural
+from tcore.errors import InputError
+
+Ids = UInt8[np.ndarray, "height width"]
+VOID = 255
+
+
+@dataclass(frozen=True)
+class MaskClip:
+    """One video of a mask benchmark: its frames, and the masks that belong to them."""
+
+    name: str
+    frames: tuple[Path, ...]
+    masks: tuple[Path, ...]
+
+
+def read_ids(path: Path) -> Ids:
+    """Ids of a mask: indices of a palette image, values of a grey one."""
+    try:
+        with Image.open(path) as image:
+            if image.mode not in ("P", "L", "1"):
+                raise InputError(
+                    f"mask {path} is a {image.mode} image: need ids as a palette or 8-bit grey PNG."
+                )
+            return np.asarray(image).astype(np.uint8)
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        if isinstance(error, InputError):
+            raise
+        reason = getattr(error, "strerror", None) or str(error).replace(repr(str(path)), "").strip()
+        raise InputError(f"cannot read mask {path}: {reason}.") from error
+
+
+def as_binary(ids: Ids) -> Ids:
+    """One object: everything above 0, 255 included."""
+    return (ids > 0).astype(np.uint8)
+
+
+def refuse_binary_look(ids: Ids, path: Path) -> None:
+    """Refuse a truth of 0 and 255 alone, which is one object and not a background with a void."""
+    found = set(np.unique(ids).tolist())
+    if VOID in found and found <= {0, VOID}:
+        raise InputError(f"mask {path} holds only 0 and 255: this is one object; add --binary.")
+
+
+def list_images(folder: Path) -> tuple[Path, ...]:
+    """Images of a folder in natural order."""
+    names = [p.name for p in folder.iterdir() if p.suffix.lower() in IMAGE_SUFFIXES and p.name[0] != "."]
+    return tuple(folder / name for name in sorted(names, key=natural))
+
+
+def need_folder(root: Path, candidates: Sequence[str], what: str) -> Path:
+    """The first of some folders that is there; an error says which were tried and what was found instead."""
+    if not root.is_dir():
+        raise InputError(f"dataset {root} {'is a file' if root.exists() else 'does not exist'}.")
+    for candidate in candidates:
+        if (root / candidate).is_dir():
+            return root / candidate
+    found = ", ".join(sorted(f"{p.name}/" if p.is_dir() else p.name for p in root.iterdir())[:8]) or "nothing"
+    raise InputError(f"no {what} under {root / candidates[0]}; found {found}.")
+
+
+def chosen_names(root: Path, lists: Sequence[str], frames: Path) -> tuple[list[str], bool]:
+    """Clips that the official list names, or all that are there; and whether there was a list."""
+    for name in lists:
+        if (root / name).is_file():
+            lines = (root / name).read_text(encoding="utf-8").splitlines()
+            return [line.strip() for line in lines if line.strip()], True
+    return sorted(p.name for p in frames.iterdir() if p.is_dir() and p.name[0] != "."), False

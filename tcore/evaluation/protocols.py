@@ -1,0 +1,103 @@
+"""Protocols in circulation: how labels are carried from frame to frame, and at which size frames go in."""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from tcore.errors import InputError
+from tcore.evaluation.propagate import FirstFrame, Propagator, Window
+
+Size = tuple[int, int]  # height, width
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """Every knob of label propagation; what a score card has to print."""
+
+    name: str
+    context: int = 20
+    """Past frames beside the first."""
+    radius: float = 20.0
+    """Reach of the window, in grid cells."""
+    window: Window = "disk"
+    """Disk (distance < radius) or square (<= radius along both axes)."""
+    limit_first: bool = False
+    """The window applies to the first frame too."""
+    topk: int = 7
+    """Keys that a label is mixed from."""
+    temperature: float = 0.7
+    """Temperature of their softmax."""
+    first_frame: FirstFrame = "repeated"
+    """Pad a short past with copies of the first frame, as the published numbers do, or not."""
+    resize: Literal["480x880", "short480", "native"] = "480x880"
+    """Input size: fixed; short side 480 and long side floored to 64; or native, floored to the patch."""
+    labels: Literal["bilinear", "nearest"] = "bilinear"
+    """How the first mask is brought to the grid."""
+    stretch: bool = False
+    """Stretch every channel to [0, 1] before the argmax."""
+
+    def propagator(self, score_bytes: int = 32 << 20) -> Propagator:
+        """A propagator with these knobs."""
+        return Propagator(
+            context=self.context,
+            radius=self.radius,
+            topk=self.topk,
+            temperature=self.temperature,
+            first_frame=self.first_frame,
+            window=self.window,
+            limit_first=self.limit_first,
+            score_bytes=score_bytes,
+        )
+
+    def input_size(self, frame: Size, patch_size: int) -> Size:
+        """The size at which a frame goes in: the protocol's, floored to a multiple of the patch."""
+        height, width = frame
+        if self.resize == "480x880":
+            size = (480, 880)
+        elif self.resize == "short480":
+            scale = 480 / min(height, width)
+            long = int(max(height, width) * scale) // 64 * 64
+            size = (480, long) if height <= width else (long, 480)
+        else:
+            size = (height, width)
+        rows, columns = size[0] // patch_size, size[1] // patch_size
+        if rows < 1 or columns < 1:
+            raise InputError(f"frames of {height}x{width} are smaller than one patch of {patch_size} pixels.")
+        return rows * patch_size, columns * patch_size
+
+
+TCORE = Protocol("tcore")
+
+PROTOCOLS: dict[str, Protocol] = {
+    "tcore": TCORE,
+    "dino": Protocol(
+        "dino",
+        context=7,
+        radius=12,
+        window="square",
+        limit_first=True,
+        topk=5,
+        temperature=0.1,
+        first_frame="once",
+        resize="short480",
+        labels="nearest",
+        stretch=True,
+    ),
+    "rsp": Protocol(
+        "rsp", context=30, radius=30, window="square", limit_first=True, temperature=0.1, first_frame="once"
+    ),
+    "crw": Protocol("crw", radius=12, topk=10, temperature=0.05, resize="native"),
+}
+
+# The published protocol with its radius scaled from a grid of 55 columns to one of 16.
+RENDERED = replace(TCORE, name="rendered", radius=6.0, resize="native")
+
+
+def protocol(name: str) -> Protocol:
+    """A protocol by its name.
+
+    >>> protocol("dino").topk
+    5
+    """
+    if name not in PROTOCOLS:
+        raise InputError(f"no protocol {name!r}: there are {', '.join(PROTOCOLS)}.")
+    return PROTOCOLS[name]

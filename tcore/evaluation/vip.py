@@ -1,0 +1,42 @@
+"""VIP: clips of frames with masks of body parts, 20 classes."""
+
+from pathlib import Path
+
+from tcore.errors import InputError
+from tcore.evaluation.masks import MaskClip, chosen_names, list_images, need_folder
+
+NUM_CLASSES = 20
+LISTS = ("lists/val_videos.txt",)
+LONG_SIDE, MULTIPLE = 880, 64
+
+
+def find_clips(root: Path) -> tuple[list[MaskClip], bool]:
+    """Clips of a dataset, and whether the official list chose them."""
+    images = need_folder(root, ("Images",), "frames")
+    masks = need_folder(root, ("Annotations/Category_ids",), "masks")
+    names, listed = chosen_names(root, LISTS, images)
+    clips = []
+    for name in names:
+        for folder, what in ((images / name, "frames"), (masks / name, "masks")):
+            if not folder.is_dir():
+                raise InputError(f"clip {name} has no {what}: {folder} does not exist.")
+        frames, labels = list_images(images / name), list_images(masks / name)
+        if {p.stem for p in frames} != {p.stem for p in labels} or not frames:
+            raise InputError(
+                f"clip {name} has {len(frames)} frames and {len(labels)} masks; need one for each."
+            )
+        clips.append(MaskClip(name, frames, labels))
+    if not clips:
+        raise InputError(f"no clips under {images}: need a folder of frames for each.")
+    return clips, listed
+
+
+def input_size(frame: tuple[int, int]) -> tuple[int, int]:
+    """Long side 880, the other one floored to a multiple of 64.
+
+    >>> input_size((720, 1280))
+    (448, 880)
+    """
+    height, width = frame
+    short = min(frame) * LONG_SIDE // max(frame) // MULTIPLE * MULTIPLE
+    return (short, LONG_SIDE) if width >= height else (LONG_SIDE, short)
