@@ -46,6 +46,8 @@ def _element(data: bytes, position: int, order: str) -> tuple[int, bytes, int]:
     """Kind and bytes of the data element at a position, and where the next one begins."""
     kind, size = struct.unpack_from(order + "II", data, position)
     if kind >> 16:  # a small element holds its bytes beside its kind
+        if kind >> 16 > 4:
+            raise ValueError("a small element holds 4 bytes at most")
         return kind & 0xFFFF, data[position + 4 : position + 4 + (kind >> 16)], position + 8
     start, end = position + 8, position + 8 + size
     if end > len(data):

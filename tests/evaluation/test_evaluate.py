@@ -1,0 +1,167 @@
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from tcore.data.synthetic import RenderedVideo
+from tcore.errors import InputError
+from tcore.evaluation.encoders import Encoder
+from tcore.evaluation.evaluate import Card, evaluate, table
+from tcore.evaluation.protocols import RENDERED, TCORE, protocol
+from tcore.evaluation.rendered import heldout_videos, propagate_video, score_videos
+from tcore.evaluation.score import score_davis, score_jhmdb, score_vip, summarise_davis
+from tcore.model.vit import VisionTransformer
+from tests.evaluation.layouts import write_davis, write_jhmdb, write_vip
+
+SIZE = (64, 64)
+
+
+@pytest.fixture(scope="module")
+def videos() -> list[RenderedVideo]:
+    return heldout_videos(2, num_frames=6, size=64)
+
+
+@pytest.fixture(scope="module")
+def encoder() -> Encoder:
+    torch.manual_seed(0)
+    vit = VisionTransformer(dim=32, depth=1, num_heads=2, patch_size=8, image_size=64, layer_scale=0.5)
+    return Encoder(vit, "tiny")
+
+
+@pytest.fixture(scope="module")
+def datasets(videos: list[RenderedVideo], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    root = tmp_path_factory.mktemp("datasets")
+    return {
+        "davis": write_davis(root / "davis", videos),
+        "vip": write_vip(root / "vip", videos),
+        "jhmdb": write_jhmdb(root / "jhmdb", videos),
+    }
+
+
+def test_official_layouts_give_the_scores_of_the_rendered_videos(
+    videos: list[RenderedVideo], encoder: Encoder, datasets: dict[str, Any]
+) -> None:
+    card = evaluate(encoder, **datasets, protocol=TCORE, size=SIZE)
+    published = score_videos(videos, [propagate_video(v, encoder, TCORE) for v in videos])
+    with_ten_keys = score_videos(
+        videos, [propagate_video(v, encoder, replace(TCORE, topk=10)) for v in videos]
+    )
+    davis = card["benchmarks"]["davis"]["scores"]
+    assert davis["J"] == pytest.approx(published.region, abs=1e-9)
+    assert davis["F"] == pytest.approx(published.boundary, abs=1e-9)
+    assert card["benchmarks"]["vip"]["scores"]["mIoU"] == pytest.approx(with_ten_keys.part_iou, abs=1e-9)
+    assert card["benchmarks"]["jhmdb"]["scores"]["PCK@0.2"] == pytest.approx(published.pck, abs=1e-9)
+
+
+def test_card_says_what_the_numbers_depend_on(encoder: Encoder, datasets: dict[str, Any]) -> None:
+    card = evaluate(encoder, davis=datasets["davis"], jhmdb=datasets["jhmdb"], size=SIZE)
+    davis, jhmdb = card["benchmarks"]["davis"], card["benchmarks"]["jhmdb"]
+    assert davis["clips_from"] == "all clips found"
+    assert jhmdb["clips_from"] == "the official list"
+    assert davis["protocol"]["context"] == 20
+    assert set(davis["clips"]) == {"clip0", "clip1"}
+    low, high = davis["interval"]["J&F"]
+    assert low <= davis["scores"]["J&F"] <= high
+    assert len(card["encoder"]["weights"]) == 16
+    assert any("protocol tcore" in line for line in table(card))
+
+
+def test_saved_predictions_score_the_same(encoder: Encoder, datasets: dict[str, Any], tmp_path: Path) -> None:
+    card = evaluate(encoder, **datasets, size=SIZE, out=tmp_path, save=True)
+    saved = tmp_path / "predictions"
+    davis = summarise_davis(score_davis(datasets["davis"], saved / "davis"))
+    assert davis["J&F"] == pytest.approx(card["benchmarks"]["davis"]["scores"]["J&F"], abs=1e-12)
+    vip = score_vip(datasets["vip"], saved / "vip")
+    assert vip["mIoU"] == pytest.approx(card["benchmarks"]["vip"]["scores"]["mIoU"], abs=1e-12)
+    jhmdb = score_jhmdb(datasets["jhmdb"], saved / "jhmdb")
+    assert jhmdb["PCK@0.1"] == pytest.approx(card["benchmarks"]["jhmdb"]["scores"]["PCK@0.1"], abs=1e-12)
+    with Image.open(saved / "davis" / "clip0" / "00003.png") as mask:
+        assert mask.mode == "P"
+        assert mask.getpalette()[3:6] == [128, 0, 0]  # type: ignore[index]
+    assert json.loads((tmp_path / "results.json").read_text()) == card
+
+
+def count_steps(encoder: Encoder, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    calls: list[int] = []
+    features = Encoder.features
+
+    def counted(self: Encoder, images: torch.Tensor) -> torch.Tensor:
+        calls.append(len(images))
+        return features(self, images)
+
+    monkeypatch.setattr(Encoder, "features", counted)
+    return calls
+
+
+def test_evaluation_goes_on_where_it_stopped_and_reuses_nothing_else(
+    encoder: Encoder, datasets: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = count_steps(encoder, monkeypatch)
+
+    def run(protocol_name: str = "tcore", root: Path = datasets["davis"]) -> Card:
+        calls.clear()
+        return evaluate(encoder, davis=root, protocol=protocol(protocol_name), size=SIZE, out=tmp_path)
+
+    first = run()
+    assert sum(calls) == 12  # two clips of six frames, each encoded once
+    assert run() == first
+    assert sum(calls) == 0
+    (tmp_path / "clips" / "davis" / "clip1.json").unlink()
+    run()
+    assert sum(calls) == 6
+    run("crw")
+    assert sum(calls) == 12
+
+
+def test_changed_truth_is_scored_anew(
+    videos: list[RenderedVideo], encoder: Encoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = write_davis(tmp_path / "davis", videos[:1])
+    before = evaluate(encoder, davis=root, size=SIZE, out=tmp_path / "out")
+    mask = root / "Annotations" / "480p" / "clip0" / "00002.png"
+    Image.fromarray(np.zeros_like(videos[0].objects[2])).save(mask)
+    after = evaluate(encoder, davis=root, size=SIZE, out=tmp_path / "out")
+    assert after["benchmarks"]["davis"]["scores"] != before["benchmarks"]["davis"]["scores"]
+    assert after["benchmarks"]["davis"]["truth"] != before["benchmarks"]["davis"]["truth"]
+
+
+@pytest.mark.parametrize("name", ["tcore", "dino", "rsp", "crw"])
+def test_every_protocol_runs(name: str, encoder: Encoder, datasets: dict[str, Any]) -> None:
+    card = evaluate(encoder, davis=datasets["davis"], protocol=protocol(name), size=SIZE)
+    assert 0 < card["benchmarks"]["davis"]["scores"]["J&F"] < 1
+    assert card["benchmarks"]["davis"]["protocol"]["name"] == name
+
+
+def test_dataset_is_not_written_to(encoder: Encoder, datasets: dict[str, Any], tmp_path: Path) -> None:
+    before = sorted((str(p), p.stat().st_mtime_ns) for p in datasets["davis"].rglob("*"))
+    evaluate(encoder, davis=datasets["davis"], size=SIZE, out=tmp_path, save=True)
+    assert sorted((str(p), p.stat().st_mtime_ns) for p in datasets["davis"].rglob("*")) == before
+
+
+def test_input_sizes_are_those_of_the_protocols() -> None:
+    assert TCORE.input_size((480, 854), 16) == (480, 880)
+    assert TCORE.input_size((480, 854), 14) == (476, 868)
+    assert protocol("dino").input_size((480, 854), 16) == (480, 832)
+    assert protocol("dino").input_size((854, 480), 16) == (832, 480)
+    assert protocol("crw").input_size((480, 854), 16) == (480, 848)
+    assert RENDERED.input_size((128, 128), 8) == (128, 128)
+
+
+def test_nothing_to_evaluate_on_is_an_error(encoder: Encoder) -> None:
+    with pytest.raises(InputError, match="nothing to evaluate on"):
+        evaluate(encoder)
+
+
+def test_first_mask_without_object_is_an_error(
+    videos: list[RenderedVideo], encoder: Encoder, tmp_path: Path
+) -> None:
+    root = write_davis(tmp_path, videos[:1])
+    empty = root / "Annotations" / "480p" / "clip0" / "00000.png"
+    Image.fromarray(np.zeros((64, 64), np.uint8)).save(empty)
+    with pytest.raises(InputError, match=r"first mask .*00000.png is all background"):
+        evaluate(encoder, davis=root, size=SIZE)
