@@ -37,7 +37,7 @@ class Journal:
         progress = Progress(
             TextColumn("step"),
             MofNCompleteColumn(),
-            BarColumn(bar_width=20),
+            BarColumn(bar_width=8),
             TextColumn("{task.fields[said]}"),
             TextColumn("ETA"),
             TimeRemainingColumn(),
@@ -60,7 +60,7 @@ class Journal:
             for name, value in scalars.items():
                 if isinstance(value, int | float):
                     self._board.add_scalar(name, value, step)
-        said = describe(metrics, health)
+        said = describe(metrics, health, brief=self._console.width < 150 and self._progress is not None)
         if self._progress:
             self._said = said if health else self._said
             self._progress.update(self._task, completed=step, said=self._said)
@@ -85,8 +85,12 @@ class Journal:
         self._file.close()
 
 
-def describe(metrics: Mapping[str, Any], health: Health | None) -> str:
-    """The progress line: what is minimised, whether it learns, how fast."""
+def describe(metrics: Mapping[str, Any], health: Health | None, brief: bool = False) -> str:
+    """The progress line: what is minimised, whether it learns, how fast; brief for a narrow terminal."""
+    if brief:
+        state = health.state if health else ""
+        speed = f"{metrics['samples_per_second']:.3g}/s wait {metrics['data_wait']:.0%}"
+        return f"total {metrics['total']:.2f} dino {metrics['dino']:.2f} {state} {speed}"
     text = f"total {metrics['total']:.3f}  dino {metrics['dino']:.3f}"
     if health:
         text += (

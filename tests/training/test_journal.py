@@ -1,11 +1,16 @@
+import contextlib
 import json
+import os
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from tcore import train
 from tcore.training.journal import forget_after, format_seconds
-from tests.tiny import tiny
+from tests.tiny import TINY, tiny
 
 
 def write(path: Path, *lines: str) -> Path:
@@ -52,3 +57,30 @@ def test_tensorboard_gets_losses_and_health(tmp_path: Path) -> None:
     assert [event.step for event in logged] == [2, 4]
     assert logged[-1].value == pytest.approx(lines[-1]["total"], rel=1e-5)
     assert "health/frame_rank" in events.Tags()["scalars"]
+
+
+def test_terminal_of_80_columns_shows_step_loss_state_speed_wait_and_eta(tmp_path: Path) -> None:
+    pty = pytest.importorskip("pty")
+    code = (
+        "import torch, tcore; torch.set_num_threads(1); "
+        f"tcore.train(tcore.recipe('quickstart', {TINY!r}), {str(tmp_path / 'run')!r})"
+    )
+    master, slave = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-c", code],
+        stderr=slave,
+        env={**os.environ, "COLUMNS": "80", "TERM": "xterm"},
+    )
+    os.close(slave)
+    printed = b""
+    with contextlib.suppress(OSError):  # the terminal is gone when the process has ended
+        while chunk := os.read(master, 4096):
+            printed += chunk
+    os.close(master)
+    assert process.wait() == 0
+    text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", printed.decode())
+    last = [line for line in text.replace("\r", "\n").splitlines() if line.startswith("step")][-1]
+    assert re.search(
+        r"6/6 .* total \d.* dino \d.* (learning|plateau|collapse) .*/s wait \d+% ETA 0:00:00", last
+    )
+    assert len(last.rstrip()) <= 80
