@@ -14,7 +14,7 @@ from tcore.data.frames import read_image
 from tcore.errors import InputError
 from tcore.evaluation import davis, jhmdb, scores, vip
 from tcore.evaluation.carry import carry, carry_ids
-from tcore.evaluation.encoders import Encoder
+from tcore.evaluation.encoder import Encoder
 from tcore.evaluation.masks import VOID, Ids, MaskClip, read_ids
 from tcore.evaluation.pose import grid_to_pixels, joint_label_map, pixels_to_grid, read_out
 from tcore.evaluation.protocols import Protocol, Size

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tcore.data.frames import read_image
-from tcore.evaluation.encoders import Encoder
+from tcore.evaluation.encoder import Encoder
 from tcore.evaluation.masks import VOID, Ids
 from tcore.evaluation.protocols import Protocol
 from tcore.evaluation.resize import grid_to_ids, ids_to_grid, normalize_images, resize_images

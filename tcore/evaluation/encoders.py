@@ -1,58 +1,33 @@
-"""Encoders for evaluation: what a run exported, or an untrained network."""
+"""Encoders for evaluation: our runs, foreign checkpoints, models of timm, transformers and torch.hub."""
 
-import hashlib
+import difflib
 import json
 from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Float, UInt8
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from tcore.errors import InputError
-from tcore.evaluation.resize import normalize_images
+from tcore.evaluation.adapters import EXAMPLES, attribute, load_hub, load_timm, load_transformers, reason
+from tcore.evaluation.checkpoints import listing, read_checkpoint, read_file
+from tcore.evaluation.encoder import Adapted, Encoder
 from tcore.model.vit import VisionTransformer
 
 # Width, depth and heads of the usual sizes.
 SIZES = {"vitti16": (192, 12, 3), "vits16": (384, 12, 6), "vitb16": (768, 12, 12), "vitl16": (1024, 24, 16)}
+WHAT_WOULD_DO = (
+    "give a run folder, a checkpoint (.safetensors, .pth, .pt), random:vits16, timm:NAME, hf:NAME_OR_DIR "
+    "or hub:REPO:NAME"
+)
+# Where Vision Transformers keep their blocks.
+BLOCKS = ("blocks", "encoder.layer", "encoder.layers", "layers", "layer", "model.layer", "model.layers")
 
 
-class Encoder(nn.Module):
-    """A frozen frame encoder: uint8 frames in, a grid of features out."""
+def load_encoder(spec: str | Path, layer: int = -1) -> Encoder:
+    """The encoder of a run, a known checkpoint, random:SIZE, timm:NAME, hf:NAME_OR_DIR or hub:REPO:NAME.
 
-    def __init__(self, backbone: VisionTransformer, name: str) -> None:
-        super().__init__()
-        self.backbone = backbone.eval().requires_grad_(False)
-        self.name = name
-        self.patch_size = backbone.patch_size
-
-    def fingerprint(self) -> str:
-        """A short name for the weights; another one means another encoder."""
-        digest = hashlib.sha256()
-        for name, value in sorted(self.backbone.state_dict().items()):
-            digest.update(name.encode() + value.detach().cpu().contiguous().numpy().tobytes())
-        return digest.hexdigest()[:16]
-
-    @torch.no_grad()
-    def forward(
-        self, frames: UInt8[Tensor, "time height width 3"]
-    ) -> Float[Tensor, "time channels rows columns"]:
-        """Features of the patches, after the final norm; the size must be a multiple of the patch."""
-        return self.features(normalize_images(frames.permute(0, 3, 1, 2).float() / 255))
-
-    @torch.no_grad()
-    def features(
-        self, images: Float[Tensor, "time 3 height width"]
-    ) -> Float[Tensor, "time channels rows columns"]:
-        """The same for images that are scaled and normalised already."""
-        grid = tuple(side // self.patch_size for side in images.shape[-2:])
-        return self.backbone(images).patches.transpose(1, 2).unflatten(2, grid)
-
-
-def load_encoder(spec: str | Path) -> Encoder:
-    """The encoder of a run folder, of an encoder.safetensors with its encoder.json, or random:vits16.
+    `layer` is the block whose output, after the final norm, makes the features; `report` says what matched.
 
     >>> import tempfile, tcore
     >>> config = tcore.recipe("quickstart", {"optim.steps": 1, "optim.batch": 2, "rendered.videos": 2})
@@ -62,35 +37,85 @@ def load_encoder(spec: str | Path) -> Encoder:
     >>> encoder(torch.zeros(2, 64, 96, 3, dtype=torch.uint8)).shape
     torch.Size([2, 96, 8, 12])
     """
-    if str(spec).startswith("random:"):
-        return untrained(str(spec))
-    path = Path(spec)
-    file = path / "encoder.safetensors" if path.is_dir() else path
-    if not file.is_file():
-        what = "holds no encoder.safetensors" if path.is_dir() else "does not exist"
-        raise InputError(f"encoder {path} {what}: give a run folder or an encoder.safetensors file.")
-    backbone = VisionTransformer(**_read_card(file))
-    try:
-        state = load_file(str(file))
-    except (SafetensorError, OSError) as error:
-        raise InputError(f"cannot read encoder {file}: {error}.") from error
-    load_strictly(backbone, state, file)
-    return Encoder(backbone, str(spec))
+    kind, colon, name = str(spec).partition(":")
+    loaders = {"random": _load_random, "timm": load_timm, "hf": load_transformers, "hub": load_hub}
+    if kind in loaders and (not name or not colon) and not Path(spec).exists():
+        raise InputError(f"encoder {str(spec)!r} needs a name, as in {EXAMPLES[kind]}.")
+    encoder = loaders[kind](name) if kind in loaders and colon else _load_file(Path(spec))
+    choose_layer(encoder, layer)
+    return encoder
+
+
+def choose_layer(encoder: Encoder, layer: int) -> None:
+    """Drop the blocks after one, so that the final norm sees its output; negative counts from the end."""
+    model = encoder.backbone.model if isinstance(encoder.backbone, Adapted) else encoder.backbone
+    found = (attribute(model, path) for path in BLOCKS)
+    blocks = next((x for x in found if isinstance(x, nn.ModuleList | nn.Sequential)), None)
+    if blocks is None or getattr(model, "chunked_blocks", False):
+        if layer == -1:
+            return
+        raise InputError(f"layer {layer} of {encoder.name}: its blocks are not known, only -1 can be used.")
+    depth = len(blocks)
+    if not -depth <= layer < depth:
+        raise InputError(f"layer {layer} of {encoder.name}: it has {depth} blocks, {-depth} to {depth - 1}.")
+    kept = layer % depth + 1
+    if kept < depth:
+        del blocks[kept:]
+        if isinstance(model, VisionTransformer):
+            model.depth = kept
+        encoder.report += f"\nfeatures: block {kept} of {depth}, after the final norm"
 
 
 def untrained(spec: str) -> Encoder:
     """A network at the published initialisation, always the same one."""
-    name = spec.removeprefix("random:")
+    return _load_random(spec.removeprefix("random:"))
+
+
+def _load_random(name: str) -> Encoder:
     if name not in SIZES:
-        raise InputError(f"no encoder {spec!r}: there are {', '.join(f'random:{size}' for size in SIZES)}.")
+        sizes = ", ".join(f"random:{size}" for size in SIZES)
+        raise InputError(f"no encoder 'random:{name}': there are {sizes}.")
     dim, depth, num_heads = SIZES[name]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        return Encoder(VisionTransformer(dim=dim, depth=depth, num_heads=num_heads), spec)
+        vit = VisionTransformer(dim=dim, depth=depth, num_heads=num_heads)
+    return Encoder(vit, f"random:{name}", f"untrained {name} at the published initialisation, seed 0")
+
+
+def _load_file(path: Path) -> Encoder:
+    """The encoder of a run folder, of its exported file, or of a foreign checkpoint."""
+    file = path / "encoder.safetensors" if path.is_dir() else path
+    if not file.is_file():
+        raise InputError(f"encoder {path} {_what_is_wrong(path)}: {WHAT_WOULD_DO}.")
+    if file.name == "checkpoint.pt" and file.with_name("encoder.json").is_file():
+        raise InputError(f"{file} is the state of a training: give its run folder, {file.parent}.")
+    # Kept encoders share the card of their run.
+    cards = (file.with_name("encoder.json"), file.parent.parent / "encoder.json")
+    card = next((path for path in cards if path.is_file()), None)
+    if file.suffix != ".safetensors" or (card is None and file.name != "encoder.safetensors"):
+        found = read_checkpoint(file)
+        return Encoder(_build(found.sizes, found.state, file), str(path), found.report)
+    if card is None:
+        raise InputError(f"no encoder.json beside {file}: it says how the encoder is built.")
+    state = {name: x.float() for name, x in read_file(file).items() if isinstance(x, Tensor)}
+    sizes = _read_card(card)
+    report = f"encoder of this project, {', '.join(f'{key} {value}' for key, value in sizes.items())}"
+    return Encoder(_build(sizes, state, file), str(path), report)
+
+
+def _build(sizes: dict[str, Any], state: dict[str, Tensor], source: Path) -> VisionTransformer:
+    try:
+        # The weights that are drawn here, to be overwritten, must not move the random state of the caller.
+        with torch.random.fork_rng(devices=[]):
+            vit = VisionTransformer(**sizes)
+    except (TypeError, RuntimeError, ZeroDivisionError) as error:
+        raise InputError(f"no encoder can be built for {source}: {reason(error)}.") from error
+    load_strictly(vit, state, source)
+    return vit
 
 
 def load_strictly(module: nn.Module, state: dict[str, Tensor], source: Path) -> None:
-    """Load weights; every missing, unexpected or misshapen one is an error that lists them."""
+    """Load weights; missing, unexpected or misshapen ones are an error that lists and counts them."""
     expected = {name: tuple(value.shape) for name, value in module.state_dict().items()}
     found = {name: tuple(value.shape) for name, value in state.items()}
     problems = [f"missing {name}" for name in expected if name not in found]
@@ -101,18 +126,25 @@ def load_strictly(module: nn.Module, state: dict[str, Tensor], source: Path) -> 
         if name in found and found[name] != expected[name]
     ]
     if problems:
-        raise InputError(f"weights in {source} do not fit: {'; '.join(problems)}.")
+        raise InputError(f"weights in {source} do not fit, {len(problems)} keys: {listing(problems)}.")
     module.load_state_dict(state)
 
 
-def _read_card(file: Path) -> dict[str, Any]:
-    """Sizes of the encoder; kept encoders share the card of their run."""
-    candidates = (file.with_name("encoder.json"), file.parent.parent / "encoder.json")
-    card = next((path for path in candidates if path.is_file()), None)
-    if card is None:
-        raise InputError(f"no encoder.json beside {file}: it says how the encoder is built.")
+def _read_card(card: Path) -> dict[str, Any]:
+    """Sizes of the encoder."""
     try:
         vit: dict[str, Any] = json.loads(card.read_text(encoding="utf-8"))["vit"]
         return vit
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"cannot read {card}: {error!r}.") from error
+
+
+def _what_is_wrong(path: Path) -> str:
+    """Why a path is no encoder, with a guess at what was meant."""
+    if path.is_dir():
+        return f"holds no encoder.safetensors (a folder of transformers is hf:{path})"
+    size = difflib.get_close_matches(str(path), SIZES, n=1)
+    kind, colon, name = str(path).partition(":")
+    scheme = difflib.get_close_matches(kind.lower(), EXAMPLES, n=1) if colon else []
+    guess = f"random:{size[0]}" if size else f"{scheme[0]}:{name}" if scheme else ""
+    return f"does not exist{f', did you mean {guess}?' if guess else ''}"

@@ -13,7 +13,7 @@ from PIL import Image
 
 from tcore.errors import InputError
 from tcore.evaluation.benchmarks import Benchmark, fingerprint, open_benchmark
-from tcore.evaluation.encoders import Encoder
+from tcore.evaluation.encoder import Encoder
 from tcore.evaluation.protocols import TCORE, Protocol, Size
 from tcore.files import atomic, write_text
 

@@ -10,7 +10,8 @@ from rich.table import Table
 
 from tcore.data.synthetic import RenderedVideo
 from tcore.errors import InputError
-from tcore.evaluation.encoders import Encoder, load_encoder
+from tcore.evaluation.encoder import Encoder
+from tcore.evaluation.encoders import load_encoder
 from tcore.evaluation.protocols import RENDERED
 from tcore.evaluation.rendered import (
     Features,

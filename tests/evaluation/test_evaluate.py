@@ -10,7 +10,7 @@ from PIL import Image
 
 from tcore.data.synthetic import RenderedVideo
 from tcore.errors import InputError
-from tcore.evaluation.encoders import Encoder
+from tcore.evaluation.encoder import Encoder
 from tcore.evaluation.evaluate import Card, evaluate, table
 from tcore.evaluation.protocols import RENDERED, TCORE, protocol
 from tcore.evaluation.rendered import heldout_videos, propagate_video, score_videos

@@ -341,7 +341,7 @@ def test_compiled_blocks_give_the_same_losses() -> None:
     # In a process of its own: the shape checks of the tests cannot be compiled.
     code = f"""
 import torch, tcore
-from tcore.data.loader import Source
+from tcore.data.loader import Source, render_batch
 from tcore.training.loop import Trainer, open_store
 settings = {TINY!r} | {{"vit.depth": 1, "vit.drop_path": 0.0}}
 found = []

@@ -1,0 +1,98 @@
+"""An encoder: frames in, a grid of features out, whatever network is inside."""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, UInt8
+from torch import Tensor, nn
+
+from tcore.errors import InputError
+from tcore.evaluation.resize import IMAGE_MEAN, IMAGE_STD, normalize_images
+from tcore.model.vit import VisionTransformer
+
+# More tokens than these before the patches (CLS, registers) mean that the grid is not what it seems.
+MOST_PREFIX = 16
+
+
+class PatchTokens(NamedTuple):
+    """The patch tokens of a foreign model, after its final norm."""
+
+    patches: Float[Tensor, "b n d"]
+
+
+class Adapted(nn.Module):
+    """A foreign model that answers like our encoder: normalised images in, patch tokens out."""
+
+    gain: Tensor
+    shift: Tensor
+
+    def __init__(
+        self,
+        model: nn.Module,
+        read: Callable[[Tensor], Tensor],
+        *,
+        patch_size: int,
+        num_prefix: int | None = None,
+        mean: Sequence[float] = IMAGE_MEAN,
+        std: Sequence[float] = IMAGE_STD,
+    ) -> None:
+        super().__init__()
+        self.model = model.float()
+        self.read, self.patch_size, self.num_prefix = read, patch_size, num_prefix
+        # One step from the ImageNet statistics, in which images arrive, to those that the model knows.
+        ours, theirs = torch.tensor([IMAGE_MEAN, IMAGE_STD]), torch.tensor([mean, std])
+        self.register_buffer("gain", (ours[1] / theirs[1])[:, None, None], persistent=False)
+        self.register_buffer("shift", ((ours[0] - theirs[0]) / theirs[1])[:, None, None], persistent=False)
+        self.renormalises = (tuple(mean), tuple(std)) != (IMAGE_MEAN, IMAGE_STD)
+
+    def forward(self, images: Float[Tensor, "b 3 height width"]) -> PatchTokens:
+        """Patch tokens; what comes before them is dropped, and must be as long as the model says."""
+        rows, columns = (side // self.patch_size for side in images.shape[-2:])
+        x = self.read(images * self.gain + self.shift if self.renormalises else images)
+        if x.ndim == 4 and x.shape[-2:] == (rows, columns):
+            x = x.flatten(2).transpose(1, 2)
+        spare = x.shape[1] - rows * columns
+        allowed = range(MOST_PREFIX + 1) if self.num_prefix is None else (self.num_prefix,)
+        if x.ndim != 3 or spare not in allowed:
+            raise InputError(
+                f"the model answers images of {tuple(images.shape[-2:])} with {tuple(x.shape)}, expected "
+                f"{rows}x{columns} patches after {self.num_prefix or 'few'} other tokens: it cannot be used."
+            )
+        return PatchTokens(x[:, spare:])
+
+
+class Encoder(nn.Module):
+    """A frozen frame encoder: uint8 frames in, a grid of features out."""
+
+    def __init__(self, backbone: VisionTransformer | Adapted, name: str, report: str = "") -> None:
+        super().__init__()
+        self.backbone = backbone.eval().requires_grad_(False)
+        self.name = name
+        self.patch_size = backbone.patch_size
+        self.report = report
+
+    def fingerprint(self) -> str:
+        """A short name for the weights; another one means another encoder."""
+        digest = hashlib.sha256()
+        for name, value in sorted(self.backbone.state_dict().items()):
+            # As bytes, because numpy knows no bfloat16.
+            content = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+            digest.update(name.encode() + content.numpy().tobytes())
+        return digest.hexdigest()[:16]
+
+    @torch.no_grad()
+    def forward(
+        self, frames: UInt8[Tensor, "time height width 3"]
+    ) -> Float[Tensor, "time channels rows columns"]:
+        """Features of the patches, after the final norm; the size must be a multiple of the patch."""
+        return self.features(normalize_images(frames.permute(0, 3, 1, 2).float() / 255))
+
+    @torch.no_grad()
+    def features(
+        self, images: Float[Tensor, "time 3 height width"]
+    ) -> Float[Tensor, "time channels rows columns"]:
+        """The same for images that are scaled and normalised already."""
+        grid = tuple(side // self.patch_size for side in images.shape[-2:])
+        return self.backbone(images).patches.transpose(1, 2).unflatten(2, grid)
