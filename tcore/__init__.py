@@ -4,6 +4,7 @@ from tcore.config import Config
 from tcore.data.frames import FrameStore
 from tcore.errors import InputError
 from tcore.evaluation.encoders import load_encoder
+from tcore.evaluation.evaluate import evaluate
 from tcore.model.tcore import TCoRe
 from tcore.model.vit import VisionTransformer
 from tcore.recipes import recipe
@@ -15,6 +16,7 @@ __all__ = [
     "InputError",
     "TCoRe",
     "VisionTransformer",
+    "evaluate",
     "load_encoder",
     "recipe",
     "train",

@@ -69,7 +69,7 @@ class EvaluateCommand:
     """Score an encoder by label propagation: masks (DAVIS), body parts (VIP), joints (JHMDB)."""
 
     encoder: Positional[str] = ""
-    """A run folder, an encoder.safetensors, or random:vits16 (untrained)."""
+    """A run folder, a checkpoint (.safetensors, .pth, .pt), random:vits16, timm:NAME, hf:NAME or hub:REPO:NAME."""
     davis: Path | None = None
     """Dataset laid out like DAVIS: JPEGImages/480p, Annotations/480p."""
     vip: Path | None = None
@@ -78,6 +78,8 @@ class EvaluateCommand:
     """Dataset laid out like JHMDB: Rename_Images, joint_positions."""
     out: Path | None = None
     """Folder for results.json and what is saved; an interrupted evaluation goes on there."""
+    layer: int = -1
+    """Block whose output makes the features, after the final norm; negative counts from the end."""
     protocol: str = "tcore"
     """Protocol for davis: tcore, dino, rsp or crw."""
     binary: FlagCreatePairsOff[bool] = False
@@ -188,7 +190,9 @@ def _evaluate(argv: list[str]) -> None:
     from tcore.training.build import choose_device
 
     knobs = protocol(command.protocol)
-    encoder = load_encoder(command.encoder).to(choose_device("auto"))
+    encoder = load_encoder(command.encoder, command.layer).to(choose_device("auto"))
+    if encoder.report:
+        print(encoder.report, file=sys.stderr)
     card = evaluate(
         encoder,
         davis=command.davis,
