@@ -69,7 +69,7 @@ class EvaluateCommand:
     """Score an encoder by label propagation: masks (DAVIS), body parts (VIP), joints (JHMDB)."""
 
     encoder: Positional[str] = ""
-    """A run folder, a checkpoint (.safetensors, .pth, .pt), random:vits16, timm:NAME, hf:NAME or hub:REPO:NAME."""
+    """A run folder, a checkpoint, random:vits16 (untrained), timm:NAME, hf:NAME or hub:REPO:NAME."""
     davis: Path | None = None
     """Dataset laid out like DAVIS: JPEGImages/480p, Annotations/480p."""
     vip: Path | None = None

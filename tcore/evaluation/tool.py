@@ -1,0 +1,256 @@
+"""Labels carried through a whole video: masks or tracks, an overlay, a confidence per frame."""
+
+import dataclasses
+import json
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from itertools import chain
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from PIL import Image
+from torch import Tensor
+
+from tcore.data.frames import Frame
+from tcore.errors import InputError
+from tcore.evaluation.encoder import Encoder
+from tcore.evaluation.labels import Masks, Points, Said, read_labels
+from tcore.evaluation.protocols import TCORE, Protocol, Size
+from tcore.evaluation.resize import normalize_images, resize_images
+from tcore.evaluation.tracked import TrackedMasks, TrackedPoints, by, open_table
+from tcore.evaluation.video import FolderVideo, Video, h264_encoder, open_video, video_writer
+from tcore.files import TEMPORARY, write_text
+
+LONG_SIDE = 880
+CARD = "propagation.json"
+OUTPUTS = (CARD, "masks", "tracks.csv", "confidence.csv", "overlay.mp4")
+CONFIDENCE = ("frame", "confidence", "share", "given")
+
+Progress = Callable[[int, int | None], None]  # frames done, of how many where that is known
+
+
+class Propagation(NamedTuple):
+    """What was done: frames, their size, the input size, mean confidence, whether there is an overlay."""
+
+    frames: int
+    frame_size: Size
+    input_size: Size
+    confidence: float
+    overlay: bool
+
+
+def propagate_video_file(
+    encoder: Encoder,
+    video: str | Path,
+    labels: str | Path | Sequence[str | Path],
+    out: str | Path,
+    *,
+    protocol: Protocol = TCORE,
+    long_side: int = LONG_SIDE,
+    overlay: bool = True,
+    say: Said = lambda line: None,
+    progress: Progress = lambda done, total: None,
+) -> Propagation:
+    """Carry labels through a video file or a folder of images; everything is written under `out`.
+
+    One frame is held at a time, beside the context of the protocol. Labels of further frames replace what
+    was carried there, and the propagation starts anew from them. Frames go in at their own size, floored
+    to the patch, with the long side at most `long_side`; the protocol's own size is for benchmarks.
+    """
+    paths = [Path(labels)] if isinstance(labels, (str, Path)) else [Path(path) for path in labels]
+    source, folder = open_video(Path(video)), Path(out)
+    _check_files(source, paths, folder)
+    given = read_labels(paths, source.stems, say)
+    frames = iter(source)
+    first = next(frames)
+    size = (first.shape[0], first.shape[1])
+    _check_frames(given, source)
+    inside = input_size(size, encoder.patch_size, long_side)
+    track = _track(given, size, inside, encoder.patch_size, protocol)
+    drawn = overlay and _can_draw(say)
+    say(f"frames of {by(size)} go in at {by(inside)}, a grid of {by(track.grid)}.")
+    card = _card(encoder, source, paths, protocol, size, inside)
+    _prepare(folder, card)
+    done, total = 0, 0.0
+    with ExitStack() as files:
+        table = files.enter_context(open_table(folder / "confidence.csv", CONFIDENCE))
+        write = track.writer(folder, files)
+        draw = files.enter_context(video_writer(folder / "overlay.mp4", source.rate, size)) if drawn else None
+        for frame, soft in carry_frames(encoder, chain([first], frames), track, inside, protocol):
+            found = track.read(done, soft)
+            write(done, source.name(done), found)
+            given_here = int(done in given.frames)
+            table.writerow((done, f"{found.confidence:.4f}", f"{found.share:.4f}", given_here))
+            if draw is not None:
+                draw(track.paint(frame, found))
+            done, total = done + 1, total + found.confidence
+            progress(done, source.count)
+    remarks = list(_remarks(source, given, done))
+    for line in remarks:
+        say(line)
+    _write_card(folder, card | {"frames": done, "remarks": remarks, "finished": True})
+    return Propagation(done, size, inside, total / done, drawn)
+
+
+def carry_frames(
+    encoder: Encoder,
+    frames: Iterable[Frame],
+    track: TrackedMasks | TrackedPoints,
+    size: Size,
+    protocol: Protocol,
+) -> Iterator[tuple[Frame, Float[Tensor, "rows columns classes"]]]:
+    """Frames with their soft labels.
+
+    An annotated frame starts the propagation anew: labels carried up to there are what was corrected, and
+    as part of the context they would outvote the correction in the very next frame.
+    """
+    propagator = protocol.propagator()
+    expected: tuple[int, ...] | None = None
+    for index, frame in enumerate(frames):
+        if expected is not None and frame.shape != expected:
+            raise InputError(f"frame {index} is {by(frame.shape[:2])}, the first {by(expected[:2])}.")
+        expected = frame.shape
+        features = encode_frame(encoder, frame, size)
+        carried = None if index == 0 else propagator.step(features)
+        given = track.given(index, carried)
+        soft = carried if given is None else given.to(features.device)
+        assert soft is not None  # frame 0 always has labels
+        if given is not None:
+            propagator.start(features, soft)
+        yield frame, soft
+
+
+def encode_frame(encoder: Encoder, frame: Frame, size: Size) -> Float[Tensor, "channels rows columns"]:
+    """Features of one frame; a frame that shrinks much is smoothed on the way."""
+    device = next(encoder.parameters()).device
+    if frame.shape[0] >= 1.5 * size[0]:
+        frame = np.asarray(Image.fromarray(frame).resize((size[1], size[0]), Image.Resampling.BILINEAR))
+    image = torch.from_numpy(frame.copy()).to(device)
+    return encoder.features(normalize_images(resize_images(image, size))[None])[0]
+
+
+def input_size(frame: Size, patch_size: int, long_side: int = LONG_SIDE) -> Size:
+    """The frame's own size, or smaller so that the long side fits, floored to the patch.
+
+    >>> input_size((480, 854), 16), input_size((1080, 1920), 16), input_size((1080, 1920), 14, 448)
+    ((480, 848), (480, 880), (252, 448))
+    """
+    if long_side < patch_size:
+        raise InputError(f"long side is {long_side}; it must be at least one patch, {patch_size} pixels.")
+    if min(frame) < patch_size:
+        raise InputError(f"frames of {by(frame)} are smaller than one patch of {patch_size} pixels.")
+    longest = max(frame)
+    height, width = (side if longest <= long_side else side * long_side // longest for side in frame)
+    return max(1, height // patch_size) * patch_size, max(1, width // patch_size) * patch_size
+
+
+def progress_lines(say: Said, every: float = 5.0) -> Progress:
+    """Progress as a line every few seconds: frames done, frames per second, seconds left."""
+    started = last = time.perf_counter()
+
+    def progress(done: int, total: int | None) -> None:
+        nonlocal last
+        now = time.perf_counter()
+        if now - last >= every:
+            last = now
+            speed = done / (now - started)
+            left = "" if total is None else f"/{total}  ETA {max(0, total - done) / speed:.0f} s"
+            say(f"frame {done}{left}  {speed:.1f} frames/s")
+
+    return progress
+
+
+def _track(
+    labels: Masks | Points, size: Size, inside: Size, patch_size: int, protocol: Protocol
+) -> TrackedMasks | TrackedPoints:
+    if isinstance(labels, Masks):
+        return TrackedMasks(labels, size, inside, patch_size, protocol)
+    return TrackedPoints(labels, size, inside, patch_size)
+
+
+def _can_draw(say: Said) -> bool:
+    if h264_encoder() is not None:
+        return True
+    say("no overlay.mp4: PyAV with an H.264 encoder is not there (pip install av).")
+    return False
+
+
+def _check_files(source: Video, labels: Sequence[Path], out: Path) -> None:
+    """Refuse to read what would be written over, and to take a mask for a frame."""
+    if isinstance(source, FolderVideo):
+        frames = {file.resolve() for file in source.files}
+        for path in labels:
+            if path.resolve() in frames:
+                raise InputError(f"labels {path} lie among the frames of {source.path}: move them elsewhere.")
+    for path in (source.path, *labels):
+        if out.resolve() == path.resolve() or out.resolve() in path.resolve().parents:
+            raise InputError(f"{path} lies in the out folder {out}: write to another folder.")
+
+
+def _check_frames(labels: Masks | Points, source: Video) -> None:
+    last = max(labels.frames)
+    if source.count is not None and last >= source.count:
+        raise InputError(
+            f"labels for frame {last}, but {source.path} has {source.count} frames, 0 to {source.count - 1}."
+        )
+
+
+def _remarks(source: Video, labels: Masks | Points, frames: int) -> Iterator[str]:
+    """What a user should know of a video that was not as expected."""
+    if source.problem:
+        yield source.problem
+    if frames == 1:
+        yield f"video {source.path} has one frame: its labels were written as given, nothing was propagated."
+    late = [str(frame) for frame in sorted(labels.frames) if frame >= frames]
+    if late:
+        yield f"labels for frame {', '.join(late)} were not used: the video ended after {frames} frames."
+
+
+def _card(
+    encoder: Encoder, source: Video, labels: Sequence[Path], protocol: Protocol, size: Size, inside: Size
+) -> dict[str, Any]:
+    return {
+        "encoder": {"name": encoder.name, "weights": encoder.fingerprint()},
+        "video": str(source.path),
+        "labels": [str(path) for path in labels],
+        "protocol": {name: value for name, value in dataclasses.asdict(protocol).items() if name != "resize"},
+        "frame_size": list(size),
+        "input_size": list(inside),
+        "finished": False,
+    }
+
+
+def _prepare(out: Path, card: dict[str, Any]) -> None:
+    """Make the out folder, or empty one in which a propagation was interrupted; refuse any other."""
+    try:
+        found = sorted(out.iterdir()) if out.is_dir() else []
+        others = [path for path in found if path.name not in OUTPUTS and not _temporary(path)]
+        if found and (others or not _interrupted(out / CARD)):
+            name = (others or found)[0].name
+            raise InputError(f"out folder {out} already holds {name}: give a new or an empty folder.")
+        for path in found:
+            for file in path.iterdir() if path.is_dir() else (path,):
+                file.unlink()
+        out.mkdir(parents=True, exist_ok=True)
+        _write_card(out, card)
+    except OSError as error:
+        raise InputError(f"cannot write to {out}: {error.strerror or error}.") from error
+
+
+def _write_card(out: Path, card: dict[str, Any]) -> None:
+    write_text(out / CARD, json.dumps(card, indent=1) + "\n")
+
+
+def _temporary(path: Path) -> bool:
+    return path.name.startswith(".") and path.name.endswith(TEMPORARY)
+
+
+def _interrupted(card: Path) -> bool:
+    try:
+        return json.loads(card.read_text(encoding="utf-8")).get("finished") is False
+    except (OSError, ValueError, AttributeError):
+        return False
