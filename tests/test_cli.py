@@ -67,6 +67,16 @@ def test_recipe_without_flags_is_the_recipe(name: str) -> None:
         ("train vits16-k400", "needs --frames"),
         ("train quickstart --runtime.device cuda:x", "runtime.device=cuda:x"),
         ("quickstart --videos 0", "videos=0"),
+        ("evaluate", "needs an encoder"),
+        ("evaluate random:vits17 --davis d", "random:vits16"),
+        ("evaluate random:vitti16 --davis nowhere", "nowhere does not exist"),
+        ("evaluate random:vitti16 --davis d --protocol dion", "no protocol 'dion'"),
+        ("score", "needs a benchmark"),
+        ("score davis", "needs --truth DIR and --predictions DIR"),
+        ("score vip --binary --truth d --predictions d", "--binary goes with davis"),
+        ("propagate", "needs an encoder and a video"),
+        ("propagate random:vitti16 clip.mp4", "needs --labels FIRST and --out OUT"),
+        ("propagate random:vitti16 clip.mp4 --labels a.png --out o", "clip.mp4"),
         ("quickstart --video 3", "did you mean --videos"),
     ],
 )
@@ -174,7 +184,7 @@ def test_library_imports_without_the_packages_of_the_command_line() -> None:
 import sys
 for name in ("tyro", "av", "tensorboard", "torchvision", "timm"):
     sys.modules[name] = None
-import tcore, tcore.training.plan, tcore.show.quickstart
+import tcore, tcore.training.plan, tcore.show.quickstart, tcore.evaluation.tool
 """
     subprocess.run([sys.executable, "-c", code], check=True)
 

@@ -48,7 +48,8 @@ def test_links_and_pictures_of_the_readme_exist() -> None:
 def test_every_file_of_the_package_is_in_the_readme_tree() -> None:
     for path in (ROOT / "tcore").rglob("*.py"):
         if path.name not in ("__init__.py", "__main__.py"):
-            name = "synthetic*.py" if path.name.startswith("synthetic") else path.name
+            family = next((f for f in ("synthetic", "cli_") if path.name.startswith(f)), None)
+            name = f"{family}*.py" if family else path.name
             assert name in README, path
 
 

@@ -1,0 +1,177 @@
+"""The verbs around an encoder: evaluate, score, propagate."""
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from tyro.conf import FlagCreatePairsOff, Positional
+
+from tcore.cli_parsing import check_flags, parse
+from tcore.errors import InputError
+
+
+@dataclass(frozen=True)
+class EvaluateCommand:
+    """Score an encoder by label propagation: masks (DAVIS), body parts (VIP), joints (JHMDB)."""
+
+    encoder: Positional[str] = ""
+    """A run folder, a checkpoint, random:vits16 (untrained), timm:NAME, hf:NAME or hub:REPO:NAME."""
+    davis: Path | None = None
+    """Dataset laid out like DAVIS: JPEGImages/480p, Annotations/480p."""
+    vip: Path | None = None
+    """Dataset laid out like VIP: Images, Annotations/Category_ids."""
+    jhmdb: Path | None = None
+    """Dataset laid out like JHMDB: Rename_Images, joint_positions."""
+    out: Path | None = None
+    """Folder for results.json and what is saved; an interrupted evaluation goes on there."""
+    layer: int = -1
+    """Block whose output makes the features, after the final norm; negative counts from the end."""
+    protocol: str = "tcore"
+    """Protocol for davis: tcore, dino, rsp or crw."""
+    binary: FlagCreatePairsOff[bool] = False
+    """Davis: any id above 0, 255 included, is the one object (DAVIS-2016)."""
+    size: tuple[int, int] | None = None
+    """Another input size (height, width), to save time; such numbers compare with nothing published."""
+    save: FlagCreatePairsOff[bool] = False
+    """Save the predictions: indexed PNGs, joints.npz."""
+
+
+@dataclass(frozen=True)
+class ScoreCommand:
+    """Score predictions in the official layout of a benchmark; prints JSON."""
+
+    benchmark: Positional[str] = ""
+    """davis, vip or jhmdb."""
+    truth: Path | None = None
+    """The dataset with the true labels."""
+    predictions: Path | None = None
+    """A folder per clip: PNG masks named like the frames, or joints.npz."""
+    binary: FlagCreatePairsOff[bool] = False
+    """Davis: any id above 0, 255 included, is the one object (DAVIS-2016)."""
+
+
+@dataclass(frozen=True)
+class PropagateCommand:
+    """Carry a mask or points through a video: masks or tracks, an overlay, a confidence per frame."""
+
+    encoder: Positional[str] = ""
+    """A run folder, an encoder.safetensors, or random:vits16 (untrained)."""
+    video: Positional[str] = ""
+    """A video file, or a folder of frames."""
+    labels: tuple[Path, ...] = ()
+    """Mask PNG of frame 0 and others named by number (00012.png), or CSV or JSON of frame,name,x,y."""
+    out: Path | None = None
+    """New folder for masks/ or tracks.csv, confidence.csv, overlay.mp4 and propagation.json."""
+    layer: int = -1
+    """Block whose output makes the features, after the final norm; negative counts from the end."""
+    protocol: str = "tcore"
+    """How labels are carried: tcore, dino, rsp or crw."""
+    long_side: int = 880
+    """Larger frames go in smaller, with this long side; others at their own size."""
+    overlay: bool = True
+    """Write overlay.mp4."""
+
+
+def evaluate_verb(argv: list[str]) -> None:
+    """`tcore evaluate`: the score card of an encoder."""
+    check_flags(argv, "tcore evaluate", EvaluateCommand())
+    command = parse(EvaluateCommand, argv, "tcore evaluate", EvaluateCommand())
+    if not command.encoder:
+        raise InputError("tcore evaluate needs an encoder: a run folder, a file, or random:vits16.")
+    from tcore.evaluation.encoders import load_encoder
+    from tcore.evaluation.evaluate import evaluate, table
+    from tcore.evaluation.protocols import protocol
+    from tcore.training.build import choose_device
+
+    knobs = protocol(command.protocol)
+    encoder = load_encoder(command.encoder, command.layer).to(choose_device("auto"))
+    card = evaluate(
+        encoder,
+        davis=command.davis,
+        vip=command.vip,
+        jhmdb=command.jhmdb,
+        protocol=knobs,
+        binary=command.binary,
+        size=command.size,
+        out=command.out,
+        save=command.save,
+        say=lambda line: print(line, file=sys.stderr),
+    )
+    if encoder.report:
+        print(encoder.report, file=sys.stderr)
+    print("\n".join(table(card)))
+
+
+def score_verb(argv: list[str]) -> None:
+    """`tcore score`: predictions that are there already."""
+    check_flags(argv, "tcore score", ScoreCommand())
+    command = parse(ScoreCommand, argv, "tcore score", ScoreCommand())
+    from tcore.evaluation import score
+
+    if command.benchmark not in ("davis", "vip", "jhmdb"):
+        raise InputError(f"tcore score needs a benchmark, davis, vip or jhmdb; got {command.benchmark!r}.")
+    if command.truth is None or command.predictions is None:
+        raise InputError(f"tcore score {command.benchmark} needs --truth DIR and --predictions DIR.")
+    if command.binary and command.benchmark != "davis":
+        raise InputError(f"--binary goes with davis, not with {command.benchmark}.")
+    if not command.predictions.is_dir():
+        raise InputError(f"predictions {command.predictions}: no such folder.")
+    if command.benchmark == "davis":
+        found = score.score_davis(command.truth, command.predictions, binary=command.binary)
+        total = score.summarise_davis(found)
+        line = "  ".join(f"{name} {100 * total[name]:.2f}" for name in ("J&F", "J", "F"))
+        print(f"{line}  ({len(found)} sequences, {total['objects']} objects)", file=sys.stderr)
+    elif command.benchmark == "vip":
+        found = score.score_vip(command.truth, command.predictions)
+    else:
+        found = score.score_jhmdb(command.truth, command.predictions)
+    print(json.dumps(found, indent=1))
+
+
+def propagate_verb(argv: list[str]) -> None:
+    """`tcore propagate`: first labels through anybody's video."""
+    check_flags(argv, "tcore propagate", PropagateCommand())
+    command = parse(PropagateCommand, _gather(argv, "--labels"), "tcore propagate", PropagateCommand())
+    if not command.encoder or not command.video:
+        raise InputError("tcore propagate needs an encoder and a video: tcore propagate ENCODER VIDEO.")
+    if not command.labels or command.out is None:
+        raise InputError("tcore propagate needs --labels FIRST and --out OUT.")
+    from tcore.evaluation.encoders import load_encoder
+    from tcore.evaluation.protocols import protocol
+    from tcore.evaluation.tool import progress_lines, propagate_video_file
+    from tcore.training.build import choose_device
+
+    def say(line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
+
+    knobs = protocol(command.protocol)
+    done = propagate_video_file(
+        load_encoder(command.encoder, command.layer).to(choose_device("auto")),
+        command.video,
+        command.labels,
+        command.out,
+        protocol=knobs,
+        long_side=command.long_side,
+        overlay=command.overlay,
+        say=say,
+        progress=progress_lines(say),
+    )
+    print(f"{command.out}: {done.frames} frames, mean confidence {done.confidence:.3f}")
+
+
+def _gather(argv: list[str], flag: str) -> list[str]:
+    """Values of a flag that is given several times, behind one flag at the end."""
+    rest: list[str] = []
+    values: list[str] = []
+    taking = False
+    for word in argv:
+        if word == flag or word.startswith(f"{flag}="):
+            taking = word == flag
+            values += [] if taking else [word.partition("=")[2]]
+        elif taking and not word.startswith("-"):
+            values.append(word)
+        else:
+            taking = False
+            rest.append(word)
+    return [*rest, flag, *values] if values else rest

@@ -1,0 +1,71 @@
+"""Arguments to a command: parsed by tyro from its dataclass; whatever is wrong becomes one line."""
+
+import contextlib
+import dataclasses
+import difflib
+import io
+import re
+from typing import Any, TypeVar
+
+import tyro
+
+from tcore.config import Config
+from tcore.config_file import flatten
+from tcore.errors import InputError
+
+Command = TypeVar("Command")
+
+
+def parse(kind: type[Command], argv: list[str], prog: str, default: Command) -> Command:
+    """Parse with tyro; its boxed error becomes one line."""
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            return tyro.cli(kind, args=argv, prog=prog, default=default)
+    except SystemExit as stop:
+        if stop.code in (0, None):
+            raise
+        raise InputError(f"{_condense(said.getvalue())} See {prog} --help.") from None
+
+
+def _condense(box: str) -> str:
+    """The message of a tyro error box, without the box and the help below it."""
+    lines = [re.sub(r"[╭╮╰╯│]", "", re.sub(r"\x1b\[[0-9;]*m", "", line)).strip() for line in box.splitlines()]
+    message = []
+    for line in lines[1:]:  # the first line is the title of the box
+        if set(line) == {"─"}:
+            break
+        message.append(line)
+    text = " ".join(" ".join(message).split()).split(" Got errors:")[0]
+    return text.rstrip(".") + "." if text else "these arguments cannot be read."
+
+
+def check_flags(argv: list[str], prog: str, default: Any) -> None:
+    """Refuse an unknown flag with the nearest known one."""
+    known = _flags(default)
+    for word in argv:
+        flag = word.split("=", 1)[0].replace("_", "-")
+        if flag.startswith("--") and flag not in known:
+            raise InputError(f"unknown flag {flag}{suggest(flag, known)} See {prog} --help.")
+
+
+def _flags(default: Any) -> list[str]:
+    """Every flag that a command understands."""
+    values: dict[str, Any] = {}
+    for name in (f.name for f in dataclasses.fields(default)):
+        value = getattr(default, name)
+        values |= flatten(value) if isinstance(value, Config) else {name: value}
+    flags = ["--help"]
+    for name, value in values.items():
+        group, _, last = name.replace("_", "-").rpartition(".")
+        prefix = f"--{group}." if group else "--"
+        flags.append(prefix + last)
+        if isinstance(value, bool):
+            flags.append(f"{prefix}no-{last}")
+    return flags
+
+
+def suggest(word: str, known: list[str]) -> str:
+    """The end of a sentence about an unknown word: the nearest known one, where there is one."""
+    near = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+    return f"; did you mean {near[0]}?" if near else "."
