@@ -6,11 +6,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
+import torch
 from tyro.conf import FlagCreatePairsOff, Positional, arg
 
 from tcore.cli_evaluation import evaluate_verb, propagate_verb, score_verb
 from tcore.cli_parsing import check_flags, parse, suggest
 from tcore.config import Config
+from tcore.config_file import flatten
 from tcore.errors import InputError
 from tcore.recipes import RECIPES, recipe
 
@@ -63,11 +65,16 @@ def main(argv: Sequence[str] | None = None) -> None:
         _dispatch(list(sys.argv[1:] if argv is None else argv))
     except InputError as error:
         _fail(str(error), error.exit_code)
+    except BrokenPipeError:  # the reader of our output has seen enough
+        sys.stderr.close()
+        raise SystemExit(0) from None
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         _fail(f"{where}{error.strerror or error}. What was saved before is intact.", 2)
+    except torch.OutOfMemoryError:
+        _fail("the GPU is out of memory: use a smaller --optim.batch, or --optim.accumulate 2 and more.", 1)
     except KeyboardInterrupt:
-        _fail("interrupted; the same command goes on from the last checkpoint.", 130)
+        _fail("interrupted; a run goes on from its last checkpoint with the same command.", 130)
 
 
 def _fail(text: str, code: int) -> None:
@@ -94,6 +101,8 @@ def _dispatch(argv: list[str]) -> None:
 def _train(argv: list[str]) -> None:
     command = parse_train(argv)
     store = None if command.frames == "rendered" else command.frames
+    if command.frames == "":
+        raise InputError("--frames is empty: give a folder of frame folders, or rendered.")
     if command.frames is None and command.recipe != "quickstart":
         raise InputError(
             f"recipe {command.recipe} needs --frames STORE, a folder of frame folders "
@@ -121,7 +130,22 @@ def parse_train(argv: list[str]) -> TrainCommand:
         if not name:
             raise InputError(f"tcore train needs a recipe: one of {', '.join(RECIPES)}.")
     config = recipe(name) if name else Config()
-    return parse(TrainCommand, argv, "tcore train", TrainCommand(recipe=name, config=config))
+    command = parse(TrainCommand, argv, "tcore train", TrainCommand(recipe=name, config=config))
+    _refuse_epochs_beside_steps(config, command.config)
+    return command
+
+
+def _refuse_epochs_beside_steps(before: Config, after: Config) -> None:
+    """Lengths in epochs have no effect while a run is given in steps."""
+    if after.optim.steps is None:
+        return
+    was, now = flatten(before), flatten(after)
+    for name in ("optim.epochs", "optim.warmup_epochs", "teacher.temperature_epochs"):
+        if was[name] != now[name]:
+            raise InputError(
+                f"{name}={now[name]} has no effect while optim.steps={after.optim.steps}: "
+                "add --optim.steps None to count in epochs."
+            )
 
 
 def _quickstart(argv: list[str]) -> None:
@@ -129,7 +153,7 @@ def _quickstart(argv: list[str]) -> None:
     command = parse(QuickstartCommand, argv, "tcore quickstart", QuickstartCommand())
     from tcore.show.quickstart import quickstart
 
-    quickstart(command.run, seed=command.seed, num_videos=command.videos)
+    quickstart(command.run, recipe("quickstart", {"seed": command.seed}), num_videos=command.videos)
 
 
 VERBS: dict[str, Callable[[list[str]], None]] = {

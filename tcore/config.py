@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from tcore.data.masking import MaskKind
-from tcore.data.sandwich import Frames
+from tcore.data.sandwich import Sides
 from tcore.model.tcore import Auxiliary, LossForm, Targets
 
 Range = tuple[float, float]
@@ -22,7 +22,7 @@ class SandwichConfig:
     """Distance of past and future from it, as fractions of the video."""
     offset_seconds: Range | None = None
     """The same in seconds instead, for videos that are not about 10 s long."""
-    frames: Frames = "past-future"
+    frames: Sides = "past-future"
     """Sides that the two auxiliary frames come from."""
     short_videos: Literal["skip", "repeat"] = "skip"
     """Leave out videos too short for an offset of one frame, or repeat their frames."""
@@ -207,14 +207,14 @@ class RenderedConfig:
     videos: int = 256
     """Number of videos."""
     frames: int = 20
-    """Frames of a video."""
+    """Sides of a video."""
     size: int = 128
     """Side of a frame, in pixels."""
 
 
 @dataclass(frozen=True)
 class RuntimeConfig:
-    """How a run is carried out; this does not change what is learnt, and may change on resume."""
+    """How a run is carried out: no setting of the method, and free to change on resume."""
 
     device: str = "auto"
     """auto (CUDA where there is one), cpu, cuda, cuda:1 ..."""
@@ -237,11 +237,11 @@ class Config:
     """
 
     auxiliary: Auxiliary = "both"
-    """Frames that the auxiliary branch sees; none is the self-distillation baseline."""
+    """Sides that the auxiliary branch sees; none is the self-distillation baseline."""
     seed: int = 0
     """Everything random follows from it."""
     fps: float = 2.0
-    """Frames per second of a store that does not know its own."""
+    """Sides per second of a store that does not know its own."""
     checkpoint_every: int = 500
     """Steps between two checkpoints."""
     keep_every: int | None = None

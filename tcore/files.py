@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 TEMPORARY = ".tmp"  # ending of a file that is being written
@@ -22,7 +22,8 @@ def atomic(path: Path) -> Iterator[Path]:
         # The user knows the file, not its temporary name.
         raise OSError(error.errno, error.strerror or str(error), str(path)) from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # what went wrong before matters more
+            temporary.unlink(missing_ok=True)
 
 
 def write_text(path: Path, text: str) -> None:

@@ -1,10 +1,11 @@
 """Settings that cannot work are refused before anything starts, by name and with the value."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 from tcore.config import Config
-from tcore.config_file import flatten
+from tcore.config_file import flatten, from_dict, to_dict
 from tcore.errors import InputError
 
 Check = tuple[Callable[[Any], bool], str]
@@ -18,7 +19,7 @@ SHARES: Check = (lambda x: 0 <= x[0] <= x[1] <= 1, "need two rising values from 
 AREAS: Check = (lambda x: 0 < x[0] <= x[1] <= 1, "need two rising values above 0 and up to 1")
 
 CHECKS: dict[str, Check] = {
-    "seed": AT_LEAST_ZERO,
+    "seed": (lambda x: 0 <= x < 2**63, "need a whole number from 0 to 2**63 - 1"),
     "fps": POSITIVE,
     "checkpoint_every": AT_LEAST_ONE,
     "keep_every": AT_LEAST_ONE,
@@ -73,7 +74,7 @@ CHECKS: dict[str, Check] = {
     "optim.freeze_last_layer_epochs": AT_LEAST_ZERO,
     "rendered.videos": AT_LEAST_ONE,
     "rendered.frames": AT_LEAST_ONE,
-    "rendered.size": (lambda x: x >= 16, "need 16 or more"),
+    "rendered.size": (lambda x: x >= 32, "need 32 or more"),
     "runtime.workers": (lambda x: x is None or x >= 0, "need 0 or more"),
     "runtime.log_every": AT_LEAST_ONE,
 }
@@ -81,7 +82,12 @@ CHECKS: dict[str, Check] = {
 
 def validate(config: Config) -> Config:
     """The same settings, or an error that names the first one that cannot work."""
+    config = from_dict(to_dict(config), "settings")  # kinds and choices, also of settings made in Python
     values = flatten(config)
+    for name, value in values.items():
+        numbers = value if isinstance(value, tuple) else (value,)
+        if any(isinstance(x, float) and not math.isfinite(x) for x in numbers):
+            raise InputError(f"{name}={value}: need a finite number.")
     for name, (holds, need) in CHECKS.items():
         if not holds(values[name]):
             raise InputError(f"{name}={values[name]}: {need}.")

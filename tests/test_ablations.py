@@ -13,7 +13,7 @@ from tcore.recipes import recipe
 
 SHRUNK = (
     "--views.global-size 64 --views.local-size 32 --views.num-local 2 --head.prototypes 64 --head.hidden 32 "
-    "--head.bottleneck 16 --vit.dim 48 --vit.depth 2 --vit.num-heads 3 --optim.steps 2 --optim.batch 4 "
+    "--head.bottleneck 16 --vit.dim 48 --vit.depth 2 --vit.num-heads 3 --optim.steps 2 --optim.batch 8 "
     "--matching.num-heads 4 --rendered.videos 4 --rendered.frames 20 --rendered.size 64"
 ).split()
 
@@ -58,6 +58,8 @@ def test_ablation_row_trains_two_steps(row: str, tmp_path: Path) -> None:
         assert {name for name in ALL | ALONE if name in line} == expected
         assert all(math.isfinite(line[name]) for name in expected)
     assert (run / "matching.safetensors").exists() == (expected != ALONE)
+    patch_terms = expected - {"dino", "koleo", "past_future"}
+    assert all(lines[0][name] > 0 for name in patch_terms), "no crop was masked"
 
 
 def test_rows_differ_from_one_another() -> None:

@@ -42,7 +42,8 @@ def test_make_targets_of_the_readme_exist() -> None:
 
 def test_links_and_pictures_of_the_readme_exist() -> None:
     for link in re.findall(r"\]\(([^)]+)\)", README):
-        assert (ROOT / link).exists(), link
+        assert (ROOT / link).stat().st_size > 0, link
+    assert not re.findall(r"^[A-Z]+_[A-Z_]+$", README, flags=re.MULTILINE), "a placeholder was left"
 
 
 def test_every_file_of_the_package_is_in_the_readme_tree() -> None:

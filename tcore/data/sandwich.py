@@ -6,7 +6,7 @@ import numpy as np
 from jaxtyping import Bool, Integer
 
 Range = tuple[float, float]
-Frames = Literal["past-future", "past-past", "future-future"]
+Sides = Literal["past-future", "past-past", "future-future"]
 
 
 class Sandwich(NamedTuple):
@@ -24,7 +24,7 @@ def sample_sandwich(
     current: Range = (0.3, 0.7),
     offset: Range = (0.15, 0.25),
     offset_frames: tuple[int, int] | None = None,
-    frames: Frames = "past-future",
+    frames: Sides = "past-future",
 ) -> Sandwich:
     """Draw a sandwich; offsets are fractions of the video unless `offset_frames` gives them in frames.
 

@@ -101,6 +101,7 @@ class TCoRe(nn.Module):
         num_prototypes = head.prototypes.directions.shape[0]
         self.frame_center = Center(num_prototypes, center_momentum)
         self.patch_center = Center(num_prototypes, center_momentum)
+        self.watching = True
         self.glimpse: Glimpse | None = None
         self.train()
 
@@ -137,7 +138,8 @@ class TCoRe(nn.Module):
                 side: at_holes(self.match(with_holes, patches), batch) for side, patches in auxiliary.items()
             }
 
-        self.glimpse = _glimpse(seen.frame, seen.patches, frame_targets, patch_targets, restored)
+        if self.watching:
+            self.glimpse = _glimpse(seen.frame, seen.patches, frame_targets, patch_targets, restored)
         frame_losses = self._frame_losses(batch, frame_targets, global_.frame, local.frame)
         return Losses(**frame_losses, **self._patch_losses(batch, patch_targets, restored))
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from tcore.config import Config
 from tcore.data.synthetic import RenderedVideo
 from tcore.errors import InputError
 from tcore.evaluation.encoder import Encoder
@@ -24,7 +25,6 @@ from tcore.evaluation.rendered import (
     score_videos,
 )
 from tcore.files import write_text
-from tcore.recipes import recipe
 from tcore.show.figures import propagation_picture
 from tcore.training.build import build_model
 from tcore.training.journal import format_seconds
@@ -35,12 +35,11 @@ HELDOUT_SEED = 31415  # no setting was chosen on these videos
 COPY, COLOUR, UNTRAINED, TRAINED = "copy first frame", "raw colour patches", "untrained", "trained"
 
 
-def quickstart(run: Path, *, seed: int = 0, num_videos: int = 24) -> dict[str, RenderedScores]:
+def quickstart(run: Path, config: Config, *, num_videos: int = 24) -> dict[str, RenderedScores]:
     """Train, score, print the table, save the picture."""
     if num_videos < 1:
         raise InputError(f"videos={num_videos}: need 1 or more.")
     started = time.perf_counter()
-    config = recipe("quickstart", {"seed": seed})
     train(config, run)
     trained = time.perf_counter()
 

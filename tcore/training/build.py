@@ -115,8 +115,12 @@ def choose_device(name: str) -> torch.device:
         device = torch.device(name)
     except RuntimeError as error:
         raise InputError(f"runtime.device={name} is no device: use auto, cpu, cuda or cuda:1.") from error
+    if device.type not in ("cpu", "cuda"):
+        raise InputError(f"runtime.device={name} is not supported: use auto, cpu, cuda or cuda:1.")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise InputError(f"runtime.device={name}: no CUDA device here; use auto or cpu.")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise InputError(f"runtime.device={name}: there are {torch.cuda.device_count()} CUDA devices here.")
     return device
 
 

@@ -29,12 +29,13 @@ def open_run(run: Path, config: Config) -> None:
                 f"run {run} was made with other settings ({listed}): "
                 "give the same settings to go on with it, or another --run."
             )
-    elif run.exists() and (not run.is_dir() or any(run.iterdir())):
+    elif run.exists() and (not run.is_dir() or any(not p.name.endswith(TEMPORARY) for p in run.iterdir())):
         raise InputError(f"{run} exists and is no run folder (it has no {CONFIG}): choose another --run.")
     run.mkdir(parents=True, exist_ok=True)
     for leftover in run.rglob(f".*{TEMPORARY}"):  # of a run that was killed while it wrote
         leftover.unlink()
-    save_config(config, run / CONFIG)
+    if not (run / CONFIG).is_file() or load_config(run / CONFIG) != config:
+        save_config(config, run / CONFIG)
 
 
 def save_checkpoint(

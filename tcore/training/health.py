@@ -1,6 +1,7 @@
 """Whether training learns, waits on the plateau, or collapses: figures from a glimpse of the last step."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Literal
 
@@ -15,8 +16,12 @@ State = Literal["learning", "plateau", "collapse"]
 
 # Targets that differ by less than this (in nats) tell nothing apart; this close to ln K they are uniform.
 NOTHING_TOLD_APART, UNIFORM = 0.01, 0.9
-# Fewer prototypes than this in use, or features that vary in fewer directions than this.
-COLLAPSE_PROTOTYPES, COLLAPSE_RANK = 2.0, 1.5
+# The student has learnt something of the targets once it does better than the uniform answer by this share.
+BETTER_THAN_UNIFORM = 0.005
+# Fewer prototypes than this in use, features that vary in fewer directions, or frames more alike than this.
+COLLAPSE_PROTOTYPES, COLLAPSE_RANK, COLLAPSE_COSINE = 2.0, 1.5, 0.999
+# From fewer frames than these no collapse can be told.
+FEWEST_FRAMES = 16
 
 
 @dataclass(frozen=True)
@@ -33,6 +38,8 @@ class Health:
     """Mean entropy of a target, in nats; ln K is uniform."""
     target_information: float
     """Entropy of the mean target minus mean entropy of the targets, in nats: what targets tell apart."""
+    frame_cosine: float
+    """Mean cosine between the frame tokens of different crops."""
     past_future_cosine: float | None
     """Cosine of what is restored from the past and from the future."""
     state: State
@@ -52,8 +59,9 @@ class Health:
         )
 
 
-def measure(glimpse: Glimpse) -> Health:
-    """The health figures of one step."""
+def measure(parts: Sequence[Glimpse], dino: float) -> Health:
+    """The health figures of one step from glimpses of its parts and its DINO loss."""
+    glimpse = gather(parts)
     targets = glimpse.frame_targets
     num_prototypes = targets.shape[1]
     mean_entropy = float(entropy(targets).mean())
@@ -64,32 +72,52 @@ def measure(glimpse: Glimpse) -> Health:
     frame_rank, patch_rank = effective_rank(glimpse.frames), effective_rank(glimpse.patches)
     used = math.exp(entropy_of_mean)
     information = entropy_of_mean - mean_entropy
+    alike = mean_cosine(glimpse.frames)
+    uniform = math.log(num_prototypes)
+    collapsed = len(targets) >= FEWEST_FRAMES and (
+        used < COLLAPSE_PROTOTYPES or min(frame_rank, patch_rank) < COLLAPSE_RANK or alike > COLLAPSE_COSINE
+    )
     return Health(
         frame_rank=frame_rank,
         patch_rank=patch_rank,
         prototypes_used=used,
         target_entropy=mean_entropy,
         target_information=information,
+        frame_cosine=alike,
         past_future_cosine=cosine,
-        state=judge(used, mean_entropy, information, frame_rank, patch_rank, num_prototypes),
+        state=judge(collapsed, mean_entropy / uniform, information, dino / uniform),
     )
 
 
-def judge(
-    used: float,
-    mean_entropy: float,
-    information: float,
-    frame_rank: float,
-    patch_rank: float,
-    num_prototypes: int,
-) -> State:
-    """Plateau: targets tell nothing apart. Collapse: one target for all, or features in one direction."""
+def gather(parts: Sequence[Glimpse]) -> Glimpse:
+    """Glimpses of the parts of a step as one."""
+
+    def rows(name: str) -> Tensor | None:
+        found = [getattr(part, name) for part in parts]
+        return None if any(x is None for x in found) else torch.cat(found)
+
+    return Glimpse(**{name: rows(name) for name in Glimpse._fields})  # type: ignore[arg-type]
+
+
+def judge(collapsed: bool, entropy_share: float, information: float, dino_share: float) -> State:
+    """Plateau: targets tell nothing apart, or the student does no better than the uniform answer.
+
+    Shares are of ln K. At the start of a long run all frames are alike and all targets uniform: a plateau,
+    not a collapse. Early losses can lie below ln K while all targets are the same: no learning either.
+    """
     nothing = information < NOTHING_TOLD_APART
-    if nothing and mean_entropy > UNIFORM * math.log(num_prototypes):
+    if nothing and entropy_share > UNIFORM:
         return "plateau"
-    if used < COLLAPSE_PROTOTYPES or min(frame_rank, patch_rank) < COLLAPSE_RANK:
+    if collapsed:
         return "collapse"
-    return "plateau" if nothing else "learning"
+    return "plateau" if nothing or dino_share > 1 - BETTER_THAN_UNIFORM else "learning"
+
+
+def mean_cosine(features: Float[Tensor, "n d"]) -> float:
+    """Mean cosine between different rows; 0 where there is but one."""
+    n = features.shape[0]
+    unit = F.normalize(features.double(), dim=-1)
+    return float((unit.sum(dim=0).square().sum() - n) / (n * (n - 1))) if n > 1 else 0.0
 
 
 def entropy(probabilities: Float[Tensor, "*n k"]) -> Float[Tensor, "*n"]:

@@ -1,9 +1,12 @@
 """What a run says of itself: metrics.jsonl, TensorBoard, and a progress line."""
 
+import contextlib
 import json
+import math
 import platform
 import resource
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from importlib import metadata
@@ -23,15 +26,15 @@ METRICS = "metrics.jsonl"
 class Journal:
     """Writes one line per step to metrics.jsonl, and tells a person how it goes."""
 
-    def __init__(self, run: Path, first_step: int, num_steps: int, log_every: int, quiet: bool) -> None:
-        self.first_step, self.num_steps, self.log_every = first_step, num_steps, log_every
+    def __init__(self, run: Path, first_step: int, num_steps: int, num_prototypes: int, quiet: bool) -> None:
+        self.first_step, self.num_steps, self.uniform = first_step, num_steps, math.log(num_prototypes)
         forget_after(run / METRICS, first_step)
         self._file = (run / METRICS).open("a", encoding="utf-8")
         self._board = open_tensorboard(run / "tensorboard", first_step)
         self._console = Console(stderr=True, quiet=quiet)
         self._progress = self._start_progress() if self._console.is_terminal and not quiet else None
         self._started = time.perf_counter()
-        self._warned, self._said = False, ""
+        self._warned = False
 
     def _start_progress(self) -> Progress:
         progress = Progress(
@@ -55,22 +58,39 @@ class Journal:
             self._file.flush()
         except OSError as error:
             raise OSError(error.errno, error.strerror, self._file.name) from error
-        if self._board and health:
-            scalars = {**metrics, **{f"health/{k}": v for k, v in health.figures().items()}}
-            for name, value in scalars.items():
-                if isinstance(value, int | float):
-                    self._board.add_scalar(name, value, step)
-        said = describe(metrics, health, brief=self._console.width < 150 and self._progress is not None)
+        if health:
+            self._write_board(step, metrics, health)
+            self._tell(step, metrics, health)
         if self._progress:
-            self._said = said if health else self._said
-            self._progress.update(self._task, completed=step, said=self._said)
-        elif health:
-            done = step - self.first_step
-            eta = (time.perf_counter() - self._started) / done * (self.num_steps - step)
-            self.say(f"step {step}/{self.num_steps}  {said}  ETA {format_seconds(eta)}")
+            self._progress.update(self._task, completed=step)
         if health and (warning := health.warning()) and not self._warned:
             self._warned = True
             self.say(f"warning: step {step}: {warning}")
+
+    def _tell(self, step: int, metrics: Mapping[str, Any], health: Health) -> None:
+        """The line of a step for a person; in a terminal it stays above the progress bar."""
+        seconds = (time.perf_counter() - self._started) / (step - self.first_step)
+        eta = format_seconds(seconds * (self.num_steps - step))
+        said = describe(metrics, health, self.uniform)
+        self.say(f"step {step}/{self.num_steps}  {said}" + ("" if self._progress else f"  ETA {eta}"))
+        if self._progress:
+            speed = f"{health.state} {metrics['samples_per_second']:.3g}/s wait {metrics['data_wait']:.0%}"
+            self._progress.update(self._task, said=speed)
+
+    def _write_board(self, step: int, metrics: Mapping[str, Any], health: Health) -> None:
+        """Scalars for TensorBoard; where it cannot write, the run goes on without it."""
+        if self._board is None:
+            return
+        scalars = {**metrics, **{f"health/{k}": v for k, v in health.figures().items()}}
+        try:
+            for name, value in scalars.items():
+                if isinstance(value, int | float):
+                    self._board.add_scalar(name, value, step)
+        except OSError as error:
+            self._board = None
+            self.say(
+                f"warning: step {step}: TensorBoard cannot write ({error.strerror}); going on without it."
+            )
 
     def say(self, text: str) -> None:
         """Print a line for a person."""
@@ -81,23 +101,20 @@ class Journal:
         if self._progress:
             self._progress.stop()
         if self._board:
-            self._board.close()
-        self._file.close()
+            with contextlib.suppress(OSError):
+                self._board.close()
+        with contextlib.suppress(OSError):  # every line was flushed when it was written, or its error raised
+            self._file.close()
 
 
-def describe(metrics: Mapping[str, Any], health: Health | None, brief: bool = False) -> str:
-    """The progress line: what is minimised, whether it learns, how fast; brief for a narrow terminal."""
-    if brief:
-        state = health.state if health else ""
-        speed = f"{metrics['samples_per_second']:.3g}/s wait {metrics['data_wait']:.0%}"
-        return f"total {metrics['total']:.2f} dino {metrics['dino']:.2f} {state} {speed}"
-    text = f"total {metrics['total']:.3f}  dino {metrics['dino']:.3f}"
-    if health:
-        text += (
-            f"  {health.state} (rank {health.frame_rank:.1f}/{health.patch_rank:.1f}, "
-            f"targets {health.target_entropy:.2f} nats each, {health.target_information:.2f} told apart)"
-        )
-    return f"{text}  {metrics['samples_per_second']:.1f} samples/s  wait {metrics['data_wait']:.0%}"
+def describe(metrics: Mapping[str, Any], health: Health, uniform: float) -> str:
+    """The progress line: what is minimised, whether it learns, how fast."""
+    return (
+        f"total {metrics['total']:.3f}  dino {metrics['dino']:.3f} (ln K {uniform:.2f})  "
+        f"{health.state} (rank {health.frame_rank:.1f}/{health.patch_rank:.1f}, "
+        f"targets {health.target_entropy:.2f} nats each, {health.target_information:.2f} told apart)  "
+        f"{metrics['samples_per_second']:.1f} samples/s  wait {metrics['data_wait']:.0%}"
+    )
 
 
 def forget_after(path: Path, last_step: int) -> None:
@@ -123,7 +140,21 @@ def open_tensorboard(folder: Path, first_step: int) -> Any:
         from torch.utils.tensorboard import SummaryWriter
     except (ImportError, RuntimeError):
         return None
-    return SummaryWriter(str(folder), purge_step=first_step or None)
+    quieten_writer_threads()
+    # Events of steps that are made again, also of a run that was killed before its first checkpoint.
+    return SummaryWriter(str(folder), purge_step=first_step + 1)
+
+
+def quieten_writer_threads() -> None:
+    """Keep TensorBoard's writer thread from printing a traceback where the disk is full."""
+    usual = threading.excepthook
+
+    def hook(args: threading.ExceptHookArgs) -> None:
+        if not (args.exc_type is not None and issubclass(args.exc_type, OSError)):
+            usual(args)
+
+    if getattr(usual, "__name__", "") != "hook":
+        threading.excepthook = hook
 
 
 def environment(device: torch.device) -> dict[str, str]:

@@ -5,9 +5,9 @@ import math
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -17,7 +17,7 @@ from tcore.data.frames import FrameStore
 from tcore.data.loader import Source, load, render_batch, stochastic_depth_seed
 from tcore.errors import DivergedError
 from tcore.files import write_text
-from tcore.model.tcore import TCoRe
+from tcore.model.tcore import Glimpse, TCoRe
 from tcore.training import health
 from tcore.training.build import (
     build_model,
@@ -49,8 +49,7 @@ def train(config: Config, run: str | Path, frames: str | Path | None = None, *, 
     ...     sorted(path.name for path in run.glob("encoder*"))
     ['encoder.json', 'encoder.safetensors', 'encoders']
     """
-    run = Path(run)
-    choose_device(validate(config).runtime.device)  # refuse what cannot work before anything is written
+    run, config = Path(run), resolve(config)
     source = Source(open_store(config, frames), config)
     open_run(run, config)
     schedule = build_schedule(config, source.steps_per_epoch)
@@ -58,30 +57,44 @@ def train(config: Config, run: str | Path, frames: str | Path | None = None, *, 
     fingerprint = source.store.fingerprint()
     saved = first_step = load_checkpoint(run, trainer.model, trainer.optimizer, fingerprint)
 
-    keep_every = config.keep_every or max(1, schedule.num_steps // 20)
-    journal = Journal(run, first_step, schedule.num_steps, config.runtime.log_every, quiet)
-    write_text(run / "environment.json", json.dumps(environment(trainer.device), indent=2) + "\n")
-    journal.say(introduce(source, trainer, schedule.num_steps, first_step))
-    if config.loss.koleo and config.optim.batch == config.optim.accumulate:
-        journal.say("warning: one video at a time has no neighbours: koleo is 0 throughout.")
+    journal = Journal(run, first_step, schedule.num_steps, config.head.prototypes, quiet)
+    made_with = environment(trainer.device) | {"frames": "rendered" if frames is None else str(frames)}
+    write_text(run / "environment.json", json.dumps(made_with, indent=2) + "\n")
+    for line in introduce(source, trainer, schedule.num_steps, first_step):
+        journal.say(line)
     try:
         parts = load(source, first_step, schedule.num_steps, trainer.device)
         for step in range(first_step, schedule.num_steps):
-            done = step + 1
+            done, last = step + 1, step + 1 == schedule.num_steps
+            look = done % config.runtime.log_every == 0 or last
             try:
-                metrics = trainer.step(parts, step, schedule.at(step))
+                metrics = trainer.step(parts, step, schedule.at(step), look)
             except DivergedError as error:
                 raise DivergedError(f"{error} {what_remains(run, saved)}") from error
-            look = done % config.runtime.log_every == 0 or done == schedule.num_steps
             journal.record(done, metrics, trainer.health() if look else None)
-            if done % keep_every == 0 or done == schedule.num_steps:
+            if last or keeps(done, schedule.num_steps, config.keep_every):
                 keep_encoder(run, done, trainer.model)
-            if done % config.checkpoint_every == 0 or done == schedule.num_steps:
+            if last or done % config.checkpoint_every == 0:
                 save_checkpoint(run, done, trainer.model, trainer.optimizer, config, fingerprint)
                 saved = done
     finally:
         journal.close()
     return run
+
+
+def resolve(config: Config) -> Config:
+    """Settings that can work, with what depends on the machine filled in; the others are refused."""
+    config = validate(config)
+    dtype = choose_dtype(config.optim.precision, choose_device(config.runtime.device))
+    precision: Literal["bf16", "fp32"] = "bf16" if dtype == torch.bfloat16 else "fp32"
+    return replace(config, optim=replace(config.optim, precision=precision))
+
+
+def keeps(done: int, num_steps: int, keep_every: int | None) -> bool:
+    """Whether the encoder of this step is kept: every so many steps, or 20 over the run."""
+    if keep_every is not None:
+        return done % keep_every == 0
+    return done * 20 // num_steps != (done - 1) * 20 // num_steps
 
 
 class Trainer:
@@ -96,11 +109,13 @@ class Trainer:
             compile_blocks(self.model)
         self.optimizer: Optimizer = build_optimizer(self.model, config)
         self.generator = torch.Generator(self.device)
+        self.glimpses: list[Glimpse] = []
 
-    def step(self, parts: Iterator[Any], step: int, values: StepValues) -> dict[str, Any]:
+    def step(self, parts: Iterator[Any], step: int, values: StepValues, look: bool = False) -> dict[str, Any]:
         """One step: losses and gradients of its parts, clip, AdamW, teacher, centres."""
         clock = Clock()
         losses: dict[str, torch.Tensor] = {}
+        self.model.watching, self.glimpses = look, []
         for part in range(self.config.optim.accumulate):
             with clock.waiting():
                 raw = next(parts)
@@ -108,12 +123,15 @@ class Trainer:
             self.generator.manual_seed(stochastic_depth_seed(self.config.seed, step, part))
             for name, value in self._backward(batch, values).items():
                 losses[name] = losses[name] + value if name in losses else value
+            if look and self.model.glimpse is not None:
+                self.glimpses.append(self.model.glimpse)
         stop_unless_finite("loss", losses, step)
         norms = self.optimizer.clip()
         stop_unless_finite("gradient norm of", norms, step)
         self.optimizer.step(values)
         self.model.update_teacher(values.momentum)
         self.model.update_centers()
+        self.dino = float(losses["dino"])
         return self._metrics(losses, norms, values, clock)
 
     def _backward(self, batch: Batch, values: StepValues) -> dict[str, torch.Tensor]:
@@ -148,9 +166,8 @@ class Trainer:
         }
 
     def health(self) -> health.Health:
-        """Health figures of the last step."""
-        assert self.model.glimpse is not None
-        return health.measure(self.model.glimpse)
+        """Health figures of the last step, which was looked at."""
+        return health.measure(self.glimpses, self.dino)
 
 
 @dataclass
@@ -206,14 +223,23 @@ def open_store(config: Config, frames: str | Path | None) -> FrameStore:
     )
 
 
-def introduce(source: Source, trainer: Trainer, num_steps: int, first_step: int) -> str:
-    """The first line of a run."""
+def introduce(source: Source, trainer: Trainer, num_steps: int, first_step: int) -> list[str]:
+    """The first lines of a run: what it is, and what will not be as it seems."""
+    config = source.config
     clips = len(source.clips.video)
     short = f" ({source.num_short} too short, left out)" if clips < len(source.all_clips.video) else ""
     begin = f"resumes at step {first_step} of" if first_step else "takes"
-    precision = "bf16" if trainer.dtype == torch.bfloat16 else "fp32"
-    return (
-        f"{clips} videos{short}, batch {source.config.optim.batch}, {source.steps_per_epoch} steps an epoch; "
-        f"{begin} {num_steps} steps on {trainer.device} in {precision}; "
-        f"ln K = {math.log(source.config.head.prototypes):.2f}"
-    )
+    lines = [
+        f"{clips} videos{short}, batch {config.optim.batch}, {source.steps_per_epoch} steps an epoch; "
+        f"{begin} {num_steps} steps on {trainer.device} in {config.optim.precision}; "
+        f"ln K = {math.log(config.head.prototypes):.2f}"
+    ]
+    if config.loss.koleo and config.optim.batch == config.optim.accumulate:
+        lines.append("warning: one video at a time has no neighbours: koleo is 0 throughout.")
+    crops = 2 * min(config.masking.group, config.optim.batch)
+    if config.masking.probability > 0 and int(crops * config.masking.probability) == 0:
+        share = config.masking.probability
+        lines.append(f"warning: masking.probability={share} of {crops} crops masks none: no patch losses.")
+    if config.sandwich.cuts == "split" and len(source.all_clips.video) == len(source.store):
+        lines.append("warning: sandwich.cuts=split, but this store knows no shot cuts.")
+    return lines

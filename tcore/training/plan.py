@@ -4,21 +4,19 @@ import math
 import time
 from pathlib import Path
 
-import torch
-
 from tcore.config import Config
 from tcore.data.loader import Source, load
 from tcore.training.build import build_schedule
 from tcore.training.journal import format_seconds, peak_memory_gib
-from tcore.training.loop import Trainer, open_store
-from tcore.validation import validate
+from tcore.training.loop import Trainer, open_store, resolve
 
 WARMUP_STEPS, TIMED_STEPS = 1, 3
 
 
 def plan(config: Config, frames: str | Path | None) -> str:
     """Sizes, memory, speed and first losses of a run, as a table for a person."""
-    source = Source(open_store(validate(config), frames), config)
+    config = resolve(config)
+    source = Source(open_store(config, frames), config)
     schedule = build_schedule(config, source.steps_per_epoch)
     trainer = Trainer(config)
     parts = load(source, 0, WARMUP_STEPS + TIMED_STEPS, trainer.device)
@@ -32,7 +30,7 @@ def plan(config: Config, frames: str | Path | None) -> str:
         "parameters": _parameters(trainer),
         "batch": _batch(config),
         "steps": f"{schedule.num_steps:,} ({source.steps_per_epoch:,} an epoch)",
-        "device": f"{trainer.device}, {'bf16' if trainer.dtype == torch.bfloat16 else 'fp32'}",
+        "device": f"{trainer.device}, {config.optim.precision}",
         "weights, teacher, AdamW": f"{_state_gib(trainer):.2f} GiB",
         "memory": f"{peak_memory_gib(trainer.device):.2f} GiB at the peak",
         "a step": f"{seconds:.3f} s, {config.optim.batch / seconds:.1f} samples/s (mean of {TIMED_STEPS})",
@@ -81,4 +79,5 @@ def _first_losses(first: dict[str, float], config: Config) -> list[str]:
     return [
         *lines,
         f"expected: uniform predictions over K = {config.head.prototypes:,} prototypes, ln K = {uniform:.2f}",
+        "(the centres start at 0: the first few losses can lie some percent below; sharp targets lie above)",
     ]

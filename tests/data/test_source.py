@@ -13,7 +13,7 @@ from PIL import Image
 from tcore.config import Config, OptimConfig, SandwichConfig
 from tcore.data.frames import FrameStore
 from tcore.data.loader import Source, offset_in_frames, step_masks
-from tcore.data.sandwich import Frames
+from tcore.data.sandwich import Sides
 from tcore.errors import InputError
 from tcore.model.tcore import Auxiliary
 from tests.data.painted import (
@@ -67,7 +67,7 @@ def test_a_store_smaller_than_a_batch_is_gone_through_repeatedly() -> None:
     [("past-future", (16, 20, 24)), ("past-past", (16, 20, 16)), ("future-future", (24, 20, 24))],
 )
 def test_settings_of_the_sandwich_decide_which_frames_are_read(
-    frames: Frames, expected: PastCurrentFuture
+    frames: Sides, expected: PastCurrentFuture
 ) -> None:
     sandwich = SandwichConfig(current=(0.5, 0.525), offset=(0.1, 0.1), frames=frames)
     raw = Source(Painted([40] * 4), replace(ALL_MASKED, sandwich=sandwich)).read(0, 0)

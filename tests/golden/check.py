@@ -48,6 +48,12 @@ def deviation(name: str, ours: Any, golden: Any, tolerance: float = 1e-5) -> Dev
     return Deviation(name, value if np.isfinite(value) else float("inf"), tolerance)
 
 
+def same_names(what: str, golden: set[str], ours: set[str]) -> Deviation:
+    """A golden set that leaves something out, or holds something else, does not agree."""
+    odd = sorted(golden ^ ours)
+    return Deviation(f"{what} lacks or adds {odd[:3]}" if odd else what, float("inf") if odd else 0.0, 0.0)
+
+
 def tensors(arrays: Arrays, prefix: str) -> dict[str, Tensor]:
     """The arrays under a prefix as tensors, without it."""
     return {k[len(prefix) :]: torch.from_numpy(v) for k, v in arrays.items() if k.startswith(prefix)}
@@ -165,6 +171,11 @@ def check_losses_and_gradients(
 ) -> Iterator[Deviation]:
     """Every loss and every gradient of one form, and what lies on the way."""
     model, batch = golden_model(arrays, settings, form), golden_batch(arrays)
+    # Positions among all crops, as the golden file counts them.
+    patches = batch.mask.shape[1]
+    positions = batch.masked[batch.holes // patches] * patches + batch.holes % patches
+    yield deviation("mask_indices_list", positions, arrays["batch/mask_indices_list"], 0.0)
+    yield deviation("masks_weight", batch.hole_weights, arrays["batch/masks_weight"])
     found = model(batch, settings["teacher_temp"])
     weights = {
         "dino": settings["w_dino"],
@@ -183,6 +194,8 @@ def check_losses_and_gradients(
         assert tokens is not None
         yield deviation(f"logits/{side}", model.student.head(tokens), arrays[f"logits/{side}"])
     parameters = dict(model.named_parameters())
+    trained = {name for name, parameter in parameters.items() if parameter.requires_grad}
+    yield same_names(gradients, {our_name(name) for name in tensors(arrays, f"{gradients}/")}, trained)
     for name, golden in tensors(arrays, f"{gradients}/").items():
         yield deviation(f"{gradients}/{name}", parameters[our_name(name)].grad, golden, 1e-4)
     model.update_centers()
@@ -215,6 +228,8 @@ def check_update(arrays: Arrays, settings: Mapping[str, Any]) -> Iterator[Deviat
         )
     )
     model.update_teacher(settings["teacher_momentum"])
+    after = {our_name(name) for name in tensors(arrays, "after/") if not name.endswith("_center")}
+    yield same_names("after", after, set(parameters))
     for name, golden in tensors(arrays, "after/").items():
         if not name.endswith("_center"):
             yield deviation(f"after/{name}", parameters[our_name(name)], golden)

@@ -15,7 +15,7 @@ from tcore import InputError, load_encoder, train
 from tcore.data.loader import Source
 from tcore.errors import DivergedError
 from tcore.training.build import build_schedule
-from tcore.training.loop import Trainer, open_store
+from tcore.training.loop import Trainer, keeps, open_store
 from tests.tiny import TINY, tiny
 
 TIMINGS = {"samples_per_second", "data_wait", "memory_gib"}
@@ -155,10 +155,10 @@ def test_run_stopped_at_any_step_and_resumed_equals_uninterrupted_run(
     for stop in (1, 2, 5):
         run = tmp_path / f"stopped-{stop}"
 
-        def interrupted(self: Trainer, parts: Any, index: int, values: Any, stop: int = stop) -> Any:
+        def interrupted(self: Trainer, parts: Any, index: int, *rest: Any, stop: int = stop) -> Any:
             if index == stop:
                 raise StoppedError
-            return step(self, parts, index, values)
+            return step(self, parts, index, *rest)
 
         with monkeypatch.context() as patch:
             patch.setattr(Trainer, "step", interrupted)
@@ -171,8 +171,10 @@ def test_run_stopped_at_any_step_and_resumed_equals_uninterrupted_run(
 def test_run_killed_with_sigkill_and_resumed_equals_uninterrupted_run(tmp_path: Path, finished: Path) -> None:
     run = tmp_path / "killed"
     settings = TINY | {"keep_every": 3}
+    slowly = "from tcore.training.loop import Trainer; step = Trainer.step; import time; "
+    slowly += "Trainer.step = lambda *a: (time.sleep(0.3), step(*a))[1]; "
     code = (
-        "import torch, tcore; torch.set_num_threads(1); "
+        f"import torch, tcore; torch.set_num_threads(1); {slowly}"
         f"tcore.train(tcore.recipe('quickstart', {settings!r}), {str(run)!r}, quiet=True)"
     )
     process = subprocess.Popen([sys.executable, "-c", code])
@@ -183,7 +185,7 @@ def test_run_killed_with_sigkill_and_resumed_equals_uninterrupted_run(tmp_path: 
             break
         time.sleep(0.005)
     process.send_signal(signal.SIGKILL)
-    process.wait()
+    assert process.wait() == -signal.SIGKILL, "the run was over before it could be killed"
     subprocess.run([sys.executable, "-c", code], check=True)
     assert_same_run(run, finished)
 
@@ -194,6 +196,76 @@ def test_half_written_metrics_line_is_dropped_on_resume(tmp_path: Path, finished
         file.write('{"step": 7, "tot')
     train(tiny(keep_every=3), run, quiet=True)
     assert metrics(run) == metrics(finished)
+
+
+def test_twenty_encoders_are_kept_by_default() -> None:
+    for num_steps in (20, 30, 39, 50, 59, 374_400):
+        assert sum(keeps(done, num_steps, None) for done in range(1, num_steps + 1)) == 20
+    assert sum(keeps(done, 7, None) for done in range(1, 8)) == 7
+    assert [done for done in range(1, 10) if keeps(done, 9, 4)] == [4, 8]
+
+
+def test_settings_made_in_python_are_checked_too(tmp_path: Path) -> None:
+    # In a process of its own: the tests check the types of settings themselves.
+    code = f"""
+import pathlib, torch, tcore
+torch.set_num_threads(1)
+run = pathlib.Path({str(tmp_path / "run")!r})
+for name, value in {{
+    "auxiliary": "bothh", "loss.form": "papr", "teacher.targets": "sinkhornn", "masking.kind": "blok",
+    "optim.precision": "fp16", "optim.batch": "eight", "vit.layer_scale": float("nan"),
+}}.items():
+    try:
+        tcore.train(tcore.recipe("quickstart", {TINY!r} | {{name: value}}), run, quiet=True)
+    except tcore.InputError as error:
+        assert name in str(error), error
+    else:
+        raise AssertionError(name)
+assert not run.exists()
+for offset in ([0.1, 0.2], (0.1, 0.2)):  # a list will do, and is the same setting
+    settings = {TINY!r} | {{"sandwich.offset": offset, "optim.steps": 1}}
+    tcore.train(tcore.recipe("quickstart", settings), run, quiet=True)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_precision_of_a_run_is_recorded_and_kept(tmp_path: Path) -> None:
+    run = train(tiny(optim__steps=1), tmp_path / "run", quiet=True)
+    assert json.loads((run / "config.json").read_text())["optim"]["precision"] == "fp32"
+    with pytest.raises(InputError, match=r"optim.precision fp32 -> bf16"):
+        train(tiny(optim__steps=1, optim__precision="bf16"), run, quiet=True)
+
+
+def test_what_will_not_be_as_it_seems_is_said_at_the_start(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    odd = {"masking__probability": 0.1, "sandwich__cuts": "split", "optim__batch": 1, "optim__steps": 1}
+    train(tiny(**odd), tmp_path / "run")
+    said = capsys.readouterr().err
+    for words in ("koleo is 0", "masks none", "knows no shot cuts"):
+        assert words in said
+
+
+def test_full_disk_is_one_line_with_tensorboard_too(tmp_path: Path) -> None:
+    code = f"""
+import resource, torch, tcore
+from tcore import cli
+from tcore.training import loop
+torch.set_num_threads(1)
+step = loop.Trainer.step
+def fill(self, parts, index, *rest):
+    if index == 1:  # nothing can grow any more: metrics, events, checkpoints
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY))
+    return step(self, parts, index, *rest)
+loop.Trainer.step = fill
+config = tcore.recipe("quickstart", {TINY!r} | {{"runtime.log_every": 1}})
+cli.VERBS["train"] = lambda argv: tcore.train(config, {str(tmp_path / "run")!r}, quiet=True)
+cli.main(["train"])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.count("\n") == 1, done.stderr
+    assert "metrics.jsonl" in done.stderr
 
 
 def test_other_settings_are_refused_with_a_list_of_the_differences(finished: Path) -> None:
@@ -366,3 +438,5 @@ def test_unknown_device_is_an_error_that_names_it() -> None:
     if not torch.cuda.is_available():
         with pytest.raises(InputError, match=r"runtime.device=cuda: no CUDA device"):
             Trainer(tiny(runtime__device="cuda"))
+    with pytest.raises(InputError, match=r"runtime.device=meta is not supported"):
+        Trainer(tiny(runtime__device="meta"))
