@@ -67,5 +67,8 @@ def _flags(default: Any) -> list[str]:
 
 def suggest(word: str, known: list[str]) -> str:
     """The end of a sentence about an unknown word: the nearest known one, where there is one."""
-    near = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+    # A word that is part of a setting's own name (--lr) is nearer to it than any spelling says.
+    inside = [name for name in known if word.strip("-") in name.rpartition(".")[2]]
+    near = difflib.get_close_matches(word, known, n=1, cutoff=0.75) or inside
+    near = near or difflib.get_close_matches(word, known, n=1, cutoff=0.5)
     return f"; did you mean {near[0]}?" if near else "."

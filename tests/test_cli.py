@@ -54,6 +54,7 @@ def test_recipe_without_flags_is_the_recipe(name: str) -> None:
             "unknown flag --loss.past-futur; did you mean --loss.past-future",
         ),
         ("train quickstart --optim.stepz 3", "did you mean --optim.steps"),
+        ("train quickstart --lr 0.1", "did you mean --optim.base-lr?"),
         ("train quickstrat", "did you mean quickstart"),
         ("train", "needs a recipe"),
         ("trane quickstart", "did you mean train"),
