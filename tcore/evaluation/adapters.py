@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tcore.data.render import MEAN, STD
 from tcore.errors import InputError
 from tcore.evaluation.checkpoints import listing
 from tcore.evaluation.encoder import Adapted, Encoder
-from tcore.evaluation.resize import IMAGE_MEAN, IMAGE_STD
 from tcore.model.vit import VisionTransformer
 
 # How a spec of each kind is written.
@@ -51,8 +51,8 @@ def adapt_timm(model: Any, name: str) -> Encoder:
         read,
         patch_size=_patch_size(model, name),
         num_prefix=model.num_prefix_tokens,
-        mean=known.get("mean", IMAGE_MEAN),
-        std=known.get("std", IMAGE_STD),
+        mean=known.get("mean", MEAN),
+        std=known.get("std", STD),
     )
     return Encoder(adapted, name, _describe("timm model", adapted))
 
@@ -84,7 +84,7 @@ def load_transformers(name: str) -> Encoder:
     except Exception:  # many models have none, and the report says what is used instead
         known = {}
     encoder = adapt_transformers(
-        model, f"hf:{name}", known.get("image_mean", IMAGE_MEAN), known.get("image_std", IMAGE_STD)
+        model, f"hf:{name}", known.get("image_mean", MEAN), known.get("image_std", STD)
     )
     left_out = len(info["unexpected_keys"])
     encoder.report += f"\nleft out: heads ({left_out} keys)" if left_out else ""
@@ -92,7 +92,7 @@ def load_transformers(name: str) -> Encoder:
 
 
 def adapt_transformers(
-    model: Any, name: str, mean: Sequence[float] = IMAGE_MEAN, std: Sequence[float] = IMAGE_STD
+    model: Any, name: str, mean: Sequence[float] = MEAN, std: Sequence[float] = STD
 ) -> Encoder:
     """An encoder around a Vision Transformer of transformers."""
     size = _patch_size(model, name)

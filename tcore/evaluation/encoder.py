@@ -8,8 +8,9 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 
+from tcore.data.render import MEAN, STD
 from tcore.errors import InputError
-from tcore.evaluation.resize import IMAGE_MEAN, IMAGE_STD, normalize_images
+from tcore.evaluation.resize import normalize_images
 from tcore.model.vit import VisionTransformer
 
 # More tokens than these before the patches (CLS, registers) mean that the grid is not what it seems.
@@ -35,17 +36,17 @@ class Adapted(nn.Module):
         *,
         patch_size: int,
         num_prefix: int | None = None,
-        mean: Sequence[float] = IMAGE_MEAN,
-        std: Sequence[float] = IMAGE_STD,
+        mean: Sequence[float] = MEAN,
+        std: Sequence[float] = STD,
     ) -> None:
         super().__init__()
         self.model = model.float()
         self.read, self.patch_size, self.num_prefix = read, patch_size, num_prefix
         # One step from the ImageNet statistics, in which images arrive, to those that the model knows.
-        ours, theirs = torch.tensor([IMAGE_MEAN, IMAGE_STD]), torch.tensor([mean, std])
+        ours, theirs = torch.tensor([MEAN, STD]), torch.tensor([mean, std])
         self.register_buffer("gain", (ours[1] / theirs[1])[:, None, None], persistent=False)
         self.register_buffer("shift", ((ours[0] - theirs[0]) / theirs[1])[:, None, None], persistent=False)
-        self.renormalises = (tuple(mean), tuple(std)) != (IMAGE_MEAN, IMAGE_STD)
+        self.renormalises = (tuple(mean), tuple(std)) != (MEAN, STD)
 
     def forward(self, images: Float[Tensor, "b 3 height width"]) -> PatchTokens:
         """Patch tokens; what comes before them is dropped, and must be as long as the model says."""

@@ -5,10 +5,8 @@ import torch.nn.functional as F
 from jaxtyping import Float, Integer, UInt8
 from torch import Tensor
 
+from tcore.data.render import MEAN, STD
 from tcore.errors import InputError
-
-IMAGE_MEAN = (0.485, 0.456, 0.406)
-IMAGE_STD = (0.229, 0.224, 0.225)
 
 
 def resize_images(
@@ -23,7 +21,7 @@ def normalize_images(
     images: Float[Tensor, "*batch 3 height width"],
 ) -> Float[Tensor, "*batch 3 height width"]:
     """Subtract the ImageNet mean and divide by its standard deviation."""
-    mean, std = images.new_tensor(IMAGE_MEAN), images.new_tensor(IMAGE_STD)
+    mean, std = images.new_tensor(MEAN), images.new_tensor(STD)
     return (images - mean[:, None, None]) / std[:, None, None]
 
 

@@ -9,11 +9,11 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from tcore.data.render import MEAN, STD
 from tcore.errors import InputError
 from tcore.evaluation.adapters import adapt_hub, adapt_timm, adapt_transformers
 from tcore.evaluation.encoder import Adapted, Encoder
 from tcore.evaluation.encoders import choose_layer, load_encoder, untrained
-from tcore.evaluation.resize import IMAGE_MEAN, IMAGE_STD
 from tcore.model.vit import VisionTransformer
 
 SIZES = {"dim": 32, "depth": 3, "num_heads": 2, "patch_size": 8, "image_size": 24, "num_registers": 2}
@@ -57,7 +57,7 @@ def test_kept_encoder_is_built_by_the_card_of_its_run(run: Path) -> None:
 def test_frames_are_scaled_and_normalised() -> None:
     encoder = Encoder(network(), "source")
     frames = torch.randint(0, 256, (1, 16, 40, 3), dtype=torch.uint8)
-    mean, std = torch.tensor(IMAGE_MEAN), torch.tensor(IMAGE_STD)
+    mean, std = torch.tensor(MEAN), torch.tensor(STD)
     expected = encoder.features(((frames / 255 - mean) / std).permute(0, 3, 1, 2))
     assert torch.allclose(encoder(frames), expected, atol=1e-5)
 
@@ -175,7 +175,7 @@ def test_timm_model_gives_its_patch_tokens(moved_norm: bool, layer: int) -> None
 
 def test_images_are_normalised_as_the_foreign_model_expects() -> None:
     encoder = adapt_timm(TimmLike(mean=0.5), "timm:like")
-    mean, std = (torch.tensor(x)[:, None, None] for x in (IMAGE_MEAN, IMAGE_STD))
+    mean, std = (torch.tensor(x)[:, None, None] for x in (MEAN, STD))
     expected = Encoder(network(), "source").features((images() * std + mean - 0.5) / 0.5)
     assert torch.allclose(encoder.features(images()), expected, atol=1e-5)
     assert "normalised as the model was trained" in encoder.report
@@ -383,7 +383,7 @@ def test_real_timm_model() -> None:
     encoder, frames = adapt_timm(model, "timm:tiny"), torch.randn(1, 3, 64, 96)
     with torch.no_grad():
         mean, std = (torch.tensor(model.pretrained_cfg[key])[:, None, None] for key in ("mean", "std"))
-        ours, width = torch.tensor(IMAGE_MEAN)[:, None, None], torch.tensor(IMAGE_STD)[:, None, None]
+        ours, width = torch.tensor(MEAN)[:, None, None], torch.tensor(STD)[:, None, None]
         expected = model.forward_features((frames * width + ours - mean) / std)[:, 5:]
     found = encoder.features(frames)
     assert torch.allclose(found.flatten(2).transpose(1, 2), expected, atol=1e-4)
