@@ -1,14 +1,13 @@
 """Settings on disk: saved with the run, loaded back equal, compared with a readable difference."""
 
 import dataclasses
-import difflib
 import json
 import types
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from tcore.config import Config
-from tcore.errors import InputError
+from tcore.errors import InputError, did_you_mean
 from tcore.files import write_text
 
 # How a run is carried out may change when it is resumed; what is learnt may not.
@@ -96,7 +95,5 @@ def _read_dataclass(kind: Any, value: Any, where: str) -> Any:
     hints = get_type_hints(kind)
     for name in value:
         if name not in hints:
-            near = difflib.get_close_matches(name, hints, n=1)
-            hint = f"; did you mean {near[0]}" if near else ""
-            raise InputError(f"{where} holds an unknown setting {name!r}{hint}.")
+            raise InputError(f"{where} holds an unknown setting {name!r}{did_you_mean(name, hints)}.")
     return kind(**{name: _read(hints[name], v, f"{where}.{name}") for name, v in value.items()})

@@ -19,7 +19,7 @@ from tcore.config import (
     VitConfig,
 )
 from tcore.config_file import flatten
-from tcore.errors import InputError
+from tcore.errors import InputError, did_you_mean
 
 VIT_TI = VitConfig(dim=192, num_heads=3)
 VIT_S = VitConfig(dim=384, num_heads=6)
@@ -90,9 +90,7 @@ def recipe(name: str, overrides: Mapping[str, Any] | None = None) -> Config:
     known = flatten(config)
     for setting, value in (overrides or {}).items():
         if setting not in known:
-            near = difflib.get_close_matches(setting, known, n=1)
-            hint = f"; did you mean {near[0]}" if near else ""
-            raise InputError(f"no setting {setting!r}{hint}.")
+            raise InputError(f"no setting {setting!r}{did_you_mean(setting, known)}.")
         group, _, field = setting.rpartition(".")
         if group:
             value = dataclasses.replace(getattr(config, group), **{field: value})

@@ -141,8 +141,12 @@ def read_image(path: Path) -> Frame:
             with_alpha = image.mode == "P" and "transparency" in image.info
             return np.asarray((image.convert("RGBA") if with_alpha else image).convert("RGB"))
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        reason = getattr(error, "strerror", None) or str(error).replace(repr(str(path)), "").strip()
-        raise InputError(f"cannot read frame {path}: {reason}.") from error
+        raise InputError(f"cannot read frame {path}: {image_problem(error, path)}.") from error
+
+
+def image_problem(error: Exception, path: Path) -> str:
+    """What is wrong with an image, without naming the path once more."""
+    return getattr(error, "strerror", None) or str(error).replace(repr(str(path)), "").strip()
 
 
 def _walk(root: Path) -> list[tuple[str, list[str]]]:

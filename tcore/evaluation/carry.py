@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tcore.data.frames import read_image
+from tcore.data.frames import Frame, read_image
 from tcore.evaluation.encoder import Encoder
 from tcore.evaluation.masks import VOID, Ids
 from tcore.evaluation.protocols import Protocol
@@ -17,10 +17,10 @@ from tcore.evaluation.resize import grid_to_ids, ids_to_grid, normalize_images, 
 Size = tuple[int, int]
 
 
-def encode(encoder: Encoder, path: Path, size: Size) -> Float[Tensor, "channels rows columns"]:
+def encode(encoder: Encoder, frame: Frame, size: Size) -> Float[Tensor, "channels rows columns"]:
     """Features of one frame at the input size."""
     device = next(encoder.parameters()).device
-    image = torch.from_numpy(read_image(path).copy()).to(device)
+    image = torch.from_numpy(frame.copy()).to(device)
     return encoder.features(normalize_images(resize_images(image, size))[None])[0]
 
 
@@ -29,12 +29,12 @@ def carry(
 ) -> Iterator[Float[Tensor, "rows columns classes"]]:
     """Soft labels of every frame; each is encoded once, and only the context is held."""
     propagator = protocol.propagator()
-    features = encode(encoder, frames[0], size)
+    features = encode(encoder, read_image(frames[0]), size)
     first = first.to(features.device)
     propagator.start(features, first)
     yield first
     for path in frames[1:]:
-        yield propagator.step(encode(encoder, path, size))
+        yield propagator.step(encode(encoder, read_image(path), size))
 
 
 def carry_ids(

@@ -10,8 +10,7 @@ from jaxtyping import Bool, Float, Int
 
 from tcore.data.frames import Frame
 from tcore.errors import InputError
-from tcore.evaluation.evaluate import davis_palette
-from tcore.evaluation.masks import VOID, Ids
+from tcore.evaluation.masks import VOID, Ids, davis_palette
 
 SPECK = 4  # pixels of a colour that is an edge wherever it lies
 REACH = 3  # pixels from an edge within which the colours it was blended of are found

@@ -14,6 +14,7 @@ from PIL import Image
 from tcore.errors import InputError
 from tcore.evaluation.benchmarks import Benchmark, fingerprint, open_benchmark
 from tcore.evaluation.encoder import Encoder
+from tcore.evaluation.masks import davis_palette
 from tcore.evaluation.protocols import TCORE, Protocol, Size
 from tcore.files import atomic, write_text
 
@@ -69,33 +70,30 @@ def run_benchmark(
 ) -> Card:
     """All clips of one benchmark, those that were done before taken from disk."""
     results: dict[str, Any] = {}
-    started, frames = time.perf_counter(), 0
-    for done, clip in enumerate(benchmark.clips):
-        key = clip_key(benchmark, identity, fingerprint(benchmark.truth_files(clip)))
+    started = time.perf_counter()
+    truths = [fingerprint(benchmark.truth_files(clip)) for clip in benchmark.clips]
+    for done, (clip, truth) in enumerate(zip(benchmark.clips, truths, strict=True)):
+        key = clip_key(benchmark, identity, truth)
         path = None if out is None else out / "clips" / benchmark.name / f"{clip.name}.json"
-        result = None if path is None else read_result(path, key, out, benchmark.name if save else None)
+        result = None if path is None else read_result(path, key, save)
         if result is None:
             saver = predictions_saver(out / "predictions" / benchmark.name) if out and save else None
             begun = time.perf_counter()
             result = benchmark.run(encoder, clip, saver)
             result["seconds"] = round(time.perf_counter() - begun, 3)
-            frames += result["frames"]
             if path is not None:
                 write_text(path, json.dumps({"key": key, "saved": save, "result": result}) + "\n")
         results[clip.name] = result
         elapsed = time.perf_counter() - started
         left = elapsed / (done + 1) * (len(benchmark.clips) - done - 1)
         say(f"{benchmark.name} {done + 1}/{len(benchmark.clips)}  {clip.name}  ETA {left:.0f} s")
-    truth = hashlib.sha256(
-        "".join(fingerprint(benchmark.truth_files(clip)) for clip in benchmark.clips).encode()
-    ).hexdigest()[:16]
     return {
         "scores": benchmark.summarise(results.values()),
         "interval": bootstrap(benchmark, list(results.values())),
         "clips_from": "the official list" if benchmark.listed else "all clips found",
         "protocol": dataclasses.asdict(benchmark.protocol),
         "binary": benchmark.binary,
-        "truth": truth,
+        "truth": hashlib.sha256("".join(truths).encode()).hexdigest()[:16],
         "clips": {name: per_clip(benchmark, result) for name, result in results.items()},
     }
 
@@ -122,13 +120,13 @@ def clip_key(benchmark: Benchmark, identity: dict[str, str], truth: str) -> str:
     return hashlib.sha256(json.dumps(knobs, sort_keys=True).encode()).hexdigest()
 
 
-def read_result(path: Path, key: str, out: Path | None, save: str | None) -> Any:
-    """The result that is on disk, where it is the one that would come out again."""
+def read_result(path: Path, key: str, save: bool) -> Any:
+    """The result that is on disk, where it is the one that would come out again (and its masks are there)."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    if found.get("key") != key or (save is not None and not found.get("saved")):
+    if found.get("key") != key or (save and not found.get("saved")):
         return None
     return found["result"]
 
@@ -146,16 +144,6 @@ def bootstrap(benchmark: Benchmark, results: list[Card]) -> dict[str, list[float
         name: [float(x) for x in np.percentile([draw[name] for draw in draws], [2.5, 97.5])]
         for name in draws[0]
     }
-
-
-def davis_palette() -> list[int]:
-    """The palette of the benchmark's masks: the bits of an id spread over red, green and blue."""
-    colours = np.zeros((256, 3), dtype=np.uint8)
-    ids = np.arange(256)
-    for bit in range(8):
-        for channel in range(3):
-            colours[:, channel] |= (((ids >> (3 * bit + channel)) & 1) << (7 - bit)).astype(np.uint8)
-    return colours.ravel().tolist()
 
 
 def predictions_saver(folder: Path) -> Callable[[str, str, Any], None]:

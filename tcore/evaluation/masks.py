@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import UInt8
 from PIL import Image
 
-from tcore.data.frames import IMAGE_SUFFIXES, natural
+from tcore.data.frames import IMAGE_SUFFIXES, image_problem, natural
 from tcore.errors import InputError
 
 Ids = UInt8[np.ndarray, "height width"]
@@ -36,8 +36,7 @@ def read_ids(path: Path) -> Ids:
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         if isinstance(error, InputError):
             raise
-        reason = getattr(error, "strerror", None) or str(error).replace(repr(str(path)), "").strip()
-        raise InputError(f"cannot read mask {path}: {reason}.") from error
+        raise InputError(f"cannot read mask {path}: {image_problem(error, path)}.") from error
 
 
 def as_binary(ids: Ids) -> Ids:
@@ -50,6 +49,16 @@ def refuse_binary_look(ids: Ids, path: Path) -> None:
     found = set(np.unique(ids).tolist())
     if VOID in found and found <= {0, VOID}:
         raise InputError(f"mask {path} holds only 0 and 255: this is one object; add --binary.")
+
+
+def davis_palette() -> list[int]:
+    """The palette of the benchmark's masks: the bits of an id spread over red, green and blue."""
+    colours = np.zeros((256, 3), dtype=np.uint8)
+    ids = np.arange(256)
+    for bit in range(8):
+        for channel in range(3):
+            colours[:, channel] |= (((ids >> (3 * bit + channel)) & 1) << (7 - bit)).astype(np.uint8)
+    return colours.ravel().tolist()
 
 
 def list_images(folder: Path) -> tuple[Path, ...]:

@@ -10,17 +10,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from jaxtyping import Float
 from PIL import Image
 from torch import Tensor
 
 from tcore.data.frames import Frame
 from tcore.errors import InputError
+from tcore.evaluation.carry import encode
 from tcore.evaluation.encoder import Encoder
 from tcore.evaluation.labels import Masks, Points, Said, read_labels
 from tcore.evaluation.protocols import TCORE, Protocol, Size
-from tcore.evaluation.resize import normalize_images, resize_images
 from tcore.evaluation.tracked import TrackedMasks, TrackedPoints, by, open_table
 from tcore.evaluation.video import FolderVideo, Video, h264_encoder, open_video, video_writer
 from tcore.files import TEMPORARY, write_text
@@ -126,11 +125,9 @@ def carry_frames(
 
 def encode_frame(encoder: Encoder, frame: Frame, size: Size) -> Float[Tensor, "channels rows columns"]:
     """Features of one frame; a frame that shrinks much is smoothed on the way."""
-    device = next(encoder.parameters()).device
     if frame.shape[0] >= 1.5 * size[0]:
         frame = np.asarray(Image.fromarray(frame).resize((size[1], size[0]), Image.Resampling.BILINEAR))
-    image = torch.from_numpy(frame.copy()).to(device)
-    return encoder.features(normalize_images(resize_images(image, size))[None])[0]
+    return encode(encoder, frame, size)
 
 
 def input_size(frame: Size, patch_size: int, long_side: int = LONG_SIDE) -> Size:

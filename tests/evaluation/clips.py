@@ -5,9 +5,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
+from tcore.evaluation.encoder import Encoder
+from tcore.model.vit import VisionTransformer
+
 WHY_SKIPPED = "video files need PyAV, which is not installed"
+
+
+def tiny_encoder() -> Encoder:
+    torch.manual_seed(0)
+    vit = VisionTransformer(dim=32, depth=1, num_heads=2, patch_size=8, image_size=64, layer_scale=0.5)
+    return Encoder(vit, "tiny")
 
 
 def need_av() -> None:

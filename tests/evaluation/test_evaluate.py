@@ -15,7 +15,7 @@ from tcore.evaluation.evaluate import Card, evaluate, table
 from tcore.evaluation.protocols import RENDERED, TCORE, protocol
 from tcore.evaluation.rendered import heldout_videos, propagate_video, score_videos
 from tcore.evaluation.score import score_davis, score_jhmdb, score_vip, summarise_davis
-from tcore.model.vit import VisionTransformer
+from tests.evaluation.clips import tiny_encoder
 from tests.evaluation.layouts import write_davis, write_jhmdb, write_vip
 
 SIZE = (64, 64)
@@ -28,9 +28,7 @@ def videos() -> list[RenderedVideo]:
 
 @pytest.fixture(scope="module")
 def encoder() -> Encoder:
-    torch.manual_seed(0)
-    vit = VisionTransformer(dim=32, depth=1, num_heads=2, patch_size=8, image_size=64, layer_scale=0.5)
-    return Encoder(vit, "tiny")
+    return tiny_encoder()
 
 
 @pytest.fixture(scope="module")

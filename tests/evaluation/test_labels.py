@@ -6,8 +6,8 @@ import pytest
 from PIL import Image, ImageDraw
 
 from tcore.errors import InputError
-from tcore.evaluation.evaluate import davis_palette
 from tcore.evaluation.labels import Masks, Points, read_labels
+from tcore.evaluation.masks import davis_palette
 
 RED, GREEN, BLUE = (255, 0, 0), (0, 255, 0), (0, 0, 255)
 

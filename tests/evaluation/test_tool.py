@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 from torch import Tensor
 
@@ -17,24 +16,20 @@ from tcore.data.synthetic import JOINT_NAMES, RenderedVideo, render_video
 from tcore.errors import InputError
 from tcore.evaluation.carry import carry_ids
 from tcore.evaluation.encoder import Encoder
-from tcore.evaluation.evaluate import davis_palette
 from tcore.evaluation.labels import Masks
-from tcore.evaluation.masks import list_images, read_ids
+from tcore.evaluation.masks import davis_palette, list_images, read_ids
 from tcore.evaluation.propagate import Propagator
 from tcore.evaluation.protocols import RENDERED, TCORE
 from tcore.evaluation.rendered import true_joints
 from tcore.evaluation.tool import carry_frames, input_size, progress_lines, propagate_video_file
 from tcore.evaluation.tracked import TrackedMasks
 from tcore.evaluation.video import open_video
-from tcore.model.vit import VisionTransformer
-from tests.evaluation.clips import cut, need_av, write_file, write_folder
+from tests.evaluation.clips import cut, need_av, tiny_encoder, write_file, write_folder
 
 
 @pytest.fixture(scope="module")
 def encoder() -> Encoder:
-    torch.manual_seed(0)
-    vit = VisionTransformer(dim=32, depth=1, num_heads=2, patch_size=8, image_size=64, layer_scale=0.5)
-    return Encoder(vit, "tiny")
+    return tiny_encoder()
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from tcore import InputError, load_encoder, train
-from tcore.data.loader import Source
+from tcore.data.loader import Source, render_batch
 from tcore.errors import DivergedError
 from tcore.training.build import build_schedule
 from tcore.training.loop import Trainer, keeps, open_store
@@ -393,6 +393,17 @@ def test_bf16_runs_and_stays_near_fp32() -> None:
     assert all(p.dtype == torch.float32 for p in trainer.model.parameters())
     assert results[0]["dino"] != results[1]["dino"]
     assert results[0]["dino"] == pytest.approx(results[1]["dino"], rel=2e-2)
+
+
+def test_a_step_moves_both_centres_by_a_tenth_of_the_mean_teacher_output() -> None:
+    config = tiny(teacher__targets="centering")
+    source, trainer = Source(open_store(config, None), config), Trainer(config)
+    batch = render_batch(source[0], config, trainer.device)
+    with torch.no_grad():
+        outputs = trainer.model.teacher.head(trainer.model.teacher.backbone(batch.teacher_crops).frame)
+    trainer.step(iter([source[0]]), 0, build_schedule(config, 1).at(0))
+    torch.testing.assert_close(trainer.model.frame_center.value, 0.1 * outputs.mean(dim=0))
+    assert trainer.model.patch_center.value.abs().max() > 0
 
 
 def test_frozen_prototypes_do_not_move_and_others_do() -> None:
