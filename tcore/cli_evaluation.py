@@ -123,8 +123,6 @@ def evaluate_verb(argv: list[str]) -> None:
     rank, count = join()
     speaker = f"[{rank}] " if count > 1 else ""
     encoder = load_encoder(command.encoder, command.layer).to(own_device())
-    if encoder.report and rank == 0:
-        print(encoder.report, file=sys.stderr)
     card = evaluate(
         encoder,
         davis=command.davis,
@@ -139,6 +137,7 @@ def evaluate_verb(argv: list[str]) -> None:
         say=lambda line: print(speaker + line, file=sys.stderr, flush=True),
     )
     if rank == 0:
+        print(encoder.report, file=sys.stderr)
         print("\n".join([*table(card), *worst_clips(card, command.worst)]))
 
 
