@@ -10,6 +10,7 @@ from tcore.data.sandwich import Sides
 from tcore.model.tcore import Auxiliary, LossForm, Targets
 
 Range = tuple[float, float]
+Compile = Literal["auto", "on", "off"]
 
 
 @dataclass(frozen=True)
@@ -218,8 +219,8 @@ class RuntimeConfig:
 
     device: str = "auto"
     """auto (CUDA where there is one), cpu, cuda, cuda:1 ..."""
-    compile: bool = False
-    """Compile the blocks with torch.compile."""
+    compile: Compile = "auto"
+    """Compile blocks, losses and pixels with torch.compile (auto: on CUDA; takes about a minute at first)."""
     workers: int | None = None
     """Processes that read frames (default: one per core up to 16; 0 for rendered videos)."""
     log_every: int = 10

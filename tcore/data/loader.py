@@ -21,7 +21,7 @@ from tcore.config import Config
 from tcore.data.batch import Batch, Counts, make_batch
 from tcore.data.frames import FrameStore, RenderedStore, list_clips
 from tcore.data.masking import sample_step_masks
-from tcore.data.render import render
+from tcore.data.render import PLAIN, Kernels, render
 from tcore.data.sandwich import sample_sandwich, usable
 from tcore.data.views import CURRENT, FUTURE, PAST, SamplePlan, ViewPlan, sample_views
 from tcore.errors import InputError
@@ -236,17 +236,17 @@ def _crop_major(plans: list[ViewPlan], where: Int64[np.ndarray, " frames"]) -> V
     return together.select(rows)
 
 
-def render_batch(raw: RawBatch, config: Config, device: torch.device) -> Batch:
+def render_batch(raw: RawBatch, config: Config, device: torch.device, kernels: Kernels = PLAIN) -> Batch:
     """Pixels: every view of a batch, made on the training device."""
     frames = raw.frames.to(device, non_blocking=True)
     size = config.views.global_size
-    teacher = render(frames, raw.global_, size)
-    student = teacher if raw.student is None else render(frames, raw.student, size)
-    past = render(frames, raw.past, size) if config.auxiliary in ("past", "both") else None
-    future = render(frames, raw.future, size) if config.auxiliary in ("future", "both") else None
+    teacher = render(frames, raw.global_, size, kernels)
+    student = teacher if raw.student is None else render(frames, raw.student, size, kernels)
+    past = render(frames, raw.past, size, kernels) if config.auxiliary in ("past", "both") else None
+    future = render(frames, raw.future, size, kernels) if config.auxiliary in ("future", "both") else None
     return make_batch(
         student,
-        render(frames, raw.local, config.views.local_size),
+        render(frames, raw.local, config.views.local_size, kernels),
         raw.mask,
         past,
         future,

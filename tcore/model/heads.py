@@ -15,10 +15,14 @@ class Prototypes(nn.Module):
         self.directions = nn.Parameter(nn.Linear(dim, num_prototypes, bias=False).weight.detach().clone())
         self.gains = nn.Parameter(torch.ones(num_prototypes, 1), requires_grad=train_gains)
 
+    def weights(self) -> Float[Tensor, "k d"]:
+        """The prototypes: unit directions times their gains."""
+        norms = self.directions.norm(dim=1, keepdim=True)
+        return self.gains * self.directions / norms
+
     def forward(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "n k"]:
         """Similarity of each row with each prototype."""
-        norms = self.directions.norm(dim=1, keepdim=True)
-        return F.linear(x, self.gains * self.directions / norms)
+        return F.linear(x, self.weights())
 
 
 class ProjectionHead(nn.Module):
@@ -47,6 +51,10 @@ class ProjectionHead(nn.Module):
                 nn.init.zeros_(layer.bias)
         self.prototypes = Prototypes(bottleneck, num_prototypes, train_gains)
 
+    def project(self, tokens: Float[Tensor, "n d"]) -> Float[Tensor, "n z"]:
+        """The normalised bottleneck."""
+        return F.normalize(self.mlp(tokens), dim=-1, eps=1e-12)
+
     def forward(self, tokens: Float[Tensor, "n d"]) -> Float[Tensor, "n k"]:
         """Raw outputs: cosines with the prototypes, times their gains."""
-        return self.prototypes(F.normalize(self.mlp(tokens), dim=-1, eps=1e-12))
+        return self.prototypes(self.project(tokens))

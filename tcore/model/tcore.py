@@ -10,9 +10,11 @@ from torch import Tensor, nn
 
 from tcore.data.batch import Batch
 from tcore.model import losses
+from tcore.model.fused import PLAIN, fused_frame_sum, fused_patch_sums
 from tcore.model.heads import ProjectionHead
 from tcore.model.losses import Losses
 from tcore.model.matching import PatchMatchingModule
+from tcore.model.teaching import Teaching, as_given, working_dtype
 from tcore.model.vit import VisionTransformer
 
 Auxiliary = Literal["none", "past", "future", "both"]
@@ -45,10 +47,10 @@ class Center(nn.Module):
         self.register_buffer("waiting", torch.zeros(num_prototypes), persistent=False)
         self.register_buffer("count", torch.zeros(()), persistent=False)
 
-    def observe(self, outputs: Float[Tensor, "n k"]) -> None:
-        """Note the raw outputs of a part of the step."""
-        self.waiting += outputs.float().sum(dim=0)
-        self.count += outputs.shape[0]
+    def observe(self, total: Float[Tensor, "k"], count: int) -> None:
+        """Note the raw outputs of a part of the step: their sum and number."""
+        self.waiting += total
+        self.count += count
 
     def update(self) -> None:
         """Move towards the mean of what was observed; with nothing observed, stay."""
@@ -91,9 +93,11 @@ class TCoRe(nn.Module):
         student_temperature: float = 0.1,
         center_momentum: float = 0.9,
         auxiliary_drop_path: bool = True,
+        fused: bool = True,
     ) -> None:
         super().__init__()
         self.form, self.targets = form, targets
+        self.fused, self.kernels = fused, PLAIN
         self.student_temperature, self.auxiliary_drop_path = student_temperature, auxiliary_drop_path
         self.student = Network(backbone, head)
         self.teacher = copy.deepcopy(self.student).requires_grad_(False)
@@ -118,10 +122,8 @@ class TCoRe(nn.Module):
         # The teacher sees every patch; the auxiliary branch is the student, unmasked and without gradient.
         with torch.no_grad():
             seen = self.teacher.backbone(batch.teacher_crops)
-            frame_targets, patch_targets = self._targets(
-                self.teacher.head(seen.frame),
-                self.teacher.head(at_holes(seen.patches[batch.masked], batch)),
-                teacher_temperature,
+            about_frames, about_holes = self._teach(
+                seen.frame, at_holes(seen.patches[batch.masked], batch), teacher_temperature
             )
             auxiliary = self._auxiliary_patches(batch, generator)
 
@@ -139,28 +141,36 @@ class TCoRe(nn.Module):
             }
 
         if self.watching:
-            self.glimpse = _glimpse(seen.frame, seen.patches, frame_targets, patch_targets, restored)
-        frame_losses = self._frame_losses(batch, frame_targets, global_.frame, local.frame)
-        return Losses(**frame_losses, **self._patch_losses(batch, patch_targets, restored))
+            self.glimpse = _glimpse(seen.frame, seen.patches, about_frames, about_holes, restored)
+        compare = self._compare_fused if self.fused else self._compare_plainly
+        terms = compare(batch, about_frames, about_holes, torch.cat([global_.frame, local.frame]), restored)
+        koleo = [losses.koleo_loss(crop, batch.counts.videos) for crop in global_.frame.chunk(2)]
+        return Losses(**terms, koleo=koleo[0] + koleo[1])
 
     @torch.no_grad()
-    def _targets(
-        self,
-        frame_outputs: Float[Tensor, "f k"],
-        patch_outputs: Float[Tensor, "h k"],
-        temperature: float,
-    ) -> tuple[Tensor, Tensor]:
+    def _teach(
+        self, frames: Float[Tensor, "f d"], holes: Float[Tensor, "h d"], temperature: float
+    ) -> tuple[Teaching, Teaching]:
+        """What the teacher asks for, of frames and at the holes; its centres take note."""
+        head = self.teacher.head
+        bottleneck = head.project(torch.cat([frames, holes])).to(working_dtype(frames))
+        prototypes = head.prototypes.weights().to(bottleneck.dtype)
+        centers = (self.frame_center, self.patch_center)
+        rows = bottleneck.split([frames.shape[0], holes.shape[0]])
+        teachings = [
+            Teaching(part, prototypes, center.value, temperature)
+            for part, center in zip(rows, centers, strict=True)
+        ]
+        for teaching, center in zip(teachings, centers, strict=True):
+            if self.targets == "centering":
+                center.observe(teaching.total(), teaching.count)
         if self.targets == "sinkhorn":
-            return (
-                losses.sinkhorn_targets(frame_outputs, temperature),
-                losses.sinkhorn_targets(patch_outputs, temperature),
-            )
-        self.frame_center.observe(frame_outputs)
-        self.patch_center.observe(patch_outputs)
-        return (
-            losses.centering_targets(frame_outputs, self.frame_center.value, temperature),
-            losses.centering_targets(patch_outputs, self.patch_center.value, temperature),
-        )
+            whole = slice(None)
+            teachings = [
+                as_given(losses.sinkhorn_targets(teaching.outputs(whole), temperature))
+                for teaching in teachings
+            ]
+        return teachings[0], teachings[1]
 
     def _auxiliary_patches(self, batch: Batch, generator: torch.Generator | None) -> dict[str, Tensor]:
         """Patches of the auxiliary views of the masked crops, both sides in one pass."""
@@ -173,28 +183,63 @@ class TCoRe(nn.Module):
         )
         return dict(zip(views, tokens.patches.chunk(len(views)), strict=True))
 
-    def _frame_losses(
-        self, batch: Batch, targets: Tensor, global_frames: Tensor, local_frames: Tensor
+    def _compare_fused(
+        self,
+        batch: Batch,
+        about_frames: Teaching,
+        about_holes: Teaching,
+        frames: Float[Tensor, "f d"],
+        restored: dict[str, Tensor],
     ) -> dict[str, Tensor]:
-        dino = losses.dino_loss(
-            targets,
-            self.student.head(global_frames),
-            self.student.head(local_frames),
-            self.student_temperature,
-            batch.counts.videos,
-        )
-        koleo = [losses.koleo_loss(crop, batch.counts.videos) for crop in global_frames.chunk(2)]
-        return {"dino": dino, "koleo": koleo[0] + koleo[1]}
+        """Predictions beside targets, a few rows of K numbers at a time."""
+        counts, temperature, head = batch.counts, self.student_temperature, self.student.head
+        bottleneck = head.project(torch.cat([frames, *restored.values()]))
+        frame_rows, hole_rows = bottleneck.split([len(frames), len(bottleneck) - len(frames)])
+        prototypes = head.prototypes.weights()
+        views = frame_rows.unflatten(0, (-1, len(batch.global_crops) // 2))
+        pairs = 2 * (len(views) - 2) + 2
+        dino = fused_frame_sum(views, prototypes, about_frames, temperature, kernels=self.kernels)
+        terms = {"dino": dino / (pairs * counts.videos)}
+        if restored:
+            sums = fused_patch_sums(
+                hole_rows.unflatten(0, (len(restored), -1)),
+                prototypes,
+                about_holes,
+                batch.hole_weights,
+                temperature,
+                probabilities=self.form == "paper",
+                kernels=self.kernels,
+            )
+            for side, value in zip(restored, sums, strict=False):
+                terms[f"{side}_teacher"] = value / max(1, self._num_crops(batch))
+            if len(restored) == 2:
+                of_outputs = max(1, counts.masked_tokens) * prototypes.shape[0]
+                terms["past_future"] = sums[-1] / (
+                    max(1, counts.masked_crops) if self.form == "paper" else of_outputs
+                )
+        return terms
 
-    def _patch_losses(self, batch: Batch, targets: Tensor, restored: dict[str, Tensor]) -> dict[str, Tensor]:
-        temperature, counts = self.student_temperature, batch.counts
-        # The released code divides by all crops, the paper by those that carry a mask.
-        num_crops = counts.masked_crops if self.form == "paper" else 2 * counts.videos
-        outputs = {side: self.student.head(tokens) for side, tokens in restored.items()}
+    def _compare_plainly(
+        self,
+        batch: Batch,
+        about_frames: Teaching,
+        about_holes: Teaching,
+        frames: Float[Tensor, "f d"],
+        restored: dict[str, Tensor],
+    ) -> dict[str, Tensor]:
+        """The plain twin: all outputs at once, the losses as they are written down."""
+        temperature, counts, head = self.student_temperature, batch.counts, self.student.head
+        global_outputs, local_outputs = head(frames).tensor_split([len(batch.global_crops)])
         terms = {
-            f"{side}_teacher": losses.patch_loss(targets, output, batch.hole_weights, temperature, num_crops)
-            for side, output in outputs.items()
+            "dino": losses.dino_loss(
+                about_frames.targets(), global_outputs, local_outputs, temperature, counts.videos
+            )
         }
+        targets, outputs = about_holes.targets(), {side: head(tokens) for side, tokens in restored.items()}
+        for side, output in outputs.items():
+            terms[f"{side}_teacher"] = losses.patch_loss(
+                targets, output, batch.hole_weights, temperature, self._num_crops(batch)
+            )
         if "past" in outputs and "future" in outputs:
             past, future = outputs["past"], outputs["future"]
             if self.form == "paper":
@@ -204,6 +249,10 @@ class TCoRe(nn.Module):
             else:
                 terms["past_future"] = losses.past_future_output_distance(past, future, counts.masked_tokens)
         return terms
+
+    def _num_crops(self, batch: Batch) -> int:
+        """The released code divides by all crops, the paper by those that carry a mask."""
+        return batch.counts.masked_crops if self.form == "paper" else 2 * batch.counts.videos
 
     @torch.no_grad()
     def update_teacher(self, momentum: float) -> None:
@@ -239,19 +288,26 @@ def at_holes(patches: Float[Tensor, "m n d"], batch: Batch) -> Float[Tensor, "h 
 
 
 def _glimpse(
-    frames: Tensor, patches: Tensor, frame_targets: Tensor, patch_targets: Tensor, restored: dict[str, Tensor]
+    frames: Tensor,
+    patches: Tensor,
+    about_frames: Teaching,
+    about_holes: Teaching,
+    restored: dict[str, Tensor],
 ) -> Glimpse:
-    def rows(x: Tensor) -> Tensor:
+    def some(count: int) -> slice:
         # Evenly spaced rows: neighbouring patches of one frame say little about the batch.
-        stride = max(1, x.shape[0] // GLIMPSE_ROWS)
-        return x.detach()[::stride][:GLIMPSE_ROWS].float().clone()
+        stride = max(1, count // GLIMPSE_ROWS)
+        return slice(0, min(count, stride * GLIMPSE_ROWS), stride)
+
+    def rows(x: Tensor) -> Tensor:
+        return x.detach()[some(len(x))].float().clone()
 
     both = "past" in restored and "future" in restored
     return Glimpse(
         rows(frames),
         rows(patches.flatten(0, 1)),
-        rows(frame_targets),
-        rows(patch_targets),
+        about_frames.targets(some(about_frames.count)),
+        about_holes.targets(some(about_holes.count)),
         rows(restored["past"]) if both else None,
         rows(restored["future"]) if both else None,
     )

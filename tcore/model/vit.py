@@ -1,11 +1,11 @@
 """The frame encoder: a Vision Transformer with registers, masks and stochastic depth by subset."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
 from tcore.errors import InputError
@@ -71,23 +71,82 @@ class LayerScale(nn.Module):
         return x * self.gamma
 
 
+class Subset(NamedTuple):
+    """Samples for which a residual is computed, and where each sample of the batch is among them (or -1)."""
+
+    rows: Int64[Tensor, "kept"]
+    places: Int64[Tensor, "b"]
+
+
+def draw_subsets(
+    count: int, batch: int, drop: float, generator: torch.Generator | None, device: torch.device
+) -> list[Subset]:
+    """Independent random subsets that leave out a share `drop` of the batch, all drawn at once."""
+    kept = min(batch, max(1, int(batch * (1 - drop))))
+    rows = torch.rand(count, batch, generator=generator, device=device).argsort(dim=1)[:, :kept]
+    places = torch.full((count, batch), -1, device=device)
+    places.scatter_(1, rows, torch.arange(kept, device=device).expand(count, kept))
+    return [Subset(*pair) for pair in zip(rows.unbind(), places.unbind(), strict=True)]
+
+
+class Take(torch.autograd.Function):
+    """The samples of a subset. A gather both ways: PyTorch's own gradient would add up one by one."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, rows: Tensor, places: Tensor) -> Tensor:
+        """Samples by their rows."""
+        ctx.save_for_backward(rows, places)
+        return x[rows]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        """The gradient at the places of the samples."""
+        return spread(gradients[0], ctx.saved_tensors[1]), None, None
+
+
+class Spread(torch.autograd.Function):
+    """A subset's values at the places of its samples, 0 elsewhere."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, rows: Tensor, places: Tensor) -> Tensor:
+        """Values at their places."""
+        ctx.save_for_backward(rows, places)
+        return spread(x, places)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        """The gradient by rows."""
+        return gradients[0][ctx.saved_tensors[0]], None, None
+
+
+def spread(x: Float[Tensor, "kept n d"], places: Int64[Tensor, "b"]) -> Float[Tensor, "b n d"]:
+    """Rows by their places; 0 where there is none."""
+    return torch.where((places >= 0)[:, None, None], x[places.clamp(min=0)], 0)
+
+
+def add_residual(
+    x: Float[Tensor, "b n d"], residual: Callable[[Tensor], Tensor], subset: Subset | None
+) -> Float[Tensor, "b n d"]:
+    """Add a residual; with a subset compute it for those samples alone, scaled up to match."""
+    if subset is None or x.shape[0] == 0:
+        return x + residual(x)
+    scale = x.shape[0] / subset.rows.shape[0]
+    update = residual(Take.apply(x, *subset))  # type: ignore[no-untyped-call]
+    spread_out: Tensor = Spread.apply(update, *subset)  # type: ignore[no-untyped-call]
+    return x + scale * spread_out
+
+
 class Block(nn.Module):
     """A pre-norm transformer block whose residuals can be computed for a random subset of the batch."""
 
-    def __init__(self, dim: int, num_heads: int, layer_scale: float, drop_path: float) -> None:
+    def __init__(self, dim: int, num_heads: int, layer_scale: float) -> None:
         super().__init__()
-        self.drop_path = drop_path
         self.norm1 = nn.LayerNorm(dim, eps=1e-6)
         self.attn = Attention(dim, num_heads)
         self.ls1 = LayerScale(dim, layer_scale)
         self.norm2 = nn.LayerNorm(dim, eps=1e-6)
         self.mlp = Mlp(dim, 4 * dim)
         self.ls2 = LayerScale(dim, layer_scale)
-
-    def compile_residuals(self) -> None:
-        """Compile both residuals; the random subset stays outside the graphs."""
-        self.attend = torch.compile(self.attend)  # type: ignore[method-assign]
-        self.transform = torch.compile(self.transform)  # type: ignore[method-assign]
 
     def attend(self, x: Float[Tensor, "b n d"]) -> Float[Tensor, "b n d"]:
         """Residual of the attention half."""
@@ -98,28 +157,19 @@ class Block(nn.Module):
         return self.ls2(self.mlp(self.norm2(x)))
 
     def forward(
-        self, x: Float[Tensor, "b n d"], generator: torch.Generator | None, stochastic_depth: bool
+        self, x: Float[Tensor, "b n d"], attended: Subset | None = None, transformed: Subset | None = None
     ) -> Float[Tensor, "b n d"]:
-        """Add both residuals; attention and MLP draw separate subsets."""
-        drop = self.drop_path if self.training and stochastic_depth else 0.0
-        x = add_residual(x, self.attend, drop, generator)
-        return add_residual(x, self.transform, drop, generator)
+        """Add both residuals, each for its own subset of the batch, or for all of it."""
+        x = add_residual(x, self.attend, attended)
+        return add_residual(x, self.transform, transformed)
 
 
-def add_residual(
-    x: Float[Tensor, "b n d"],
-    residual: Callable[[Tensor], Tensor],
-    drop: float,
-    generator: torch.Generator | None,
+def run_block(
+    block: nn.Module, x: Float[Tensor, "b n d"], attended: Subset | None, transformed: Subset | None
 ) -> Float[Tensor, "b n d"]:
-    """Add a residual; with `drop` compute it for a random share of the samples alone, scaled up to match."""
-    if drop == 0.0:
-        return x + residual(x)
-    batch = x.shape[0]
-    kept = max(1, int(batch * (1 - drop)))
-    rows = torch.randperm(batch, generator=generator, device=x.device)[:kept]
-    update = residual(x[rows])
-    return torch.index_add(x, 0, rows, update.to(x.dtype), alpha=batch / kept)
+    """One block; compiled, a single graph serves all blocks of a network."""
+    result: Tensor = block(x, attended, transformed)
+    return result
 
 
 class PatchEmbed(nn.Module):
@@ -158,14 +208,15 @@ class VisionTransformer(nn.Module):
         super().__init__()
         self.dim, self.depth, self.num_heads = dim, depth, num_heads
         self.patch_size, self.num_registers = patch_size, num_registers
-        self.native_grid = image_size // patch_size
+        self.native_grid, self.drop_path = image_size // patch_size, drop_path
         self.cls_token = nn.Parameter(torch.empty(1, 1, dim))
         self.pos_embed = nn.Parameter(torch.empty(1, 1 + self.native_grid**2, dim))
         self.register_tokens = nn.Parameter(torch.empty(1, num_registers, dim))
         self.mask_token = nn.Parameter(torch.zeros(1, dim))
         self.patch_embed = PatchEmbed(dim, patch_size)
-        self.blocks = nn.ModuleList(Block(dim, num_heads, layer_scale, drop_path) for _ in range(depth))
+        self.blocks = nn.ModuleList(Block(dim, num_heads, layer_scale) for _ in range(depth))
         self.norm = nn.LayerNorm(dim, eps=1e-6)
+        self.run_block = run_block
         self._initialise()
 
     def _initialise(self) -> None:
@@ -198,8 +249,11 @@ class VisionTransformer(nn.Module):
         frame = (self.cls_token + position[:, :1]).expand(x.shape[0], -1, -1)
         registers = self.register_tokens.expand(x.shape[0], -1, -1)
         x = torch.cat([frame, registers, x + position[:, 1:]], dim=1)
-        for block in self.blocks:
-            x = block(x, generator, stochastic_depth)
+        subsets: list[Subset | None] = [None] * (2 * self.depth)
+        if self.training and stochastic_depth and self.drop_path > 0:
+            subsets[:] = draw_subsets(len(subsets), x.shape[0], self.drop_path, generator, x.device)
+        for block, attended, transformed in zip(self.blocks, subsets[::2], subsets[1::2], strict=True):
+            x = self.run_block(block, x, attended, transformed)
         x = self.norm(x)
         first_patch = 1 + self.num_registers
         return Tokens(x[:, 0], x[:, 1:first_patch], x[:, first_patch:])

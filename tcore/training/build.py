@@ -1,13 +1,18 @@
 """From settings to the objects that a run is made of."""
 
+import dataclasses
+
 import torch
 
-from tcore.config import Config, VitConfig
+from tcore.config import Compile, Config, VitConfig
+from tcore.data import render
+from tcore.data.photometry import colours
 from tcore.errors import InputError
+from tcore.model.fused import PLAIN, Kernels
 from tcore.model.heads import ProjectionHead
 from tcore.model.matching import PatchMatchingModule
 from tcore.model.tcore import TCoRe
-from tcore.model.vit import Block, VisionTransformer
+from tcore.model.vit import VisionTransformer, run_block
 from tcore.training.optim import Optimizer, Schedule
 
 
@@ -62,11 +67,26 @@ def build_backbone(vit: VitConfig, image_size: int) -> VisionTransformer:
     )
 
 
-def compile_blocks(model: TCoRe) -> None:
-    """Compile the two residuals of every block; what is random stays outside the graphs."""
-    for block in (*model.student.backbone.blocks, *model.teacher.backbone.blocks):
-        assert isinstance(block, Block)
-        block.compile_residuals()
+def compile_model(model: TCoRe) -> None:
+    """Compile what takes the time: blocks, matching module, losses; what is random stays outside the graphs.
+
+    Shapes of blocks are fixed and few; the number of masked patches, rows of the losses, is not.
+    """
+    run = torch.compile(run_block, dynamic=False)
+    model.student.backbone.run_block = model.teacher.backbone.run_block = run
+    if model.match is not None:
+        model.match.forward = torch.compile(model.match.forward, dynamic=False)  # type: ignore[method-assign]
+    model.kernels = Kernels(*(torch.compile(kernel, dynamic=True) for kernel in dataclasses.astuple(PLAIN)))
+
+
+def compile_render() -> render.Kernels:
+    """The pixel work that a compiler makes faster."""
+    return render.Kernels(torch.compile(render.resampling_matrix, dynamic=True), torch.compile(colours))
+
+
+def compiles(wish: Compile, device: torch.device) -> bool:
+    """Whether a run is compiled: auto on CUDA, where it pays after a minute."""
+    return wish == "on" or (wish == "auto" and device.type == "cuda")
 
 
 def build_optimizer(model: TCoRe, config: Config) -> Optimizer:

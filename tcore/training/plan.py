@@ -8,7 +8,8 @@ from tcore.config import Config
 from tcore.data.loader import Source, load
 from tcore.training.build import build_schedule
 from tcore.training.journal import format_seconds, peak_memory_gib
-from tcore.training.loop import Trainer, open_store, resolve
+from tcore.training.loop import open_store, resolve
+from tcore.training.step import Trainer
 
 WARMUP_STEPS, TIMED_STEPS = 1, 3
 
@@ -20,10 +21,10 @@ def plan(config: Config, frames: str | Path | None) -> str:
     schedule = build_schedule(config, source.steps_per_epoch)
     trainer = Trainer(config)
     parts = load(source, 0, WARMUP_STEPS + TIMED_STEPS, trainer.device)
-    first = trainer.step(parts, 0, schedule.at(0))
+    first = trainer.step(parts, 0, schedule.at(0)).metrics()
     started = time.perf_counter()
     for step in range(WARMUP_STEPS, WARMUP_STEPS + TIMED_STEPS):
-        trainer.step(parts, step, schedule.at(min(step, schedule.num_steps - 1)))
+        trainer.step(parts, step, schedule.at(min(step, schedule.num_steps - 1))).metrics()
     seconds = (time.perf_counter() - started) / TIMED_STEPS
     rows = {
         "videos": f"{len(source.clips.video):,} usable of {len(source.all_clips.video):,}",

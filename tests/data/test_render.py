@@ -12,6 +12,7 @@ from jaxtyping import Float, Float32, UInt8
 from PIL import Image, ImageEnhance, ImageOps
 from torch import Tensor
 
+from tcore.data import photometry
 from tcore.data import render as rendering
 from tcore.data.render import (
     MEAN,
@@ -165,10 +166,10 @@ def test_the_order_of_the_operations_is_followed() -> None:
         step: Float[Tensor, "1 3 32 32"] = torch.from_numpy(image).permute(2, 0, 1)[None] / 255
         for column in order:
             operation = [
-                rendering.adjust_brightness,
-                rendering.adjust_contrast,
-                rendering.adjust_saturation,
-                rendering.shift_hue,
+                photometry.adjust_brightness,
+                photometry.adjust_contrast,
+                photometry.adjust_saturation,
+                photometry.shift_hue,
             ][column]
             step = operation(step, torch.tensor([amounts[column]]))
         np.testing.assert_allclose(ours, 255 * step[0].permute(1, 2, 0).numpy(), atol=1e-2)
@@ -216,8 +217,8 @@ def test_steps_come_in_the_order_of_the_recipe() -> None:
     plan = jittered(BRIGHTNESS, 1.4)
     everything = replace(plan, grey=np.array([True]), blur=np.array([1.5]), solarize=np.array([True]))
     step = torch.from_numpy(image).permute(2, 0, 1)[None] / 255
-    step = rendering.to_grey(rendering.adjust_brightness(step, torch.tensor([1.4])))
-    step = rendering.solarize(rendering.blur(step, torch.tensor([1.5])))
+    step = photometry.to_grey(photometry.adjust_brightness(step, torch.tensor([1.4])))
+    step = photometry.solarize(photometry.blur(step, torch.tensor([1.5])))
     np.testing.assert_allclose(draw(image, everything), 255 * step[0].permute(1, 2, 0).numpy(), atol=1e-2)
 
 
@@ -230,6 +231,13 @@ def test_each_view_of_a_mixed_batch_equals_the_view_rendered_alone(monkeypatch: 
         torch.testing.assert_close(together[row], alone[0], atol=2e-4, rtol=0)
     monkeypatch.setattr(rendering, "CPU_CHUNK", 5 * 60 * 80 * 3 * 4)
     torch.testing.assert_close(render(frames, plan, 16), together, atol=2e-4, rtol=0)
+
+
+def test_colours_for_all_views_at_once_are_those_of_view_by_view() -> None:
+    frames, plan = mixed_batch()
+    at_once = rendering.Kernels(resampling_matrix, photometry.colours)
+    by_rows = render_pixels(frames, plan, 16)
+    torch.testing.assert_close(render_pixels(frames, plan, 16, at_once), by_rows, atol=1e-6, rtol=0)
 
 
 def test_a_view_without_colours_is_left_alone_among_others_that_have_them() -> None:

@@ -9,8 +9,10 @@ from torch import Tensor
 from tcore.config import VitConfig
 from tcore.data.batch import Counts, find_holes, make_batch
 from tcore.model.tcore import LossForm, at_holes
+from tcore.model.teaching import as_given
 from tests.model.tiny_models import (
     DIM,
+    LOCALS,
     MASKED,
     PATCH,
     PROTOTYPES,
@@ -104,15 +106,19 @@ def test_auxiliary_branch_carries_no_gradient() -> None:
         assert pixels.grad.abs().max() > 0
 
 
+@pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("form", ["paper", "release"])
-def test_past_future_has_a_gradient_into_both_sides(form: LossForm) -> None:
+def test_past_future_has_a_gradient_into_both_sides(form: LossForm, fused: bool) -> None:
     tcore, made = model(form=form), batch()
     holes = len(made.holes)
     sides = {side: torch.randn(holes, DIM, generator=seeded(n)) for n, side in enumerate(("past", "future"))}
     for tokens in sides.values():
         tokens.requires_grad_()
-    targets = torch.full((holes, PROTOTYPES), 1 / PROTOTYPES)
-    tcore._patch_losses(made, targets, sides)["past_future"].backward()
+    about_holes = as_given(torch.full((holes, PROTOTYPES), 1 / PROTOTYPES))
+    about_frames = as_given(torch.full((2 * VIDEOS, PROTOTYPES), 1 / PROTOTYPES))
+    compare = tcore._compare_fused if fused else tcore._compare_plainly
+    frames = torch.randn((2 + LOCALS) * VIDEOS, DIM, generator=seeded(9))
+    compare(made, about_frames, about_holes, frames, sides)["past_future"].backward()
     for tokens in sides.values():
         assert tokens.grad is not None
         assert (tokens.grad.abs().amax(dim=1) > 0).all()

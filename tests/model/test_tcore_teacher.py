@@ -74,11 +74,11 @@ def test_center_moves_by_a_tenth_towards_the_mean() -> None:
     center = Center(3, 0.9)
     assert (center.value == 0).all()
     first, second = torch.randn(4, 3, generator=seeded(0)), torch.randn(5, 3, generator=seeded(1))
-    center.observe(first)
+    center.observe(first.sum(dim=0), len(first))
     assert (center.value == 0).all()  # a step's own outputs wait until it is done
     center.update()
     torch.testing.assert_close(center.value, 0.1 * first.mean(dim=0))
-    center.observe(second)
+    center.observe(second.sum(dim=0), len(second))
     center.update()
     torch.testing.assert_close(center.value, 0.9 * 0.1 * first.mean(dim=0) + 0.1 * second.mean(dim=0))
 
@@ -86,9 +86,9 @@ def test_center_moves_by_a_tenth_towards_the_mean() -> None:
 def test_two_parts_of_a_step_move_the_center_like_one() -> None:
     x = torch.randn(7, 3, generator=seeded(0))
     whole, parts = Center(3, 0.9), Center(3, 0.9)
-    whole.observe(x)
-    parts.observe(x[:2])
-    parts.observe(x[2:])
+    whole.observe(x.sum(dim=0), len(x))
+    parts.observe(x[:2].sum(dim=0), len(x[:2]))
+    parts.observe(x[2:].sum(dim=0), len(x[2:]))
     whole.update()
     parts.update()
     torch.testing.assert_close(parts.value, whole.value)
@@ -96,11 +96,11 @@ def test_two_parts_of_a_step_move_the_center_like_one() -> None:
 
 def test_center_that_observed_nothing_stays() -> None:
     center = Center(3, 0.9)
-    center.observe(torch.ones(2, 3))
+    center.observe(torch.ones(2, 3).sum(dim=0), len(torch.ones(2, 3)))
     center.update()
     before = center.value.clone()
     center.update()
-    center.observe(torch.zeros(0, 3))
+    center.observe(torch.zeros(0, 3).sum(dim=0), len(torch.zeros(0, 3)))
     center.update()
     assert torch.equal(center.value, before)
 

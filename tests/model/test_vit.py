@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from tcore.config import VitConfig
 from tcore.errors import InputError
-from tcore.model.vit import Block, Tokens, VisionTransformer, add_residual
+from tcore.model.vit import Block, Subset, Tokens, VisionTransformer, add_residual, draw_subsets
 from tcore.recipes import VIT_B, VIT_L, VIT_S, VIT_TI
 from tcore.training.build import build_backbone
 
@@ -115,7 +115,7 @@ def test_layer_scale_starts_at_its_setting_in_every_block(value: float) -> None:
 def test_layer_scale_and_stochastic_depth_are_published_values_by_default() -> None:
     vit = build_backbone(VitConfig(depth=3), 224)
     assert (VitConfig().layer_scale, VitConfig().drop_path) == (1e-5, 0.1)
-    assert {block.drop_path for block in vit.blocks if isinstance(block, Block)} == {0.1}
+    assert vit.drop_path == 0.1
 
 
 def test_norms_have_the_specified_epsilon() -> None:
@@ -231,6 +231,10 @@ def test_stochastic_depth_is_off_when_evaluating_and_on_request() -> None:
     assert_same(dropping.eval()(pixels, None, seeded(0)), expected)
 
 
+def subset(batch: int, drop: float, generator: torch.Generator) -> Subset:
+    return draw_subsets(1, batch, drop, generator, torch.device("cpu"))[0]
+
+
 def test_stochastic_depth_keeps_and_scales_as_specified() -> None:
     for batch in range(1, 41):
         kept = max(1, batch * 9 // 10)
@@ -240,7 +244,7 @@ def test_stochastic_depth_keeps_and_scales_as_specified() -> None:
             rows.append(x.shape[0])
             return torch.ones_like(x)
 
-        added = add_residual(torch.zeros(batch, 1, 2), ones, 0.1, seeded(batch))
+        added = add_residual(torch.zeros(batch, 1, 2), ones, subset(batch, 0.1, seeded(batch)))
         assert rows == [kept]  # computed for those alone
         changed = added[added != 0]
         assert changed.shape == (2 * kept,)
@@ -250,11 +254,11 @@ def test_stochastic_depth_keeps_and_scales_as_specified() -> None:
 @pytest.mark.parametrize("half", ["attention", "mlp"])
 def test_block_leaves_skipped_rows_unchanged_and_scales_the_others(half: str) -> None:
     torch.manual_seed(0)
-    block = Block(DIM, 3, layer_scale=1.0, drop_path=0.3)
+    block = Block(DIM, 3, layer_scale=1.0)
     nn.init.zeros_((block.ls2 if half == "attention" else block.ls1).gamma)
     x = torch.randn(10, 3, DIM)
-    added = block(x, seeded(3), True) - x
-    whole = block(x, None, False) - x
+    added = block(x, *draw_subsets(2, 10, 0.3, seeded(3), x.device)) - x
+    whole = block(x) - x
     changed = (added != 0).any(dim=-1).any(dim=-1)
     assert changed.sum() == 7
     torch.testing.assert_close(added[changed], whole[changed] * 10 / 7, rtol=1e-4, atol=1e-5)
@@ -263,14 +267,14 @@ def test_block_leaves_skipped_rows_unchanged_and_scales_the_others(half: str) ->
 def test_attention_and_mlp_draw_separate_subsets() -> None:
     """Each half may write to one channel only, which shows the rows that it was computed for."""
     torch.manual_seed(0)
-    block = Block(DIM, 3, layer_scale=0.0, drop_path=0.5)
+    block = Block(DIM, 3, layer_scale=0.0)
     with torch.no_grad():
         block.ls1.gamma[0] = 1.0
         block.ls2.gamma[1] = 1.0
     x = torch.randn(8, 3, DIM)
     differ = 0
     for seed in range(20):
-        changed = (block(x, seeded(seed), True) != x).any(dim=1)
+        changed = (block(x, *draw_subsets(2, 8, 0.5, seeded(seed), x.device)) != x).any(dim=1)
         attended, transformed = changed[:, 0], changed[:, 1]
         assert attended.sum() == transformed.sum() == 4
         differ += not torch.equal(attended, transformed)
@@ -280,7 +284,7 @@ def test_attention_and_mlp_draw_separate_subsets() -> None:
 def test_stochastic_depth_is_unbiased() -> None:
     x, draws = torch.arange(1.0, 5.0).view(4, 1, 1), 1500
     generator = seeded(0)
-    total = sum(add_residual(x, lambda y: 2 * y, 0.5, generator) for _ in range(draws))
+    total = sum(add_residual(x, lambda y: 2 * y, subset(4, 0.5, generator)) for _ in range(draws))
     assert isinstance(total, Tensor)
     # An update is 0 or 4x with equal probability: its mean 2x has the deviation 2x / sqrt(draws).
     error = (total / draws - 3 * x).abs() / (2 * x / math.sqrt(draws))

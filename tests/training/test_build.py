@@ -42,7 +42,6 @@ def test_settings_reach_the_networks() -> None:
     for block in vit.blocks:
         assert isinstance(block, Block)
         assert block.attn.num_heads == 3
-        assert block.drop_path == 0.1
         assert (block.ls1.gamma == 1e-5).all()
     assert tcore.match is not None
     assert len(tcore.match.blocks) == 2

@@ -1,0 +1,172 @@
+"""A training step: samples/s, share of the peak, memory, and where the time goes.
+
+`python benchmarks/step.py vits16-k400 --batch 256` on a GPU; without one, a small size. Frames are in memory
+(256 x 340 pixels, noise): reading them is measured by `benchmarks/end_to_end.py`.
+"""
+
+import argparse
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from tcore.config import Config
+from tcore.data.frames import Frame, FrameStore
+from tcore.data.loader import RawBatch, Source, render_batch
+from tcore.model.tcore import at_holes
+from tcore.recipes import recipe
+from tcore.training.build import build_schedule
+from tcore.training.flops import flops_per_sample
+from tcore.training.journal import peak_memory_gib
+from tcore.training.loop import resolve
+from tcore.training.step import Trainer
+
+PEAK_TFLOPS = {"NVIDIA H200": 790.0}  # bf16 matrix products, measured
+HEIGHT, WIDTH = 256, 340
+
+
+class NoiseStore(FrameStore):
+    """Frames of noise, made once: reading costs nothing."""
+
+    def __init__(self, videos: int) -> None:
+        self.names = [f"noise-{index}" for index in range(videos)]
+        self.lengths = np.full(videos, 20, dtype=np.int64)
+        self._frames = np.random.default_rng(0).integers(0, 256, (8, HEIGHT, WIDTH, 3), dtype=np.uint8)
+
+    def read(self, video: int, frames: Any) -> list[Frame]:
+        """Some of the frames that there are."""
+        return [self._frames[(video + index) % 8] for index in frames]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "recipe", nargs="?", default="vits16-k400" if torch.cuda.is_available() else "quickstart"
+    )
+    parser.add_argument("--batch", type=int, help="videos per step (default: the recipe's)")
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--compile", choices=("auto", "on", "off"), default="auto")
+    parser.add_argument("--breakdown", action=argparse.BooleanOptionalAction, default=True)
+    options = parser.parse_args()
+    config = recipe(options.recipe)
+    if options.batch:
+        config = replace(config, optim=replace(config.optim, batch=options.batch))
+    config = resolve(replace(config, runtime=replace(config.runtime, compile=options.compile)))
+    report(config, options.recipe, options.steps, options.breakdown)
+
+
+def report(config: Config, name: str, steps: int, breakdown: bool) -> None:
+    """Warm up, time, print."""
+    source = Source(NoiseStore(2 * config.optim.batch), config)
+    trainer, schedule = Trainer(config), build_schedule(config, 1000)
+    raws = [pinned(source[index], trainer.device) for index in range(4 * config.optim.accumulate)]
+
+    def parts() -> Iterator[RawBatch]:
+        while True:
+            yield from raws
+
+    feed = parts()
+    started = time.perf_counter()
+    for step in range(4):
+        trainer.step(feed, step, schedule.at(step)).metrics()
+    warm = time.perf_counter() - started
+    if trainer.device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    started = now(trainer)
+    unread: list[Any] = []
+    for step in range(steps):
+        unread.append(trainer.step(feed, step, schedule.at(step)))
+        if len(unread) > 1:
+            unread.pop(0).metrics()
+    unread.pop().metrics()
+    seconds = (now(trainer) - started) / steps
+    speed = config.optim.batch / seconds
+    gpu = torch.cuda.get_device_name() if trainer.device.type == "cuda" else "CPU"
+    tflops = speed * flops_per_sample(config) / 1e12
+    share = f", {tflops / PEAK_TFLOPS[gpu]:.0%} of {PEAK_TFLOPS[gpu]:.0f}" if gpu in PEAK_TFLOPS else ""
+    settings = f"batch {config.optim.batch}, {config.optim.precision}, compile {config.runtime.compile}"
+    print(f"{name}, {settings}, {gpu}")
+    print(
+        f"{speed:.1f} samples/s ({1000 * seconds:.1f} ms a step), {tflops:.1f} TFLOP/s{share}, "
+        f"peak memory {peak_memory_gib(trainer.device):.2f} GiB (warm-up {warm:.0f} s)"
+    )
+    if breakdown:
+        print_breakdown(trainer, raws[0], seconds)
+
+
+def print_breakdown(trainer: Trainer, raw: RawBatch, step_seconds: float) -> None:
+    """Seconds of each stage by itself."""
+    model, config = trainer.model, trainer.config
+    values = build_schedule(config, 1000).at(5)
+    batch = render_batch(raw, config, trainer.device, trainer.render)
+    kept: dict[str, Any] = {}
+
+    def forward() -> None:
+        kept["losses"] = model(batch, values.teacher_temperature, trainer.generator)
+
+    def backward() -> None:
+        kept["losses"].total(config.loss.weights()).backward()
+
+    def student() -> None:
+        tokens = model.student.backbone(batch.global_crops, batch.mask, trainer.generator)
+        model.student.backbone(batch.local_crops, None, trainer.generator)
+        if model.match is not None:
+            holes = tokens.patches[batch.masked]
+            for _ in kept["auxiliary"]:
+                at_holes(model.match(holes, kept["auxiliary"]["past"]), batch)
+
+    def without_gradient(work: Callable[[], Any]) -> Callable[[], Any]:
+        def run() -> None:
+            with torch.no_grad():
+                work()
+
+        return run
+
+    def auxiliary() -> None:
+        kept["auxiliary"] = model._auxiliary_patches(batch, trainer.generator)
+
+    def update() -> None:
+        trainer.optimizer.clip()
+        trainer.optimizer.adamw.step()
+
+    stages: dict[str, Callable[[], Any]] = {
+        "render": lambda: render_batch(raw, config, trainer.device, trainer.render),
+        "teacher": without_gradient(lambda: model.teacher.backbone(batch.teacher_crops)),
+        "auxiliary": without_gradient(auxiliary),
+        "student forward": student,
+        "whole forward": forward,
+        "backward": backward,
+        "optimizer": update,
+        "EMA": lambda: model.update_teacher(0.99),
+    }
+    model.watching = False
+    times: dict[str, float] = dict.fromkeys(stages, 0.0)
+    with trainer._autocast():
+        for repeat in range(4):
+            for name, work in stages.items():
+                begun = now(trainer)
+                work()
+                if repeat:
+                    times[name] += (now(trainer) - begun) / 3
+            trainer.optimizer.adamw.zero_grad(set_to_none=True)
+    known = times["teacher"] + times["auxiliary"] + times["student forward"]
+    times["heads + losses"] = times.pop("whole forward") - known
+    for name, seconds in times.items():
+        print(f"  {name:16} {1000 * seconds:8.1f} ms  {seconds / step_seconds:5.1%} of the step")
+
+
+def pinned(raw: RawBatch, device: torch.device) -> RawBatch:
+    return raw.pin_memory() if device.type == "cuda" else raw
+
+
+def now(trainer: Trainer) -> float:
+    if trainer.device.type == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+if __name__ == "__main__":
+    main()

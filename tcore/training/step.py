@@ -1,0 +1,200 @@
+"""One step of training: losses and gradients of its parts, clip, AdamW, teacher, centres."""
+
+import math
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tcore.config import Config
+from tcore.data import render
+from tcore.data.batch import Batch
+from tcore.data.loader import render_batch, stochastic_depth_seed
+from tcore.errors import DivergedError
+from tcore.model.tcore import Glimpse, TCoRe
+from tcore.training import health
+from tcore.training.build import (
+    build_model,
+    build_optimizer,
+    choose_device,
+    choose_dtype,
+    compile_model,
+    compile_render,
+    compiles,
+)
+from tcore.training.journal import peak_memory_gib
+from tcore.training.optim import Optimizer, StepValues
+
+
+class Trainer:
+    """Model, optimiser and device of a run; `step` is one step of the method."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.device = choose_device(config.runtime.device)
+        self.dtype = choose_dtype(config.optim.precision, self.device)
+        self.model: TCoRe = build_model(config).to(self.device)
+        self.render = render.PLAIN
+        if compiles(config.runtime.compile, self.device):
+            compile_model(self.model)
+            self.render = compile_render()
+        self.optimizer: Optimizer = build_optimizer(self.model, config)
+        self.generator = torch.Generator(self.device)
+        self.clock = Clock(self.device)
+
+    def step(self, parts: Iterator[Any], step: int, values: StepValues, look: bool = False) -> "Outcome":
+        """Make one step; a GPU may still be at work on it when this returns."""
+        losses: dict[str, Tensor] = {}
+        self.model.watching, glimpses = look, []
+        self.clock.begin()
+        for part in range(self.config.optim.accumulate):
+            with self.clock.waiting():
+                raw = next(parts)
+            batch = render_batch(raw, self.config, self.device, self.render)
+            self.generator.manual_seed(stochastic_depth_seed(self.config.seed, step, part))
+            for name, value in self._backward(batch, values).items():
+                losses[name] = losses[name] + value if name in losses else value
+            if look and self.model.glimpse is not None:
+                glimpses.append(self.model.glimpse)
+        norms = self.optimizer.clip()
+        outcome = Outcome(step, losses, norms, values, self.config, glimpses)
+        if self.device.type == "cpu":
+            outcome.check()  # nothing is gained by waiting: stop before the update
+        self.optimizer.step(values)
+        self.model.update_teacher(values.momentum)
+        self.model.update_centers()
+        outcome.timing = self.clock.end()
+        return outcome
+
+    def _backward(self, batch: Batch, values: StepValues) -> dict[str, Tensor]:
+        """Losses of a part of the step; their gradients are added up."""
+        with self._autocast():
+            losses = self.model(batch, values.teacher_temperature, self.generator)
+        total = losses.total(self.config.loss.weights())
+        total.backward()
+        return {name: value.detach() for name, value in {"total": total, **losses.named()}.items()}
+
+    def _autocast(self) -> AbstractContextManager[Any]:
+        if self.dtype == torch.float32:
+            return nullcontext()
+        return torch.autocast(self.device.type, dtype=self.dtype)
+
+
+class Outcome:
+    """What came out of a step: on its way from the device until it is asked for."""
+
+    def __init__(
+        self,
+        step: int,
+        losses: Mapping[str, Tensor],
+        norms: Mapping[str, Tensor],
+        values: StepValues,
+        config: Config,
+        glimpses: list[Glimpse],
+    ) -> None:
+        self.step, self.timing = step, Timing()
+        self._config, self._values, self._glimpses = config, values, glimpses
+        self._norms = {f"gradient_norm_{part}": part for part in norms}
+        self._names = [*losses, *self._norms]
+        numbers = torch.stack([*losses.values(), *norms.values()])
+        self._device = numbers.device
+        self._numbers = numbers.to("cpu", non_blocking=True)
+        self._arrived = torch.cuda.Event() if numbers.is_cuda else None
+        if self._arrived is not None:
+            self._arrived.record()
+
+    def check(self) -> dict[str, float]:
+        """The numbers of the step; one that is not finite stops the run."""
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        named = dict(zip(self._names, self._numbers.tolist(), strict=True))
+        bad = {name: x for name, x in named.items() if not math.isfinite(x) and name != "total"}
+        # A bad loss has bad gradients: it is what there is to say.
+        losses = {f"loss {name}": x for name, x in bad.items() if name not in self._norms}
+        norms = {f"gradient norm of {self._norms[name]}": x for name, x in bad.items() if name in self._norms}
+        if bad:
+            said = ", ".join(f"{name}={x}" for name, x in (losses or norms).items())
+            raise DivergedError(f"{said} at step {self.step + 1}: stopped, nothing of it was saved.")
+        return named
+
+    def metrics(self) -> dict[str, Any]:
+        """Everything that is noted of the step."""
+        named = self.check()
+        seconds, waited = self.timing.read()
+        return {
+            **named,
+            **self._values._asdict(),
+            "student_temperature": self._config.loss.student_temperature,
+            "samples_per_second": self._config.optim.batch / seconds,
+            "data_wait": waited / seconds,
+            "memory_gib": peak_memory_gib(self._device),
+        }
+
+    def health(self) -> health.Health | None:
+        """Health figures, where the step was looked at."""
+        return health.measure(self._glimpses, self.check()["dino"]) if self._glimpses else None
+
+
+class Timing:
+    """How long a step took, and how much of it was spent waiting for data, in seconds.
+
+    On a GPU both are the GPU's: time that the host waits while the GPU has work is not lost.
+    """
+
+    def __init__(self) -> None:
+        self.started = self.ended = self.waited = 0.0
+        self.events: list[Any] = []  # end of the step before, begin and end of this one
+
+    def read(self) -> tuple[float, float]:
+        """Seconds, and seconds waited."""
+        if not self.events:
+            return self.ended - self.started, self.waited
+        before, begin, end = self.events
+        end.synchronize()
+        idle = before.elapsed_time(begin) / 1000
+        return begin.elapsed_time(end) / 1000 + idle, min(self.waited, idle)
+
+
+class Clock:
+    """Times the steps of a run on its device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._on_gpu = device.type == "cuda"
+        self._last_end = self._event()
+        self._timing = Timing()
+
+    def _event(self) -> Any:
+        if not self._on_gpu:
+            return None
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def begin(self) -> None:
+        """A step begins."""
+        self._timing = Timing()
+        self._timing.started = time.perf_counter()
+
+    def waiting(self) -> "Clock":
+        """Count the time of a with-block as waiting."""
+        return self
+
+    def __enter__(self) -> None:
+        self._entered = time.perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        self._timing.waited += time.perf_counter() - self._entered
+        if self._on_gpu and not self._timing.events:
+            self._timing.events = [self._last_end, self._event()]
+
+    def end(self) -> Timing:
+        """A step is done, or all of it is on its way to the GPU."""
+        timing = self._timing
+        timing.ended = time.perf_counter()
+        if self._on_gpu:
+            self._last_end = self._event()
+            timing.events.append(self._last_end)
+        return timing
