@@ -125,8 +125,8 @@ def _cut(
     count, reach = len(plan), int(plan.box[:, 2].max())
     # Read no more rows than the tallest box has; a window that would leave the frame moves up.
     top = np.minimum(plan.box[:, 0], height - reach)
-    rows = (plan.frame * height + top)[:, None] + np.arange(reach)
-    pixels = lines.index_select(0, _move(rows.reshape(-1), device)).float()
+    rows = _move(plan.frame * height + top, device)[:, None] + torch.arange(reach, device=device)
+    pixels = lines.index_select(0, rows.flatten()).float()
 
     box = _move(np.column_stack([plan.box[:, 0] - top, plan.box[:, 1:]]).astype(np.float32), device)
     across = kernels.resampling_matrix(box[:, 1], box[:, 3], width, size)
@@ -185,7 +185,9 @@ def _bicubic(distance: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
 
 def _move(values: Shaped[np.ndarray, "..."], device: torch.device) -> Tensor:
     """Send numbers of the plan to the device without waiting for it."""
-    return torch.from_numpy(values).to(device, non_blocking=True)
+    moved = torch.from_numpy(values)
+    # A copy from memory that is not pinned waits for all work before it.
+    return moved.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else moved
 
 
 def _check(frames: UInt8[Tensor, "f height width 3"], plan: ViewPlan) -> None:

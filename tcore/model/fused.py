@@ -1,109 +1,114 @@
 """The losses over all prototypes in chunks of rows: no matrix of rows x K outlives its chunk.
 
 Outputs of the head are computed from its bottleneck where they are needed, forwards and again backwards.
-Means the same as the losses of losses.py on outputs that are held; tests compare them. The four functions
-that work on a chunk are plain torch; on a GPU they are compiled, so that a chunk is read once or twice.
+A row of K outputs is read once forwards, which leaves a few numbers of it, and once backwards. Means the
+same as the losses of losses.py on outputs that are held; tests compare them. The two functions that see
+rows x K numbers are plain torch here; fused_triton.py has their twins for a GPU.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from torch import Tensor
 
-from tcore.model.teaching import Teaching, working_dtype
+from tcore.model.teaching import Teaching
+from tcore.model.vit import working_dtype
 
 # Bytes of outputs that exist at a time: a CPU is fastest in its cache, a GPU needs much at once.
 CPU_CHUNK, GPU_CHUNK = 64 << 20, 1 << 30
 
 
-def patch_sums(
-    outputs: Float[Tensor, "sides r k"],
-    teacher: Float[Tensor, "r k"],
-    center: Float[Tensor, "k"],
-    weights: Float[Tensor, "r"],
-    teacher_temperature: float,
-    temperature: float,
-    probabilities: bool,
-) -> Float[Tensor, "sides+1"]:
-    """Weighted cross-entropies of each side, and the distance of the two sides, summed over rows."""
-    targets = ((teacher.float() - center) / teacher_temperature).softmax(dim=-1)
-    student = outputs.float() / temperature
-    entropies = (student.logsumexp(dim=-1) - (targets * student).sum(dim=-1)) * weights
-    first, last = (student.softmax(dim=-1) if probabilities else outputs.float())[[0, -1]]
-    distance = (first - last).square().sum(dim=-1) * (weights if probabilities else 1.0)
-    return torch.cat([entropies.sum(dim=1), distance.sum()[None]])
+class RowStats(NamedTuple):
+    """What a loss needs to know of rows of outputs, predictions and targets being softmaxes over K.
+
+    With one side, what compares two sides is 0.
+    """
+
+    teacher: Float[Tensor, "r"]
+    """Log of the sum of exponentials of the centred, sharpened teacher outputs."""
+    student: Float[Tensor, "sides r"]
+    """The same of the sharpened student outputs."""
+    agreement: Float[Tensor, "sides r"]
+    """Sum of targets times sharpened student outputs."""
+    distance: Float[Tensor, "r"]
+    """Squared distance of the raw outputs of two sides."""
+    overlap: Float[Tensor, "3 r"]
+    """Sums of the products of the two predictions: first with itself, second with itself, both."""
 
 
-def patch_gradients(
+class Pulls(NamedTuple):
+    """Gradients of a loss with respect to numbers of each row."""
+
+    entropy: Float[Tensor, "sides r"]
+    """With respect to the cross-entropy."""
+    outputs: Float[Tensor, ""]
+    """With respect to the distance of raw outputs, of every row."""
+    probabilities: Float[Tensor, "r"]
+    """With respect to the squared distance of the two predictions."""
+
+
+class Temperatures(NamedTuple):
+    """Temperatures of the teacher's and the student's outputs."""
+
+    teacher: float
+    student: float
+
+
+def row_stats(
     outputs: Float[Tensor, "sides r k"],
-    teacher: Float[Tensor, "r k"],
+    teacher: Float[Tensor, "m k"],
     center: Float[Tensor, "k"],
-    weights: Float[Tensor, "r"],
-    upstream: Float[Tensor, "sides+1"],
-    teacher_temperature: float,
-    temperature: float,
-    probabilities: bool,
+    rows: Int64[Tensor, "r"],
+    temperatures: Temperatures,
+) -> RowStats:
+    """Numbers of every row; `rows` says which row of the teacher belongs to it."""
+    asked = ((teacher.float() - center) / temperatures.teacher)[rows]
+    lse = asked.logsumexp(dim=-1)
+    targets = (asked - lse[:, None]).exp()
+    student = outputs.float() / temperatures.student
+    predicted = student.softmax(dim=-1)
+    first, last = predicted[0], predicted[-1]
+    distance = (outputs[0].float() - outputs[-1].float()).square().sum(dim=-1)
+    overlap = torch.stack([(a * b).sum(dim=-1) for a, b in ((first, first), (last, last), (first, last))])
+    return RowStats(
+        lse,
+        student.logsumexp(dim=-1),
+        (targets * student).sum(dim=-1),
+        distance,
+        overlap if len(outputs) == 2 else torch.zeros_like(overlap),
+    )
+
+
+def row_gradients(
+    outputs: Float[Tensor, "sides r k"],
+    teacher: Float[Tensor, "m k"],
+    center: Float[Tensor, "k"],
+    rows: Int64[Tensor, "r"],
+    temperatures: Temperatures,
+    stats: RowStats,
+    pulls: Pulls,
 ) -> Float[Tensor, "sides r k"]:
-    """Gradient of `upstream` times the sums with respect to the outputs."""
-    targets = ((teacher.float() - center) / teacher_temperature).softmax(dim=-1)
-    predicted = (outputs.float() / temperature).softmax(dim=-1)
-    row = weights[:, None]
-    gradient = upstream[:-1, None, None] * row * (predicted - targets) / temperature
-    if outputs.shape[0] == 2:
+    """Gradient with respect to the outputs; it may take the place of the outputs."""
+    targets = (((teacher.float() - center) / temperatures.teacher)[rows] - stats.teacher[:, None]).exp()
+    predicted = (outputs.float() / temperatures.student - stats.student[..., None]).exp()
+    gradient = pulls.entropy[..., None] * (predicted - targets) / temperatures.student
+    if len(outputs) == 2:
         sign = torch.tensor([1.0, -1.0], device=outputs.device)[:, None, None]
-        if probabilities:
-            apart = sign * (predicted[0] - predicted[1])
-            pull = predicted * (apart - (predicted * apart).sum(dim=-1, keepdim=True)) * row / temperature
-        else:
-            pull = sign * (outputs[0].float() - outputs[1].float())
-        gradient = gradient + 2 * upstream[-1] * pull
+        apart = sign * (predicted[0] - predicted[1])
+        own = (stats.overlap[:2] - stats.overlap[2])[..., None]
+        pull = pulls.probabilities[:, None] / temperatures.student
+        gradient = gradient + 2 * pull * predicted * (apart - own)
+        gradient = gradient + 2 * pulls.outputs * sign * (outputs[0].float() - outputs[1].float())
     return gradient.to(outputs.dtype)
 
 
-def frame_sum(
-    outputs: Float[Tensor, "views v k"],
-    teacher: Float[Tensor, "2 v k"],
-    center: Float[Tensor, "k"],
-    teacher_temperature: float,
-    temperature: float,
-) -> Float[Tensor, ""]:
-    """Cross-entropies of all pairs (teacher crop, another view); the first two views are the global ones."""
-    first, second = ((teacher.float() - center) / teacher_temperature).softmax(dim=-1)
-    student = outputs.float() / temperature
-    mass = torch.full((outputs.shape[0], 1), 2.0, device=outputs.device)
-    mass[:2] = 1.0
-    lines = (student.logsumexp(dim=-1) * mass).sum()
-    crossed = (student[0] * second + student[1] * first).sum()
-    return lines - crossed - (student[2:] * (first + second)).sum()
+class Kernels(NamedTuple):
+    """The two functions that see rows x K numbers."""
 
-
-def frame_gradients(
-    outputs: Float[Tensor, "views v k"],
-    teacher: Float[Tensor, "2 v k"],
-    center: Float[Tensor, "k"],
-    upstream: Float[Tensor, ""],
-    teacher_temperature: float,
-    temperature: float,
-) -> Float[Tensor, "views v k"]:
-    """Gradient of `upstream` times the sum with respect to the outputs."""
-    first, second = ((teacher.float() - center) / teacher_temperature).softmax(dim=-1)
-    predicted = (outputs.float() / temperature).softmax(dim=-1)
-    globals_ = predicted[:2] - torch.stack([second, first])
-    locals_ = 2 * predicted[2:] - (first + second)
-    return (torch.cat([globals_, locals_]) * (upstream / temperature)).to(outputs.dtype)
-
-
-@dataclass
-class Kernels:
-    """The four functions that see rows x K numbers; compiled ones may take their places."""
-
-    patch_sums: Callable[..., Tensor] = patch_sums
-    patch_gradients: Callable[..., Tensor] = patch_gradients
-    frame_sum: Callable[..., Tensor] = frame_sum
-    frame_gradients: Callable[..., Tensor] = frame_gradients
+    row_stats: Callable[..., RowStats] = row_stats
+    row_gradients: Callable[..., Tensor] = row_gradients
 
 
 PLAIN = Kernels()
@@ -118,7 +123,7 @@ def chunks(rows: int, prototypes: Tensor, copies: int) -> Iterator[slice]:
 
 
 class PatchSums(torch.autograd.Function):
-    """`patch_sums` of all rows from the student's bottlenecks and prototypes."""
+    """Sums over all masked patches from the student's bottlenecks and prototypes."""
 
     @staticmethod
     def forward(
@@ -128,51 +133,60 @@ class PatchSums(torch.autograd.Function):
         teaching: Teaching,
         weights: Tensor,
         temperature: float,
-        probabilities: bool,
         kernels: Kernels,
-    ) -> Tensor:
-        """Sums over all rows."""
-        ctx.save_for_backward(bottleneck, prototypes, weights)
-        ctx.rest = (teaching, temperature, probabilities, kernels)
-        sums = torch.zeros(bottleneck.shape[0] + 1, device=bottleneck.device)
-        for rows in chunks(bottleneck.shape[1], prototypes, bottleneck.shape[0] + 1):
-            sums += kernels.patch_sums(
-                bottleneck[:, rows] @ prototypes.T,
-                teaching.outputs(rows),
-                teaching.center,
-                weights[rows],
-                teaching.temperature,
-                temperature,
-                probabilities,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Weighted cross-entropies, distance of raw outputs, weighted distance of probabilities."""
+        ctx.rest = (teaching, temperature, kernels)
+        ctx.stats = []
+        for part in chunks(bottleneck.shape[1], prototypes, bottleneck.shape[0] + 1):
+            ctx.stats.append(
+                kernels.row_stats(
+                    bottleneck[:, part] @ prototypes.T,
+                    teaching.outputs(part),
+                    teaching.center,
+                    torch.arange(part.stop - part.start, device=bottleneck.device),
+                    Temperatures(teaching.temperature, temperature),
+                )
             )
-        return sums
+        ctx.save_for_backward(bottleneck, prototypes, weights)
+        zero = torch.zeros(len(bottleneck), device=bottleneck.device)
+        entropies, distance, apart = zero, zero.sum(), zero.sum()
+        start = 0
+        for stats in ctx.stats:
+            row = weights[start : start + len(stats.teacher)]
+            start += len(stats.teacher)
+            entropies = entropies + ((stats.student - stats.agreement) * row).sum(dim=1)
+            distance = distance + stats.distance.sum()
+            apart = apart + ((stats.overlap[0] + stats.overlap[1] - 2 * stats.overlap[2]) * row).sum()
+        return entropies, distance, apart
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients of the bottlenecks and the prototypes; outputs are computed once more."""
         bottleneck, prototypes, weights = ctx.saved_tensors
-        teaching, temperature, probabilities, kernels = ctx.rest
+        teaching, temperature, kernels = ctx.rest
+        entropies, distance, apart = gradients
         to_bottleneck = torch.zeros_like(bottleneck)
         to_prototypes = torch.zeros_like(prototypes, dtype=torch.float32)
-        for rows in chunks(bottleneck.shape[1], prototypes, bottleneck.shape[0] + 1):
-            part = bottleneck[:, rows]
-            gradient = kernels.patch_gradients(
-                part @ prototypes.T,
-                teaching.outputs(rows),
+        parts = chunks(bottleneck.shape[1], prototypes, bottleneck.shape[0] + 1)
+        for part, stats in zip(parts, ctx.stats, strict=True):
+            row = weights[part]
+            gradient = kernels.row_gradients(
+                bottleneck[:, part] @ prototypes.T,
+                teaching.outputs(part),
                 teaching.center,
-                weights[rows],
-                gradients[0],
-                teaching.temperature,
-                temperature,
-                probabilities,
+                torch.arange(len(row), device=row.device),
+                Temperatures(teaching.temperature, temperature),
+                stats,
+                Pulls(entropies[:, None] * row, distance, apart * row),
             )
-            to_bottleneck[:, rows] = gradient @ prototypes
-            to_prototypes += gradient.flatten(0, 1).T @ part.flatten(0, 1)
-        return to_bottleneck, to_prototypes.to(prototypes.dtype), None, None, None, None, None
+            to_bottleneck[:, part] = gradient @ prototypes
+            to_prototypes += gradient.flatten(0, 1).T @ bottleneck[:, part].flatten(0, 1)
+        return to_bottleneck, to_prototypes.to(prototypes.dtype), None, None, None, None
 
 
 class FrameSum(torch.autograd.Function):
-    """`frame_sum` of all videos from the student's bottlenecks and prototypes."""
+    """Cross-entropies of all pairs (teacher crop, another view), summed over videos."""
 
     @staticmethod
     def forward(
@@ -186,15 +200,14 @@ class FrameSum(torch.autograd.Function):
         """The sum over all videos."""
         ctx.save_for_backward(bottleneck, prototypes)
         ctx.rest = (teaching, temperature, kernels)
+        ctx.stats = []
         total = torch.zeros((), device=bottleneck.device)
-        for videos in chunks(bottleneck.shape[1], prototypes, bottleneck.shape[0] + 2):
-            total += kernels.frame_sum(
-                bottleneck[:, videos] @ prototypes.T,
-                both_crops(teaching, videos),
-                teaching.center,
-                teaching.temperature,
-                temperature,
-            )
+        for videos in chunks(bottleneck.shape[1], prototypes, bottleneck.shape[0] + 6):
+            asked, center, rows, mass = frame_targets(teaching, videos, len(bottleneck))
+            outputs = (bottleneck[:, videos] @ prototypes.T).flatten(0, 1)[None]
+            stats = kernels.row_stats(outputs, asked, center, rows, Temperatures(1.0, temperature))
+            total += ((stats.student - stats.agreement)[0] * mass).sum()
+            ctx.stats.append(stats)
         return total
 
     @staticmethod
@@ -204,27 +217,45 @@ class FrameSum(torch.autograd.Function):
         teaching, temperature, kernels = ctx.rest
         to_bottleneck = torch.zeros_like(bottleneck)
         to_prototypes = torch.zeros_like(prototypes, dtype=torch.float32)
-        for videos in chunks(bottleneck.shape[1], prototypes, bottleneck.shape[0] + 2):
-            part = bottleneck[:, videos]
-            gradient = kernels.frame_gradients(
-                part @ prototypes.T,
-                both_crops(teaching, videos),
-                teaching.center,
-                gradients[0],
-                teaching.temperature,
-                temperature,
-            )
-            to_bottleneck[:, videos] = gradient @ prototypes
-            to_prototypes += gradient.flatten(0, 1).T @ part.flatten(0, 1)
+        parts = chunks(bottleneck.shape[1], prototypes, bottleneck.shape[0] + 6)
+        for videos, stats in zip(parts, ctx.stats, strict=True):
+            asked, center, rows, mass = frame_targets(teaching, videos, len(bottleneck))
+            part = bottleneck[:, videos].flatten(0, 1)
+            zero = torch.zeros_like(mass)
+            gradient = kernels.row_gradients(
+                (part @ prototypes.T)[None],
+                asked,
+                center,
+                rows,
+                Temperatures(1.0, temperature),
+                stats,
+                Pulls((gradients[0] * mass)[None], zero.sum(), zero),
+            )[0]
+            to_bottleneck[:, videos] = (gradient @ prototypes).unflatten(0, (len(bottleneck), -1))
+            to_prototypes += gradient.T @ part
         return to_bottleneck, to_prototypes.to(prototypes.dtype), None, None, None
 
 
-def both_crops(teaching: Teaching, videos: slice) -> Float[Tensor, "2 v k"]:
-    """The teacher's outputs for both global crops of some videos; its rows are crop-major."""
-    count = teaching.count // 2
-    return torch.stack(
-        [teaching.outputs(slice(c * count + videos.start, c * count + videos.stop)) for c in (0, 1)]
-    )
+def frame_targets(
+    teaching: Teaching, videos: slice, views: int
+) -> tuple[Float[Tensor, "m k"], Float[Tensor, "k"], Int64[Tensor, "r"], Float[Tensor, "r"]]:
+    """Targets of every view of some videos as logs: rows of them, and how much each view's target weighs.
+
+    A global view is asked for what the teacher sees in the other one; a local view for what it sees in
+    both, which is twice their mean, because the cross-entropy is linear in its targets.
+    """
+    count, size = teaching.count // 2, videos.stop - videos.start
+    first, second = (
+        ((teaching.outputs(slice(c + videos.start, c + videos.stop)).float() - teaching.center)
+         / teaching.temperature).log_softmax(dim=-1)
+        for c in (0, count)
+    )  # fmt: skip
+    both = torch.logaddexp(first, second) - torch.log(torch.tensor(2.0, device=first.device))
+    device = first.device
+    which = torch.arange(views, device=device).clamp(max=2)
+    rows = (which[:, None] * size + torch.arange(size, device=device)).flatten()
+    mass = torch.where(which < 2, 1.0, 2.0).repeat_interleave(size)
+    return torch.cat([second, first, both]), torch.zeros_like(teaching.center), rows, mass
 
 
 def fused_patch_sums(
@@ -234,17 +265,16 @@ def fused_patch_sums(
     weights: Float[Tensor, "h"],
     temperature: float,
     *,
-    probabilities: bool,
     kernels: Kernels = PLAIN,
-) -> Float[Tensor, "sides+1"]:
-    """Weighted cross-entropies of each side with the teacher, then the distance of two sides.
+) -> tuple[Float[Tensor, "sides"], Float[Tensor, ""], Float[Tensor, ""]]:
+    """Weighted cross-entropies of each side with the teacher, and two distances of two sides.
 
-    The distance is of probabilities, weighted like the rest, or of raw outputs, not weighted.
+    The first distance is of raw outputs, not weighted; the second of predictions, weighted like the rest.
     """
     dtype = working_dtype(bottleneck)
     with torch.autocast(bottleneck.device.type, enabled=False):
         return PatchSums.apply(  # type: ignore[no-untyped-call]
-            bottleneck.to(dtype), prototypes.to(dtype), teaching, weights, temperature, probabilities, kernels
+            bottleneck.to(dtype), prototypes.to(dtype), teaching, weights, temperature, kernels
         )
 
 

@@ -14,8 +14,8 @@ from tcore.model.fused import PLAIN, fused_frame_sum, fused_patch_sums
 from tcore.model.heads import ProjectionHead
 from tcore.model.losses import Losses
 from tcore.model.matching import PatchMatchingModule
-from tcore.model.teaching import Teaching, as_given, working_dtype
-from tcore.model.vit import VisionTransformer
+from tcore.model.teaching import Teaching, as_given
+from tcore.model.vit import VisionTransformer, working_dtype
 
 Auxiliary = Literal["none", "past", "future", "both"]
 LossForm = Literal["paper", "release"]
@@ -201,22 +201,20 @@ class TCoRe(nn.Module):
         dino = fused_frame_sum(views, prototypes, about_frames, temperature, kernels=self.kernels)
         terms = {"dino": dino / (pairs * counts.videos)}
         if restored:
-            sums = fused_patch_sums(
+            entropies, distance, apart = fused_patch_sums(
                 hole_rows.unflatten(0, (len(restored), -1)),
                 prototypes,
                 about_holes,
                 batch.hole_weights,
                 temperature,
-                probabilities=self.form == "paper",
                 kernels=self.kernels,
             )
-            for side, value in zip(restored, sums, strict=False):
+            for side, value in zip(restored, entropies, strict=True):
                 terms[f"{side}_teacher"] = value / max(1, self._num_crops(batch))
-            if len(restored) == 2:
-                of_outputs = max(1, counts.masked_tokens) * prototypes.shape[0]
-                terms["past_future"] = sums[-1] / (
-                    max(1, counts.masked_crops) if self.form == "paper" else of_outputs
-                )
+            if len(restored) == 2 and self.form == "paper":
+                terms["past_future"] = apart / max(1, counts.masked_crops)
+            elif len(restored) == 2:
+                terms["past_future"] = distance / (max(1, counts.masked_tokens) * prototypes.shape[0])
         return terms
 
     def _compare_plainly(

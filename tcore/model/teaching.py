@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -42,9 +41,3 @@ def as_given(targets: Float[Tensor, "n k"]) -> Teaching:
     """Targets that were made already, all rows together."""
     rows, prototypes = (targets.new_empty(side, 0) for side in targets.shape)
     return Teaching(rows, prototypes, targets.new_zeros(targets.shape[1]), 1.0, targets.log())
-
-
-def working_dtype(tensor: Tensor) -> torch.dtype:
-    """The precision that products are computed in: the autocast's where there is one."""
-    kind = tensor.device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else tensor.dtype

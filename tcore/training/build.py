@@ -1,12 +1,9 @@
 """From settings to the objects that a run is made of."""
 
-import dataclasses
-
 import torch
 
 from tcore.config import Compile, Config, VitConfig
 from tcore.data import render
-from tcore.data.photometry import colours
 from tcore.errors import InputError
 from tcore.model.fused import PLAIN, Kernels
 from tcore.model.heads import ProjectionHead
@@ -68,20 +65,37 @@ def build_backbone(vit: VitConfig, image_size: int) -> VisionTransformer:
 
 
 def compile_model(model: TCoRe) -> None:
-    """Compile what takes the time: blocks, matching module, losses; what is random stays outside the graphs.
+    """Compile what takes the time: blocks and matching module; what is random stays outside the graphs.
 
-    Shapes of blocks are fixed and few; the number of masked patches, rows of the losses, is not.
+    Their shapes are fixed and few. The number of masked patches is not: the losses have their own kernels.
     """
     run = torch.compile(run_block, dynamic=False)
     model.student.backbone.run_block = model.teacher.backbone.run_block = run
     if model.match is not None:
         model.match.forward = torch.compile(model.match.forward, dynamic=False)  # type: ignore[method-assign]
-    model.kernels = Kernels(*(torch.compile(kernel, dynamic=True) for kernel in dataclasses.astuple(PLAIN)))
+    if next(model.parameters()).is_cuda:
+        model.kernels = loss_kernels()
 
 
-def compile_render() -> render.Kernels:
-    """The pixel work that a compiler makes faster."""
-    return render.Kernels(torch.compile(render.resampling_matrix, dynamic=True), torch.compile(colours))
+def loss_kernels() -> Kernels:
+    """The losses' kernels for a GPU, or the plain ones where Triton is not there."""
+    try:
+        from tcore.model import fused_triton
+    except ImportError:
+        return PLAIN
+    return Kernels(fused_triton.row_stats, fused_triton.row_gradients)
+
+
+def compile_render(device: torch.device) -> render.Kernels:
+    """The pixel work that a compiler or a kernel of our own makes faster."""
+    matrix = torch.compile(render.resampling_matrix, dynamic=True)
+    if device.type == "cuda":
+        try:
+            from tcore.data.photometry_triton import colours
+        except ImportError:
+            return render.Kernels(matrix)
+        return render.Kernels(matrix, colours)
+    return render.Kernels(matrix)
 
 
 def compiles(wish: Compile, device: torch.device) -> bool:

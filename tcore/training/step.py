@@ -40,7 +40,7 @@ class Trainer:
         self.render = render.PLAIN
         if compiles(config.runtime.compile, self.device):
             compile_model(self.model)
-            self.render = compile_render()
+            self.render = compile_render(self.device)
         self.optimizer: Optimizer = build_optimizer(self.model, config)
         self.generator = torch.Generator(self.device)
         self.clock = Clock(self.device)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from tcore.model import fused
@@ -21,7 +22,8 @@ ROWS, WIDTH, PROTOTYPES, TEACHER, STUDENT = 11, 6, 40, 0.04, 0.1
 
 
 def drawn(*shape: int, seed: int) -> Tensor:
-    return torch.randn(*shape, generator=seeded(seed), dtype=torch.float64)
+    """Rows of unit length, as bottlenecks and prototypes are."""
+    return F.normalize(torch.randn(*shape, generator=seeded(seed), dtype=torch.float64), dim=-1)
 
 
 def teaching(rows: int) -> Teaching:
@@ -55,7 +57,8 @@ def test_patch_sums_and_their_gradients_are_those_of_the_plain_losses(
         return torch.stack([*sums, distance])
 
     def fast(z: Tensor, prototypes: Tensor) -> Tensor:
-        return fused.fused_patch_sums(z, prototypes, teacher, weights, STUDENT, probabilities=probabilities)
+        entropies, distance, apart = fused.fused_patch_sums(z, prototypes, teacher, weights, STUDENT)
+        return torch.cat([entropies, (apart if probabilities else distance)[None]])
 
     check(plain, fast, z, prototypes, upstream)
 
@@ -142,10 +145,10 @@ def test_impossible_prototypes_of_given_targets_do_no_harm() -> None:
     targets = torch.zeros(3, PROTOTYPES)
     targets[:, 4] = 1.0
     z = drawn(1, 3, WIDTH, seed=5).float().requires_grad_()
-    sums = fused.fused_patch_sums(
-        z, drawn(PROTOTYPES, WIDTH, seed=6).float(), as_given(targets), torch.ones(3), 0.1, probabilities=True
+    entropies, distance, apart = fused.fused_patch_sums(
+        z, drawn(PROTOTYPES, WIDTH, seed=6).float(), as_given(targets), torch.ones(3), 0.1
     )
-    sums.sum().backward()
-    assert sums.isfinite().all()
+    (entropies.sum() + distance + apart).backward()
+    assert entropies.isfinite().all()
     assert z.grad is not None
     assert z.grad.isfinite().all()

@@ -1,0 +1,161 @@
+"""Rows of K outputs on a GPU: the twins of row_stats and row_gradients, one reading of each row.
+
+A program goes along one row. Every lane keeps running sums of its own columns, relative to the largest
+exponent that it has met, and the lanes are brought together once at the end of the row.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from tcore.model.fused import Pulls, RowStats, Temperatures
+
+STATS = 9  # numbers that are kept of a row
+COLUMNS, WARPS = 2048, 8
+
+
+@triton.jit
+def _meet(most, total, value):
+    """A lane meets one more exponent: its new maximum, and what its sums have to be scaled by."""
+    new = tl.maximum(most, value)
+    return new, tl.exp(most - new), tl.exp(value - new), total * tl.exp(most - new) + tl.exp(value - new)
+
+
+@triton.jit
+def _stats_kernel(
+    outputs, teacher, center, rows, found, count, per_teacher, per_student,
+    K: tl.constexpr, SIDES: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    asked = teacher + tl.load(rows + row) * K
+    first, second = outputs + row * K, outputs + (count + row) * K
+    lanes = tl.arange(0, COLUMNS)
+    low, zero = tl.full([COLUMNS], -1e30, tl.float32), tl.zeros([COLUMNS], tl.float32)
+    most_t, total_t = low, zero
+    most_p, total_p, agree_p = low, zero, zero
+    most_f, total_f, agree_f = low, zero, zero
+    apart, pp, ff, pf = zero, zero, zero, zero
+    for start in range(0, K, COLUMNS):
+        column = start + lanes
+        inside = column < K
+        t = tl.load(asked + column, inside, 0.0).to(tl.float32) - tl.load(center + column, inside, 0.0)
+        t = tl.where(inside, t * per_teacher, -float("inf"))
+        p_raw = tl.load(first + column, inside, 0.0).to(tl.float32)
+        p = tl.where(inside, p_raw * per_student, -1e30)
+        most_t, scale_t, weight, total_t = _meet(most_t, total_t, t)
+        most_p, scale_p, e_p, total_p = _meet(most_p, total_p, p)
+        agree_p = agree_p * scale_t + weight * p_raw
+        if SIDES == 2:
+            f_raw = tl.load(second + column, inside, 0.0).to(tl.float32)
+            f = tl.where(inside, f_raw * per_student, -1e30)
+            most_f, scale_f, e_f, total_f = _meet(most_f, total_f, f)
+            agree_f = agree_f * scale_t + weight * f_raw
+            apart += (p_raw - f_raw) * (p_raw - f_raw)
+            pp = pp * scale_p * scale_p + e_p * e_p
+            ff = ff * scale_f * scale_f + e_f * e_f
+            pf = pf * scale_p * scale_f + e_p * e_f
+    top_t, top_p = tl.max(most_t, 0), tl.max(most_p, 0)
+    by_t, by_p = tl.exp(most_t - top_t), tl.exp(most_p - top_p)
+    sum_t, sum_p = tl.sum(total_t * by_t, 0), tl.sum(total_p * by_p, 0)
+    tl.store(found + row, top_t + tl.log(sum_t))
+    tl.store(found + count + row, top_p + tl.log(sum_p))
+    tl.store(found + 3 * count + row, tl.sum(agree_p * by_t, 0) / sum_t * per_student)
+    if SIDES == 2:
+        top_f = tl.max(most_f, 0)
+        by_f = tl.exp(most_f - top_f)
+        sum_f = tl.sum(total_f * by_f, 0)
+        tl.store(found + 2 * count + row, top_f + tl.log(sum_f))
+        tl.store(found + 4 * count + row, tl.sum(agree_f * by_t, 0) / sum_t * per_student)
+        tl.store(found + 5 * count + row, tl.sum(apart, 0))
+        tl.store(found + 6 * count + row, tl.sum(pp * by_p * by_p, 0) / (sum_p * sum_p))
+        tl.store(found + 7 * count + row, tl.sum(ff * by_f * by_f, 0) / (sum_f * sum_f))
+        tl.store(found + 8 * count + row, tl.sum(pf * by_p * by_f, 0) / (sum_p * sum_f))
+
+
+@triton.jit
+def _gradients_kernel(
+    outputs, teacher, center, rows, stats, entropy, distance, probabilities, count,
+    per_teacher, per_student, K: tl.constexpr, SIDES: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    inside = column < K
+    asked = teacher + tl.load(rows + row) * K
+    first, second = outputs + row * K, outputs + (count + row) * K
+    t = tl.load(asked + column, inside, 0.0).to(tl.float32) - tl.load(center + column, inside, 0.0)
+    target = tl.exp(t * per_teacher - tl.load(stats + row))
+    p_raw = tl.load(first + column, inside, 0.0).to(tl.float32)
+    p = tl.exp(p_raw * per_student - tl.load(stats + count + row))
+    to_p = tl.load(entropy + row) * per_student * (p - target)
+    if SIDES == 2:
+        f_raw = tl.load(second + column, inside, 0.0).to(tl.float32)
+        f = tl.exp(f_raw * per_student - tl.load(stats + 2 * count + row))
+        to_f = tl.load(entropy + count + row) * per_student * (f - target)
+        both = tl.load(stats + 8 * count + row)
+        pull = 2 * tl.load(probabilities + row) * per_student
+        to_p += pull * p * (p - f - (tl.load(stats + 6 * count + row) - both))
+        to_f += pull * f * (f - p - (tl.load(stats + 7 * count + row) - both))
+        raw = 2 * tl.load(distance) * (p_raw - f_raw)
+        tl.store(second + column, (to_f - raw).to(outputs.dtype.element_ty), inside)
+        to_p += raw
+    tl.store(first + column, to_p.to(outputs.dtype.element_ty), inside)
+
+
+def row_stats(
+    outputs: Tensor, teacher: Tensor, center: Tensor, rows: Tensor, temperatures: Temperatures
+) -> RowStats:
+    """The twin of fused.row_stats."""
+    sides, count, k = outputs.shape
+    found = torch.zeros(STATS, count, device=outputs.device)
+    if count:
+        _stats_kernel[(count,)](
+            outputs.contiguous(),
+            teacher.contiguous(),
+            center,
+            rows,
+            found,
+            count,
+            1 / temperatures.teacher,
+            1 / temperatures.student,
+            K=k,
+            SIDES=sides,
+            COLUMNS=COLUMNS,
+            num_warps=WARPS,
+        )
+    return RowStats(found[0], found[1 : 1 + sides], found[3 : 3 + sides], found[5], found[6:9])
+
+
+def row_gradients(
+    outputs: Tensor,
+    teacher: Tensor,
+    center: Tensor,
+    rows: Tensor,
+    temperatures: Temperatures,
+    stats: RowStats,
+    pulls: Pulls,
+) -> Tensor:
+    """The twin of fused.row_gradients; the gradient takes the place of the outputs."""
+    sides, count, k = outputs.shape
+    gradient = outputs.contiguous()
+    numbers = torch.zeros(STATS, count, device=outputs.device)
+    numbers[0], numbers[1 : 1 + sides], numbers[6:9] = stats.teacher, stats.student, stats.overlap
+    if count:
+        _gradients_kernel[(count, triton.cdiv(k, COLUMNS))](
+            gradient,
+            teacher.contiguous(),
+            center,
+            rows,
+            numbers,
+            pulls.entropy.contiguous(),
+            pulls.outputs.contiguous(),
+            pulls.probabilities.contiguous(),
+            count,
+            1 / temperatures.teacher,
+            1 / temperatures.student,
+            K=k,
+            SIDES=sides,
+            COLUMNS=COLUMNS,
+            num_warps=WARPS,
+        )
+    return gradient

@@ -1,0 +1,108 @@
+"""Kernels for a GPU beside their plain twins; skipped where there is none."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tcore.data.photometry import colours
+from tcore.model import fused
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("sides", "k"), [(1, 4096), (2, 4096), (2, 1000), (1, 24)])
+def test_rows_of_outputs_give_the_numbers_and_gradients_of_the_plain_twin(
+    sides: int, k: int, dtype: torch.dtype
+) -> None:
+    from tcore.model import fused_triton
+
+    torch.manual_seed(0)
+    rows, asked = 37, 50
+    outputs = torch.rand(sides, rows, k, device="cuda").mul(2).sub(1).to(dtype)
+    teacher = torch.rand(asked, k, device="cuda").mul(2).sub(1).to(dtype)
+    center, which = torch.rand(k, device="cuda"), torch.randint(asked, (rows,), device="cuda")
+    knobs = fused.Temperatures(0.04, 0.1)
+    plain = fused.row_stats(outputs, teacher, center, which, knobs)
+    fast = fused_triton.row_stats(outputs, teacher, center, which, knobs)
+    for name, expected in plain._asdict().items():
+        torch.testing.assert_close(getattr(fast, name), expected, rtol=2e-5, atol=2e-5, msg=name)
+    pulls = fused.Pulls(
+        torch.rand(sides, rows, device="cuda"), torch.rand((), device="cuda"), torch.rand(rows, device="cuda")
+    )
+    expected = fused.row_gradients(outputs, teacher, center, which, knobs, plain, pulls).float()
+    found = fused_triton.row_gradients(outputs.clone(), teacher, center, which, knobs, fast, pulls).float()
+    assert F.cosine_similarity(found.flatten(), expected.flatten(), dim=0) > 0.99999
+    bound = 1e-5 if dtype == torch.float32 else 1e-2
+    assert (found - expected).norm() < bound * expected.norm()
+
+
+def test_log_targets_that_are_not_finite_do_no_harm() -> None:
+    from tcore.model import fused_triton
+
+    outputs, which = torch.rand(1, 3, 512, device="cuda"), torch.arange(3, device="cuda")
+    targets = torch.zeros(3, 512, device="cuda")
+    targets[:, 7] = 1.0
+    zero, knobs = torch.zeros(512, device="cuda"), fused.Temperatures(1.0, 0.1)
+    stats = fused_triton.row_stats(outputs, targets.log(), zero, which, knobs)
+    torch.testing.assert_close(stats.agreement[0], outputs[0, :, 7] / 0.1)
+    assert stats.teacher.isfinite().all()
+
+
+def test_colours_are_those_of_the_plain_twin() -> None:
+    from tcore.data import photometry_triton
+
+    torch.manual_seed(0)
+    n = 64
+    images = torch.rand(n, 3, 40, 56, device="cuda")
+    numbers = (
+        torch.rand(n, device="cuda") < 0.5,
+        torch.rand(n, 4, device="cuda") + torch.tensor([0.5, 0.5, 0.5, -0.5], device="cuda"),
+        torch.rand(n, 4, device="cuda").argsort(dim=1),
+        torch.rand(n, 4, device="cuda") < 0.7,
+        torch.rand(n, device="cuda") < 0.3,
+    )
+    torch.testing.assert_close(
+        photometry_triton.colours(images, *numbers), colours(images, *numbers), rtol=0, atol=2e-5
+    )
+
+
+def test_a_bf16_step_on_the_fast_path_is_near_an_fp32_step_on_the_plain_one() -> None:
+    """Losses within 1e-3, gradients with a cosine above 0.999."""
+    from dataclasses import replace
+
+    from tcore.config import Config
+    from tcore.data.loader import Source, render_batch
+    from tcore.recipes import recipe
+    from tcore.training.loop import open_store, resolve
+    from tcore.training.step import Trainer
+
+    def run(config: Config) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
+        config = resolve(config)
+        trainer = Trainer(config)
+        trainer.model.fused = config.runtime.compile != "off"
+        source = Source(open_store(config, None), config)
+        batch = render_batch(source[0], config, trainer.device, trainer.render)
+        with trainer._autocast():
+            losses = trainer.model(batch, 0.05, trainer.generator.manual_seed(0))
+        losses.total(config.loss.weights()).backward()
+        gradients = {name: p.grad for name, p in trainer.model.named_parameters() if p.grad is not None}
+        return {name: float(x) for name, x in losses.named().items()}, gradients
+
+    settings = {"vit.layer_scale": 0.1, "head.prototypes": 4096, "optim.batch": 16, "rendered.size": 256}
+    base = recipe("vits16-k400", {**settings, "vit.depth": 4, "rendered.videos": 16})
+    fast = replace(base, optim=replace(base.optim, precision="bf16"))
+    plain = replace(
+        base, optim=replace(base.optim, precision="fp32"), runtime=replace(base.runtime, compile="off")
+    )
+    (fast_losses, fast_gradients), (plain_losses, plain_gradients) = run(fast), run(plain)
+    assert fast_losses == pytest.approx(plain_losses, rel=1e-3)
+
+    def part(name: str) -> str:
+        return name.split(".")[1] if name.startswith("student") else "match"
+
+    assert {part(name) for name in plain_gradients} == {"backbone", "head", "match"}
+    for wanted in ("backbone", "head", "match"):
+        names = [name for name in plain_gradients if part(name) == wanted]
+        a, b = (torch.cat([g[name].flatten() for name in names]) for g in (fast_gradients, plain_gradients))
+        assert F.cosine_similarity(a, b, dim=0) > 0.999, wanted
