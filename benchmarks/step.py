@@ -77,11 +77,15 @@ def report(config: Config, name: str, steps: int, breakdown: bool) -> None:
         torch.cuda.reset_peak_memory_stats()
     started = now(trainer)
     unread: list[Any] = []
+    idle = host = 0.0
     for step in range(steps):
+        began = time.perf_counter()
         unread.append(trainer.step(feed, step, schedule.at(step)))
-        if len(unread) > 1:
-            unread.pop(0).metrics()
-    unread.pop().metrics()
+        host += time.perf_counter() - began
+        if len(unread) > 1 or step == steps - 1:
+            outcome = unread.pop(0)
+            outcome.metrics()
+            idle += outcome.timing.idle()
     seconds = (now(trainer) - started) / steps
     speed = config.optim.batch / seconds
     gpu = torch.cuda.get_device_name() if trainer.device.type == "cuda" else "CPU"
@@ -92,6 +96,10 @@ def report(config: Config, name: str, steps: int, breakdown: bool) -> None:
     print(
         f"{speed:.1f} samples/s ({1000 * seconds:.1f} ms a step), {tflops:.1f} TFLOP/s{share}, "
         f"peak memory {peak_memory_gib(trainer.device):.2f} GiB (warm-up {warm:.0f} s)"
+    )
+    per_step = 1000 / steps
+    print(
+        f"of a step the host is busy for {per_step * host:.0f} ms, the GPU waits for {per_step * idle:.1f} ms"
     )
     if breakdown:
         print_breakdown(trainer, raws[0], seconds)

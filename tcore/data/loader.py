@@ -238,7 +238,7 @@ def _crop_major(plans: list[ViewPlan], where: Int64[np.ndarray, " frames"]) -> V
 
 def render_batch(raw: RawBatch, config: Config, device: torch.device, kernels: Kernels = PLAIN) -> Batch:
     """Pixels: every view of a batch, made on the training device."""
-    frames = raw.frames.to(device, non_blocking=True)
+    frames = send(raw.frames, device)
     size = config.views.global_size
     teacher = render(frames, raw.global_, size, kernels)
     student = teacher if raw.student is None else render(frames, raw.student, size, kernels)
@@ -253,6 +253,24 @@ def render_batch(raw: RawBatch, config: Config, device: torch.device, kernels: K
         teacher_crops=teacher,
         counts=raw.counts,
     )
+
+
+def send(frames: UInt8[Tensor, "read height width 3"], device: torch.device) -> Tensor:
+    """Frames on the device; a GPU copies them while it still works on the step before."""
+    if device.type != "cuda":
+        return frames.to(device)
+    beside = _copy_stream(device)
+    with torch.cuda.stream(beside):
+        sent = frames.to(device, non_blocking=True)
+    now = torch.cuda.current_stream(device)
+    now.wait_stream(beside)
+    sent.record_stream(now)  # the memory must not be taken again before the step has read it
+    return sent
+
+
+@lru_cache(maxsize=8)
+def _copy_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)
 
 
 class Carrier(Dataset[RawBatch | InputError]):

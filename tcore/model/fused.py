@@ -6,6 +6,7 @@ same as the losses of losses.py on outputs that are held; tests compare them. Th
 rows x K numbers are plain torch here; fused_triton.py has their twins for a GPU.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -250,7 +251,7 @@ def frame_targets(
          / teaching.temperature).log_softmax(dim=-1)
         for c in (0, count)
     )  # fmt: skip
-    both = torch.logaddexp(first, second) - torch.log(torch.tensor(2.0, device=first.device))
+    both = torch.logaddexp(first, second) - math.log(2)
     device = first.device
     which = torch.arange(views, device=device).clamp(max=2)
     rows = (which[:, None] * size + torch.arange(size, device=device)).flatten()

@@ -1,7 +1,7 @@
 """Rows of K outputs on a GPU: the twins of row_stats and row_gradients, one reading of each row.
 
 A program goes along one row. Every lane keeps running sums of its own columns, relative to the largest
-exponent that it has met, and the lanes are brought together once at the end of the row.
+exponent that the row has shown so far; the lanes are brought together at the end of the row.
 """
 
 import torch
@@ -16,10 +16,10 @@ COLUMNS, WARPS = 2048, 8
 
 
 @triton.jit
-def _meet(most, total, value):
-    """A lane meets one more exponent: its new maximum, and what its sums have to be scaled by."""
-    new = tl.maximum(most, value)
-    return new, tl.exp(most - new), tl.exp(value - new), total * tl.exp(most - new) + tl.exp(value - new)
+def _meet(most, values):
+    """A row meets more exponents: their maximum so far, what older sums are scaled by, the new terms."""
+    new = tl.maximum(most, tl.max(values, 0))
+    return new, tl.exp(most - new), tl.exp(values - new)
 
 
 @triton.jit
@@ -31,10 +31,9 @@ def _stats_kernel(
     asked = teacher + tl.load(rows + row) * K
     first, second = outputs + row * K, outputs + (count + row) * K
     lanes = tl.arange(0, COLUMNS)
-    low, zero = tl.full([COLUMNS], -1e30, tl.float32), tl.zeros([COLUMNS], tl.float32)
-    most_t, total_t = low, zero
-    most_p, total_p, agree_p = low, zero, zero
-    most_f, total_f, agree_f = low, zero, zero
+    zero = tl.zeros([COLUMNS], tl.float32)
+    most_t, most_p, most_f = -1e30, -1e30, -1e30
+    total_t, total_p, total_f, agree_p, agree_f = zero, zero, zero, zero, zero
     apart, pp, ff, pf = zero, zero, zero, zero
     for start in range(0, K, COLUMNS):
         column = start + lanes
@@ -43,34 +42,33 @@ def _stats_kernel(
         t = tl.where(inside, t * per_teacher, -float("inf"))
         p_raw = tl.load(first + column, inside, 0.0).to(tl.float32)
         p = tl.where(inside, p_raw * per_student, -1e30)
-        most_t, scale_t, weight, total_t = _meet(most_t, total_t, t)
-        most_p, scale_p, e_p, total_p = _meet(most_p, total_p, p)
+        most_t, scale_t, weight = _meet(most_t, t)
+        most_p, scale_p, e_p = _meet(most_p, p)
+        total_t = total_t * scale_t + weight
+        total_p = total_p * scale_p + e_p
         agree_p = agree_p * scale_t + weight * p_raw
         if SIDES == 2:
             f_raw = tl.load(second + column, inside, 0.0).to(tl.float32)
             f = tl.where(inside, f_raw * per_student, -1e30)
-            most_f, scale_f, e_f, total_f = _meet(most_f, total_f, f)
+            most_f, scale_f, e_f = _meet(most_f, f)
+            total_f = total_f * scale_f + e_f
             agree_f = agree_f * scale_t + weight * f_raw
             apart += (p_raw - f_raw) * (p_raw - f_raw)
             pp = pp * scale_p * scale_p + e_p * e_p
             ff = ff * scale_f * scale_f + e_f * e_f
             pf = pf * scale_p * scale_f + e_p * e_f
-    top_t, top_p = tl.max(most_t, 0), tl.max(most_p, 0)
-    by_t, by_p = tl.exp(most_t - top_t), tl.exp(most_p - top_p)
-    sum_t, sum_p = tl.sum(total_t * by_t, 0), tl.sum(total_p * by_p, 0)
-    tl.store(found + row, top_t + tl.log(sum_t))
-    tl.store(found + count + row, top_p + tl.log(sum_p))
-    tl.store(found + 3 * count + row, tl.sum(agree_p * by_t, 0) / sum_t * per_student)
+    sum_t, sum_p = tl.sum(total_t, 0), tl.sum(total_p, 0)
+    tl.store(found + row, most_t + tl.log(sum_t))
+    tl.store(found + count + row, most_p + tl.log(sum_p))
+    tl.store(found + 3 * count + row, tl.sum(agree_p, 0) / sum_t * per_student)
     if SIDES == 2:
-        top_f = tl.max(most_f, 0)
-        by_f = tl.exp(most_f - top_f)
-        sum_f = tl.sum(total_f * by_f, 0)
-        tl.store(found + 2 * count + row, top_f + tl.log(sum_f))
-        tl.store(found + 4 * count + row, tl.sum(agree_f * by_t, 0) / sum_t * per_student)
+        sum_f = tl.sum(total_f, 0)
+        tl.store(found + 2 * count + row, most_f + tl.log(sum_f))
+        tl.store(found + 4 * count + row, tl.sum(agree_f, 0) / sum_t * per_student)
         tl.store(found + 5 * count + row, tl.sum(apart, 0))
-        tl.store(found + 6 * count + row, tl.sum(pp * by_p * by_p, 0) / (sum_p * sum_p))
-        tl.store(found + 7 * count + row, tl.sum(ff * by_f * by_f, 0) / (sum_f * sum_f))
-        tl.store(found + 8 * count + row, tl.sum(pf * by_p * by_f, 0) / (sum_p * sum_f))
+        tl.store(found + 6 * count + row, tl.sum(pp, 0) / (sum_p * sum_p))
+        tl.store(found + 7 * count + row, tl.sum(ff, 0) / (sum_f * sum_f))
+        tl.store(found + 8 * count + row, tl.sum(pf, 0) / (sum_p * sum_f))
 
 
 @triton.jit

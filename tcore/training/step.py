@@ -152,10 +152,13 @@ class Timing:
         """Seconds, and seconds waited."""
         if not self.events:
             return self.ended - self.started, self.waited
-        before, begin, end = self.events
+        _, begin, end = self.events
         end.synchronize()
-        idle = before.elapsed_time(begin) / 1000
-        return begin.elapsed_time(end) / 1000 + idle, min(self.waited, idle)
+        return begin.elapsed_time(end) / 1000 + self.idle(), min(self.waited, self.idle())
+
+    def idle(self) -> float:
+        """Seconds for which a GPU had nothing to do between the step before and this one."""
+        return self.events[0].elapsed_time(self.events[1]) / 1000 if self.events else 0.0
 
 
 class Clock:
