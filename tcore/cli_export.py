@@ -28,7 +28,9 @@ def export_verb(argv: list[str]) -> None:
     check_flags(argv, "tcore export", ExportCommand())
     command = parse(ExportCommand, argv, "tcore export", ExportCommand())
     if not command.encoder or not command.out:
-        raise InputError("tcore export needs an encoder and a place: tcore export ENCODER OUT --format FORMAT.")
+        raise InputError(
+            "tcore export needs an encoder and a place: tcore export ENCODER OUT --format FORMAT."
+        )
     from tcore.evaluation.encoders import load_encoder
     from tcore.evaluation.export import check_format, check_out, export, format_of
 

@@ -18,8 +18,8 @@ from tcore.model.vit import VisionTransformer
 # Width, depth and heads of the usual sizes.
 SIZES = {"vitti16": (192, 12, 3), "vits16": (384, 12, 6), "vitb16": (768, 12, 12), "vitl16": (1024, 24, 16)}
 WHAT_WOULD_DO = (
-    "give a run folder, a checkpoint (.safetensors, .pth, .pt), an exported folder, random:vits16, timm:NAME, "
-    "hf:NAME_OR_DIR or hub:REPO:NAME"
+    "give a run folder, a checkpoint (.safetensors, .pth, .pt), an exported folder, random:vits16, "
+    "timm:NAME, hf:NAME_OR_DIR or hub:REPO:NAME"
 )
 # Where Vision Transformers keep their blocks.
 BLOCKS = ("blocks", "encoder.layer", "encoder.layers", "layers", "layer", "model.layer", "model.layers")

@@ -108,7 +108,11 @@ def from_transformers(named: Mapping[str, Tensor], source: str) -> Weights:
     parts: dict[str, Weights] = {}
     for name, value in named.items():
         match = re.fullmatch(r"encoder\.layer\.(\d+)\.(.+)", name)
-        split = re.fullmatch(r"attention\.attention\.(query|key|value)\.(weight|bias)", match[2]) if match else None
+        split = (
+            re.fullmatch(r"attention\.attention\.(query|key|value)\.(weight|bias)", match[2])
+            if match
+            else None
+        )
         if name in outer:
             state[outer[name]] = value
         elif match and match[2] in inner:

@@ -24,7 +24,7 @@ TOLERANCE = 1e-4
 LARGEST = 2**31 - 2**20
 
 
-def resize_matrix(before: int, after: int) -> Float[Tensor, "after before"]:
+def resize_matrix(before: int, after: int | torch.SymInt) -> Float[Tensor, "after before"]:
     """The weights with which a bicubic resize with antialias makes `after` samples of `before`.
 
     >>> resize_matrix(3, 3)
@@ -32,9 +32,11 @@ def resize_matrix(before: int, after: int) -> Float[Tensor, "after before"]:
             [0., 1., 0.],
             [0., 0., 1.]])
     """
+    # The stubs of torch do not know that its functions take the sizes of a graph.
+    count: Any = after
     # A tensor, not a Python number: in a graph the size is known only when it runs.
-    scale = before / torch.full((1, 1), after, dtype=torch.float32)
-    centre = (torch.arange(after, dtype=torch.float32)[:, None] + 0.5) * scale
+    scale = before / torch.full((1, 1), count, dtype=torch.float32)
+    centre = (torch.arange(count, dtype=torch.float32)[:, None] + 0.5) * scale
     place = torch.arange(before, dtype=torch.float32)[None] + 0.5
     # Shrinking widens the kernel, which is what antialias means.
     x = ((place - centre) / scale.clamp(min=1.0)).abs()
@@ -83,8 +85,8 @@ def write_onnx(vit: VisionTransformer, path: Path, sizes: dict[str, Any]) -> str
     bytes_needed = 4 * sum(p.numel() for p in vit.parameters())
     if bytes_needed > LARGEST:
         raise InputError(
-            f"an encoder of {bytes_needed / 2**30:.1f} GiB does not fit in one ONNX file, which ends at 2 GiB: "
-            "use another --format."
+            f"an encoder of {bytes_needed / 2**30:.1f} GiB does not fit in one ONNX file, which ends at "
+            "2 GiB: use another --format."
         )
     model = GridEncoder(vit).eval()
     batch, rows, columns = (torch.export.Dim(name, min=1) for name in ("batch", "rows", "columns"))
@@ -137,8 +139,8 @@ def compare(model: GridEncoder, path: Path) -> str:
             error = float((torch.from_numpy(theirs) - ours).abs().max() / ours.abs().max().clamp(min=1))
             if not error <= TOLERANCE:
                 raise InputError(
-                    f"onnxruntime {runtime.__version__} answers images of {size[2]}x{size[3]} with {name} that "
-                    f"differ from torch by {error:.1e}, more than {TOLERANCE:.0e}: nothing was written."
+                    f"onnxruntime {runtime.__version__} answers images of {size[2]}x{size[3]} with {name} "
+                    f"that differ from torch by {error:.1e}, more than {TOLERANCE:.0e}: nothing was written."
                 )
             worst = max(worst, error)
         checked.append(f"{size[2]}x{size[3]}")
