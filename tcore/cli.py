@@ -10,6 +10,7 @@ import torch
 from tyro.conf import FlagCreatePairsOff, Positional, arg
 
 from tcore.cli_evaluation import evaluate_verb, propagate_verb, score_verb
+from tcore.cli_export import export_verb
 from tcore.cli_parsing import check_flags, parse, suggest
 from tcore.config import Config
 from tcore.config_file import flatten
@@ -25,6 +26,7 @@ tcore: self-supervised video representation by temporal correspondence
   tcore evaluate ENCODER --davis DIR --jhmdb DIR --out OUT     what an encoder is worth, by label propagation
   tcore score davis|vip|jhmdb --truth DIR --predictions DIR    score anybody's predictions, as JSON
   tcore propagate ENCODER VIDEO --labels FIRST --out OUT       masks or points of a frame, through a video
+  tcore export ENCODER OUT --format FORMAT                     for torch, timm, transformers, ONNX runtimes
 
 recipes
 {recipes}
@@ -171,4 +173,5 @@ VERBS: dict[str, Callable[[list[str]], None]] = {
     "evaluate": evaluate_verb,
     "score": score_verb,
     "propagate": propagate_verb,
+    "export": export_verb,
 }

@@ -192,6 +192,8 @@ class OptimConfig:
     """Further factor on that of the patch embedding."""
     freeze_last_layer_epochs: int = 0
     """Epochs in which the prototypes do not move."""
+    freeze_backbone_steps: int = 0
+    """First steps in which the student's backbone does not move, while head and matching module learn."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     """Arithmetic of the networks (auto: bf16 on CUDA, fp32 on CPU); weights and losses are always fp32."""
 
@@ -239,6 +241,8 @@ class Config:
 
     auxiliary: Auxiliary = "both"
     """Sides that the auxiliary branch sees; none is the self-distillation baseline."""
+    init: str | None = None
+    """Encoder to start from: a run folder, a checkpoint or random:vits16 (default: random weights)."""
     seed: int = 0
     """Everything random follows from it."""
     fps: float = 2.0

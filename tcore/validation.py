@@ -19,6 +19,7 @@ SHARES: Check = (lambda x: 0 <= x[0] <= x[1] <= 1, "need two rising values from 
 AREAS: Check = (lambda x: 0 < x[0] <= x[1] <= 1, "need two rising values above 0 and up to 1")
 
 CHECKS: dict[str, Check] = {
+    "init": (lambda x: x != "", "need an encoder, as in --init runs/mine"),
     "seed": (lambda x: 0 <= x < 2**63, "need a whole number from 0 to 2**63 - 1"),
     "fps": POSITIVE,
     "checkpoint_every": AT_LEAST_ONE,
@@ -72,6 +73,7 @@ CHECKS: dict[str, Check] = {
     "optim.layer_decay": POSITIVE,
     "optim.patch_embed_lr": AT_LEAST_ZERO,
     "optim.freeze_last_layer_epochs": AT_LEAST_ZERO,
+    "optim.freeze_backbone_steps": AT_LEAST_ZERO,
     "rendered.videos": AT_LEAST_ONE,
     "rendered.frames": AT_LEAST_ONE,
     "rendered.size": (lambda x: x >= 32, "need 32 or more"),

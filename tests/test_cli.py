@@ -82,6 +82,12 @@ def test_recipe_without_flags_is_the_recipe(name: str) -> None:
         ("propagate", "needs an encoder and a video"),
         ("propagate random:vitti16 clip.mp4", "needs --labels FIRST and --out OUT"),
         ("propagate random:vitti16 clip.mp4 --labels a.png --out o", "clip.mp4"),
+        ("export", "needs an encoder and a place"),
+        ("export random:vitti16 out", "out does not say its format"),
+        ("export random:vitti16 out --format tim", "did you mean timm"),
+        ("export random:vitti16 out --format onnx", "a file that ends in .onnx"),
+        ("export random:vitti16 out.pth --format hf", "--format hf is a folder"),
+        ("export nothing out.pth", "nothing does not exist"),
         ("quickstart --video 3", "did you mean --videos"),
     ],
 )

@@ -1,6 +1,7 @@
 """Checkpoints of other projects: recognise them by their key names and translate them to ours."""
 
 import argparse
+import json
 import math
 import pickle
 import re
@@ -61,8 +62,9 @@ def read_file(path: Path) -> dict[str, Any]:
     try:
         if path.suffix == ".safetensors":
             with safe_open(str(path), framework="pt") as file:
-                heads = (file.metadata() or {}).get("num_heads")
-                known = {"vit": {"num_heads": int(heads)}} if heads else {}
+                about = file.metadata() or {}
+                heads = {"num_heads": int(about["num_heads"])} if "num_heads" in about else {}
+                known = {"vit": heads | json.loads(about.get("vit", "{}"))} if heads else {}
                 return {name: file.get_tensor(name) for name in file.keys()} | known  # noqa: SIM118
         # Training scripts store their command line beside the weights, as a Namespace of plain values.
         with torch.serialization.safe_globals([argparse.Namespace]), warnings.catch_warnings():

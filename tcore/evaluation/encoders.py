@@ -10,15 +10,16 @@ from torch import Tensor, nn
 
 from tcore.errors import InputError
 from tcore.evaluation.adapters import EXAMPLES, attribute, load_hub, load_timm, load_transformers, reason
-from tcore.evaluation.checkpoints import listing, read_checkpoint, read_file
+from tcore.evaluation.checkpoints import listing, read_file, translate
 from tcore.evaluation.encoder import Adapted, Encoder
+from tcore.evaluation.export_names import from_transformers
 from tcore.model.vit import VisionTransformer
 
 # Width, depth and heads of the usual sizes.
 SIZES = {"vitti16": (192, 12, 3), "vits16": (384, 12, 6), "vitb16": (768, 12, 12), "vitl16": (1024, 24, 16)}
 WHAT_WOULD_DO = (
-    "give a run folder, a checkpoint (.safetensors, .pth, .pt), random:vits16, timm:NAME, hf:NAME_OR_DIR "
-    "or hub:REPO:NAME"
+    "give a run folder, a checkpoint (.safetensors, .pth, .pt), an exported folder, random:vits16, "
+    "timm:NAME, hf:NAME_OR_DIR or hub:REPO:NAME"
 )
 # Where Vision Transformers keep their blocks.
 BLOCKS = ("blocks", "encoder.layer", "encoder.layers", "layers", "layer", "model.layer", "model.layers")
@@ -83,7 +84,12 @@ def _load_random(name: str) -> Encoder:
 
 
 def _load_file(path: Path) -> Encoder:
-    """The encoder of a run folder, of its exported file, or of a foreign checkpoint."""
+    """The encoder of a run folder, of a file or folder that was exported, or of a foreign checkpoint."""
+    if path.suffix == ".onnx":
+        raise InputError(f"{path} is for ONNX runtimes: give the encoder that it was exported from.")
+    config = path / "config.json"
+    if (path / "model.safetensors").is_file() and config.is_file():
+        return _load_folder(path, config)
     file = path / "encoder.safetensors" if path.is_dir() else path
     if not file.is_file():
         raise InputError(f"encoder {path} {_what_is_wrong(path)}: {WHAT_WOULD_DO}.")
@@ -92,15 +98,34 @@ def _load_file(path: Path) -> Encoder:
     # Kept encoders share the card of their run.
     cards = (file.with_name("encoder.json"), file.parent.parent / "encoder.json")
     card = next((path for path in cards if path.is_file()), None)
-    if file.suffix != ".safetensors" or (card is None and file.name != "encoder.safetensors"):
-        found = read_checkpoint(file)
+    loaded = read_file(file)
+    # What a file says of itself goes before what lies around it.
+    by_itself = file.suffix != ".safetensors" or "vit" in loaded
+    if by_itself or (card is None and file.name != "encoder.safetensors"):
+        found = translate(loaded, str(file))
         return Encoder(_build(found.sizes, found.state, file), str(path), found.report)
     if card is None:
         raise InputError(f"no encoder.json beside {file}: it says how the encoder is built.")
-    state = {name: x.float() for name, x in read_file(file).items() if isinstance(x, Tensor)}
+    state = {name: x.float() for name, x in loaded.items() if isinstance(x, Tensor)}
     sizes = _read_card(card)
     report = f"encoder of this project, {', '.join(f'{key} {value}' for key, value in sizes.items())}"
     return Encoder(_build(sizes, state, file), str(path), report)
+
+
+def _load_folder(path: Path, config: Path) -> Encoder:
+    """The encoder of a folder that was exported for timm or transformers; others need their own code."""
+    try:
+        values: dict[str, Any] = json.loads(config.read_text(encoding="utf-8"))
+        num_heads = values["tcore"]["vit"]["num_heads"] if "tcore" in values else None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"cannot read {config}: {error!r}.") from error
+    if num_heads is None:
+        spec = f"timm:local-dir:{path}" if "architecture" in values else f"hf:{path}"
+        raise InputError(f"{path} is a model of another project: give {spec}, which runs its own code.")
+    loaded = read_file(path / "model.safetensors")
+    named = from_transformers(loaded, str(path)) if "model_type" in values else loaded
+    found = translate(named, str(path), num_heads)
+    return Encoder(_build(found.sizes, found.state, path), str(path), found.report)
 
 
 def _build(sizes: dict[str, Any], state: dict[str, Tensor], source: Path) -> VisionTransformer:

@@ -255,7 +255,7 @@ class VisionTransformer(nn.Module):
         x = self.patch_embed(images)
         if mask is not None:
             x = torch.where(mask[..., None], self.mask_token.to(x.dtype), x)
-        position = self._positions(height // self.patch_size, width // self.patch_size)
+        position = self.positions(height // self.patch_size, width // self.patch_size)
         frame = (self.cls_token + position[:, :1]).expand(x.shape[0], -1, -1)
         registers = self.register_tokens.expand(x.shape[0], -1, -1)
         x = torch.cat([frame, registers, x + position[:, 1:]], dim=1)
@@ -268,7 +268,7 @@ class VisionTransformer(nn.Module):
         first_patch = 1 + self.num_registers
         return Tokens(x[:, 0], x[:, 1:first_patch], x[:, first_patch:])
 
-    def _positions(self, rows: int, columns: int) -> Float[Tensor, "1 n d"]:
+    def positions(self, rows: int, columns: int) -> Float[Tensor, "1 n d"]:
         """Position embedding for a grid; the native one as it is, others by bicubic resize in fp32."""
         native = self.native_grid
         if (rows, columns) == (native, native):

@@ -138,6 +138,7 @@ def build_schedule(config: Config, steps_per_epoch: int) -> Schedule:
         teacher_temperature=teacher.temperature,
         temperature_steps=temperature_steps,
         frozen_steps=optim.freeze_last_layer_epochs * steps_per_epoch,
+        frozen_backbone_steps=optim.freeze_backbone_steps,
     )
 
 

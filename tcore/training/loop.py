@@ -21,6 +21,7 @@ from tcore.training.checkpoint import (
     open_run,
     save_checkpoint,
 )
+from tcore.training.init import apply_init, read_init, record_init
 from tcore.training.journal import Journal, environment
 from tcore.training.step import Outcome, Trainer
 from tcore.validation import validate
@@ -38,16 +39,21 @@ def train(config: Config, run: str | Path, frames: str | Path | None = None, *, 
     """
     run, config = Path(run), resolve(config)
     source = Source(open_store(config, frames), config)
+    # A run that goes on has its weights in the checkpoint; what it began with is not read again.
+    init = None if (run / CHECKPOINT).exists() else read_init(config)
     open_run(run, config)
     schedule = build_schedule(config, source.steps_per_epoch)
     trainer = Trainer(config)
+    if init is not None:
+        record_init(init, run)
+        apply_init(init, trainer.model)
     fingerprint = source.store.fingerprint()
     saved = first_step = load_checkpoint(run, trainer.model, trainer.optimizer, fingerprint)
 
     journal = Journal(run, first_step, schedule.num_steps, config.head.prototypes, quiet)
     made_with = environment(trainer.device) | {"frames": "rendered" if frames is None else str(frames)}
     write_text(run / "environment.json", json.dumps(made_with, indent=2) + "\n")
-    for line in introduce(source, trainer, schedule.num_steps, first_step):
+    for line in (*introduce(source, trainer, schedule.num_steps, first_step), *(init.lines if init else ())):
         journal.say(line)
     try:
         parts = load(source, first_step, schedule.num_steps, trainer.device)
@@ -118,6 +124,9 @@ def introduce(source: Source, trainer: Trainer, num_steps: int, first_step: int)
         f"{begin} {num_steps} steps on {trainer.device} in {config.optim.precision}; "
         f"ln K = {math.log(config.head.prototypes):.2f}"
     ]
+    frozen = config.optim.freeze_backbone_steps
+    if frozen >= num_steps:
+        lines.append(f"warning: optim.freeze_backbone_steps={frozen}: the backbone never moves in this run.")
     if config.loss.koleo and config.optim.batch == config.optim.accumulate:
         lines.append("warning: one video at a time has no neighbours: koleo is 0 throughout.")
     crops = 2 * min(config.masking.group, config.optim.batch)

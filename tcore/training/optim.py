@@ -40,6 +40,7 @@ class StepValues(NamedTuple):
     lr: float
     matching_lr: float
     last_layer_lr: float
+    backbone_lr: float
     weight_decay: float
     momentum: float
     teacher_temperature: float
@@ -59,6 +60,7 @@ class Schedule:
     teacher_temperature: tuple[float, float]
     temperature_steps: int
     frozen_steps: int = 0
+    frozen_backbone_steps: int = 0
 
     def at(self, step: int) -> StepValues:
         """The values of one step, all at the same index."""
@@ -67,6 +69,8 @@ class Schedule:
             lr=lr,
             matching_lr=warmup_cosine(step, self.matching_lr, self.end_lr, self.warmup_steps, self.num_steps),
             last_layer_lr=0.0 if step < self.frozen_steps else lr,
+            # AdamW at rate 0 neither moves nor decays a weight, but knows its gradients when it begins to.
+            backbone_lr=0.0 if step < self.frozen_backbone_steps else lr,
             weight_decay=cosine(step, *self.weight_decay, self.num_steps),
             momentum=cosine(step, *self.momentum, self.num_steps),
             teacher_temperature=teacher_temperature(step, *self.teacher_temperature, self.temperature_steps),
@@ -143,6 +147,8 @@ class Optimizer:
             lr = values.lr
             if part == "match":
                 lr = values.matching_lr
+            elif part == "backbone":
+                lr = values.backbone_lr
             elif rule.is_last_layer:
                 lr = values.last_layer_lr
             group["lr"] = lr * rule.lr_multiplier

@@ -7,6 +7,7 @@ from pathlib import Path
 from tcore.config import Config
 from tcore.data.loader import Source, load
 from tcore.training.build import build_schedule
+from tcore.training.init import Init, apply_init, read_init
 from tcore.training.journal import format_seconds, peak_memory_gib
 from tcore.training.loop import open_store, resolve
 from tcore.training.step import Trainer
@@ -17,16 +18,19 @@ WARMUP_STEPS, TIMED_STEPS = 1, 3
 def plan(config: Config, frames: str | Path | None) -> str:
     """Sizes, memory, speed and first losses of a run, as a table for a person."""
     config = resolve(config)
+    init = read_init(config)
     source = Source(open_store(config, frames), config)
     schedule = build_schedule(config, source.steps_per_epoch)
     trainer = Trainer(config)
+    if init is not None:
+        apply_init(init, trainer.model)
     parts = load(source, 0, WARMUP_STEPS + TIMED_STEPS, trainer.device)
     first = trainer.step(parts, 0, schedule.at(0)).metrics()
     started = time.perf_counter()
     for step in range(WARMUP_STEPS, WARMUP_STEPS + TIMED_STEPS):
         trainer.step(parts, step, schedule.at(min(step, schedule.num_steps - 1))).metrics()
     seconds = (time.perf_counter() - started) / TIMED_STEPS
-    rows = {
+    rows = _start(init, config) | {
         "videos": f"{len(source.clips.video):,} usable of {len(source.all_clips.video):,}",
         "parameters": _parameters(trainer),
         "batch": _batch(config),
@@ -40,6 +44,17 @@ def plan(config: Config, frames: str | Path | None) -> str:
     width = max(map(len, rows))
     lines = [f"{name:{width}}  {value}" for name, value in rows.items()]
     return "\n".join([*lines, "", *_first_losses(first, config)])
+
+
+def _start(init: Init | None, config: Config) -> dict[str, str]:
+    """What the run starts from, where that is not random weights."""
+    rows = {}
+    if init is not None:
+        first, *others = (line.strip().removeprefix("starts from ") for line in init.lines)
+        rows["starts from"] = "; ".join([first, *others])
+    if config.optim.freeze_backbone_steps:
+        rows["backbone"] = f"does not move for {config.optim.freeze_backbone_steps:,} steps"
+    return rows
 
 
 def _parameters(trainer: Trainer) -> str:

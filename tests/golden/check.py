@@ -222,6 +222,7 @@ def check_update(arrays: Arrays, settings: Mapping[str, Any]) -> Iterator[Deviat
             lr=settings["lr"],
             matching_lr=settings["matching_lr"],
             last_layer_lr=settings["lr"],
+            backbone_lr=settings["lr"],
             weight_decay=settings["weight_decay"],
             momentum=settings["teacher_momentum"],
             teacher_temperature=settings["teacher_temp"],

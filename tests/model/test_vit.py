@@ -165,8 +165,8 @@ def test_patches_are_in_row_major_order_on_a_wide_image() -> None:
 
 def test_positions_of_the_native_grid_are_not_resized() -> None:
     vit = encoder()
-    assert vit._positions(4, 4) is vit.pos_embed
-    assert vit._positions(4, 5) is not vit.pos_embed
+    assert vit.positions(4, 4) is vit.pos_embed
+    assert vit.positions(4, 5) is not vit.pos_embed
 
 
 @pytest.mark.parametrize("grid", [(2, 2), (4, 8), (7, 3)])
@@ -174,7 +174,7 @@ def test_resize_keeps_a_constant_field_and_the_position_of_the_frame_token(grid:
     vit = encoder()
     with torch.no_grad():
         vit.pos_embed[:, 1:] = torch.linspace(-1, 1, DIM)
-    positions = vit._positions(*grid)
+    positions = vit.positions(*grid)
     assert positions.shape == (1, 1 + grid[0] * grid[1], DIM)
     torch.testing.assert_close(positions[:, 0], vit.pos_embed[:, 0], rtol=0, atol=0)
     expected = torch.linspace(-1, 1, DIM).expand_as(positions[0, 1:])
@@ -185,7 +185,7 @@ def test_shrinking_the_position_grid_averages_instead_of_skipping() -> None:
     """The mean of the 16 cells that become one has a quarter of their deviation, one of them all of it."""
     vit = encoder(image_size=128)  # 16 x 16
     nn.init.normal_(vit.pos_embed)
-    assert vit._positions(4, 4)[:, 1:].std() < 0.4
+    assert vit.positions(4, 4)[:, 1:].std() < 0.4
 
 
 @pytest.mark.parametrize(("height", "width"), [(36, 32), (32, 36), (4, 32)])

@@ -11,7 +11,13 @@ from tcore.training.optim import StepValues, parameter_rule, warmup_cosine
 from tests.tiny import tiny
 
 VALUES = StepValues(
-    lr=1e-2, matching_lr=1e-3, last_layer_lr=0.0, weight_decay=0.1, momentum=0.9, teacher_temperature=0.05
+    lr=1e-2,
+    matching_lr=1e-3,
+    last_layer_lr=0.0,
+    backbone_lr=1e-2,
+    weight_decay=0.1,
+    momentum=0.9,
+    teacher_temperature=0.05,
 )
 
 

@@ -1,0 +1,45 @@
+"""The verb that takes an encoder elsewhere: export."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from tyro.conf import Positional
+
+from tcore.cli_parsing import check_flags, parse
+from tcore.errors import InputError
+
+
+@dataclass(frozen=True)
+class ExportCommand:
+    """Write an encoder for torch, timm, transformers or an ONNX runtime."""
+
+    encoder: Positional[str] = ""
+    """A run folder, a checkpoint, or random:vits16 (untrained)."""
+    out: Positional[str] = ""
+    """New file (.safetensors, .pth, .onnx), or new folder for timm and hf."""
+    format: str | None = None
+    """safetensors, torch, timm, hf or onnx (default: by the ending of OUT)."""
+    layer: int = -1
+    """Block whose output makes the features, after the final norm; later blocks are left out."""
+
+
+def export_verb(argv: list[str]) -> None:
+    """`tcore export`: an encoder in the format of other software."""
+    check_flags(argv, "tcore export", ExportCommand())
+    command = parse(ExportCommand, argv, "tcore export", ExportCommand())
+    if not command.encoder or not command.out:
+        raise InputError(
+            "tcore export needs an encoder and a place: tcore export ENCODER OUT --format FORMAT."
+        )
+    from tcore.evaluation.encoders import load_encoder
+    from tcore.evaluation.export import check_format, check_out, export, format_of
+
+    out = Path(command.out)
+    chosen = format_of(out) if command.format is None else check_format(command.format)
+    check_out(out, chosen)  # before a large encoder is read
+    encoder = load_encoder(command.encoder, command.layer)
+    done = export(encoder, out, chosen)
+    for line in (*encoder.report.splitlines()[:1], *done.notes):
+        print(line)
+    print(f"{done.path}: {done.size / 2**20:.1f} MiB, {chosen}")
+    print(f"load it: {done.load}")

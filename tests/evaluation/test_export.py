@@ -1,0 +1,315 @@
+import importlib
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tcore.cli import main
+from tcore.errors import InputError
+from tcore.evaluation.encoder import Adapted, Encoder
+from tcore.evaluation.encoders import load_encoder
+from tcore.evaluation.export import FORMATS, Exported, Format, export
+from tcore.evaluation.export_onnx import GridEncoder, compare, resize_matrix
+from tcore.model.vit import VisionTransformer
+
+ROOT = Path(__file__).parents[2]
+NAMES: dict[Format, str] = {
+    "safetensors": "encoder-of-mine.safetensors",
+    "torch": "encoder.pth",
+    "timm": "timm",
+    "hf": "hf",
+    "onnx": "encoder.onnx",
+}
+# A block by the names that timm 1.0 and the published checkpoints of transformers have, with shapes.
+TIMM_BLOCK = {
+    "norm1.weight": (32,),
+    "norm1.bias": (32,),
+    "attn.qkv.weight": (96, 32),
+    "attn.qkv.bias": (96,),
+    "attn.proj.weight": (32, 32),
+    "attn.proj.bias": (32,),
+    "ls1.gamma": (32,),
+    "norm2.weight": (32,),
+    "norm2.bias": (32,),
+    "mlp.fc1.weight": (128, 32),
+    "mlp.fc1.bias": (128,),
+    "mlp.fc2.weight": (32, 128),
+    "mlp.fc2.bias": (32,),
+    "ls2.gamma": (32,),
+}
+TIMM = {
+    "cls_token": (1, 1, 32),
+    "reg_token": (1, 2, 32),
+    "pos_embed": (1, 9, 32),
+    "patch_embed.proj.weight": (32, 3, 8, 8),
+    "patch_embed.proj.bias": (32,),
+    "norm.weight": (32,),
+    "norm.bias": (32,),
+}
+HF_BLOCK = {
+    "norm1.weight": (32,),
+    "norm1.bias": (32,),
+    "attention.attention.query.weight": (32, 32),
+    "attention.attention.query.bias": (32,),
+    "attention.attention.key.weight": (32, 32),
+    "attention.attention.key.bias": (32,),
+    "attention.attention.value.weight": (32, 32),
+    "attention.attention.value.bias": (32,),
+    "attention.output.dense.weight": (32, 32),
+    "attention.output.dense.bias": (32,),
+    "layer_scale1.lambda1": (32,),
+    "norm2.weight": (32,),
+    "norm2.bias": (32,),
+    "mlp.fc1.weight": (128, 32),
+    "mlp.fc1.bias": (128,),
+    "mlp.fc2.weight": (32, 128),
+    "mlp.fc2.bias": (32,),
+    "layer_scale2.lambda1": (32,),
+}
+HF = {
+    "embeddings.cls_token": (1, 1, 32),
+    "embeddings.mask_token": (1, 32),
+    "embeddings.register_tokens": (1, 2, 32),
+    "embeddings.position_embeddings": (1, 10, 32),
+    "embeddings.patch_embeddings.projection.weight": (32, 3, 8, 8),
+    "embeddings.patch_embeddings.projection.bias": (32,),
+    "layernorm.weight": (32,),
+    "layernorm.bias": (32,),
+}
+
+
+def network(num_registers: int = 2) -> VisionTransformer:
+    """Every weight counts: nothing is left at 0, 1 or another gentle start."""
+    torch.manual_seed(0)
+    # Heads of 16 channels, which no shape tells.
+    vit = VisionTransformer(
+        dim=32, depth=2, num_heads=2, patch_size=8, image_size=24, num_registers=num_registers
+    )
+    for parameter in vit.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    return vit
+
+
+def encoder(num_registers: int = 2) -> Encoder:
+    return Encoder(network(num_registers), "mine")
+
+
+def images(rows: int = 2, columns: int = 5) -> Tensor:
+    return torch.randn(2, 3, 8 * rows, 8 * columns, generator=torch.Generator().manual_seed(1))
+
+
+def need(package: str) -> Any:
+    """The package, or the reason why there is none."""
+    try:
+        return importlib.import_module(package)
+    except (ImportError, RuntimeError) as error:  # beside another torch it can fail with either
+        pytest.skip(f"{package} does not import here: {error}")
+
+
+@pytest.mark.parametrize("format", ["safetensors", "torch", "timm", "hf"])
+@pytest.mark.parametrize("num_registers", [2, 0])
+def test_what_was_exported_loads_back_with_the_same_features(
+    format: Format, num_registers: int, tmp_path: Path
+) -> None:
+    mine = encoder(num_registers)
+    done = export(mine, tmp_path / NAMES[format], format)
+    back = load_encoder(done.path)
+    for x in (images(), images(3, 3)):
+        assert torch.equal(back.features(x), mine.features(x))
+    assert isinstance(back.backbone, VisionTransformer)
+    assert back.backbone.num_heads == 2
+    if format != "timm":  # which has no mask token, and CLS with its position in one
+        assert back.fingerprint() == mine.fingerprint()
+    assert list(tmp_path.iterdir()) == [done.path]
+
+
+def test_exported_file_goes_by_itself_beside_the_card_of_another_run(tmp_path: Path) -> None:
+    (tmp_path / "encoder.json").write_text(json.dumps({"vit": {"dim": 64, "depth": 1, "num_heads": 4}}))
+    done = export(encoder(), tmp_path / "encoder.safetensors", "safetensors")
+    assert torch.equal(load_encoder(done.path).features(images()), encoder().features(images()))
+    assert torch.equal(load_encoder(tmp_path).features(images()), encoder().features(images()))
+
+
+@pytest.mark.parametrize(
+    ("format", "outer", "prefix", "block"),
+    [("timm", TIMM, "blocks", TIMM_BLOCK), ("hf", HF, "encoder.layer", HF_BLOCK)],
+)
+def test_names_are_those_of_the_other_package(
+    format: Format, outer: dict[str, Any], prefix: str, block: dict[str, Any], tmp_path: Path
+) -> None:
+    from safetensors.torch import load_file
+
+    path = export(encoder(), tmp_path / "out", format).path
+    found = {name: tuple(value.shape) for name, value in load_file(path / "model.safetensors").items()}
+    blocks = {f"{prefix}.{i}.{name}": shape for i in (0, 1) for name, shape in block.items()}
+    assert found == outer | blocks
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("num_registers", [2, 0])
+def test_timm_loads_the_folder_strictly_and_sees_the_same(num_registers: int, tmp_path: Path) -> None:
+    timm = need("timm")
+    mine = encoder(num_registers)
+    path = export(mine, tmp_path / "out", "timm").path
+    model = timm.create_model(f"local-dir:{path}", pretrained=True).eval()
+    arguments = json.loads((path / "config.json").read_text())["model_args"]
+    plain = timm.models.vision_transformer.VisionTransformer(**arguments).eval()
+    plain.load_state_dict(importlib.import_module("safetensors.torch").load_file(path / "model.safetensors"))
+    for x in (images(), images(3, 3), images(7, 4)):
+        tokens = mine.backbone(x)
+        for theirs in (model, plain):
+            with torch.no_grad():
+                found = theirs.forward_features(x)
+            assert torch.allclose(found[:, 0], tokens.frame, atol=1e-5)
+            assert torch.allclose(found[:, 1 + num_registers :], tokens.patches, atol=1e-5)
+    adapted = load_encoder(f"timm:local-dir:{path}")
+    assert torch.allclose(adapted.features(images()), mine.features(images()), atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("num_registers", [2, 0])
+def test_transformers_loads_the_folder_and_sees_the_same_on_the_native_grid(
+    num_registers: int, tmp_path: Path
+) -> None:
+    transformers = need("transformers")
+    mine = encoder(num_registers)
+    path = export(mine, tmp_path / "out", "hf").path
+    model, info = transformers.Dinov2WithRegistersModel.from_pretrained(path, output_loading_info=True)
+    assert not any(info[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    with torch.no_grad():
+        found = model.eval()(images(3, 3)).last_hidden_state
+    tokens = mine.backbone(images(3, 3))
+    assert torch.allclose(found[:, 0], tokens.frame, atol=1e-5)
+    assert torch.allclose(found[:, 1 + num_registers :], tokens.patches, atol=1e-5)
+    adapted = load_encoder(f"hf:{path}")
+    assert torch.allclose(adapted.features(images(3, 3)), mine.features(images(3, 3)), atol=1e-5)
+
+
+@pytest.mark.parametrize("before", [1, 3, 8, 14])
+@pytest.mark.parametrize("after", [1, 2, 5, 8, 14, 15, 33, 60])
+def test_two_matrix_products_are_the_resize_of_torch(before: int, after: int) -> None:
+    grid = torch.rand(1, 2, before, before + 2)
+    expected = F.interpolate(grid, (after, after + 1), mode="bicubic", antialias=True, align_corners=False)
+    found = resize_matrix(before, after) @ grid @ resize_matrix(before + 2, after + 1).T
+    assert torch.allclose(found, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("grid", [(3, 3), (1, 1), (2, 5), (9, 4)])
+def test_graph_sees_what_the_encoder_sees(grid: tuple[int, int]) -> None:
+    vit = network().eval()
+    with torch.no_grad():
+        found, tokens = GridEncoder(vit)(images(*grid)), vit(images(*grid))
+    assert torch.allclose(found.features, tokens.patches.transpose(1, 2).unflatten(2, grid), atol=2e-5)
+    assert torch.allclose(found.frame, tokens.frame, atol=2e-5)
+
+
+@pytest.fixture(scope="module")
+def onnx_file(tmp_path_factory: pytest.TempPathFactory) -> Exported:
+    for package in ("onnxruntime", "onnx", "onnxscript"):
+        need(package)
+    return export(encoder(), tmp_path_factory.mktemp("onnx") / "encoder.onnx", "onnx")
+
+
+def test_onnx_file_answers_like_torch_at_any_size(onnx_file: Exported) -> None:
+    assert "checked with onnxruntime" in onnx_file.notes[0]
+    assert "24x24 and 8x48: within" in onnx_file.notes[0]
+    session = need("onnxruntime").InferenceSession(str(onnx_file.path))
+    for grid in ((3, 3), (1, 1), (9, 4)):
+        for batch in (1, 2):
+            x = images(*grid)[:batch]
+            features, frame = session.run(["features", "frame"], {"images": x.numpy()})
+            assert torch.allclose(torch.from_numpy(features), encoder().features(x), atol=1e-4)
+            assert torch.allclose(torch.from_numpy(frame), network().eval()(x).frame, atol=1e-4)
+    assert json.loads(session.get_modelmeta().custom_metadata_map["mean"]) == [0.485, 0.456, 0.406]
+    assert list(onnx_file.path.parent.iterdir()) == [onnx_file.path]
+
+
+def test_onnx_file_that_answers_otherwise_is_found_out(onnx_file: Exported) -> None:
+    another = network().eval()
+    nn.init.normal_(another.pos_embed)
+    with pytest.raises(InputError, match="24x24 with features that differ from torch by"):
+        compare(GridEncoder(another), onnx_file.path)
+
+
+def test_onnx_without_its_packages_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    with pytest.raises(InputError, match="needs the package onnx: pip install"):
+        export(encoder(), tmp_path / "encoder.onnx", "onnx")
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    assert compare(GridEncoder(network()), tmp_path / "any").startswith(
+        "not checked: the package onnxruntime"
+    )
+
+
+def test_onnx_file_is_no_encoder_for_us(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="is for ONNX runtimes"):
+        load_encoder(tmp_path / "encoder.onnx")
+
+
+def test_torch_hub_gives_the_encoder(tmp_path: Path) -> None:
+    done = export(encoder(), tmp_path / "encoder.safetensors", "safetensors")
+    found = torch.hub.load(str(ROOT), "tcore", source="local", encoder=str(done.path))
+    assert torch.equal(found.features(images()), encoder().features(images()))
+
+
+def test_what_is_there_is_not_overwritten(tmp_path: Path) -> None:
+    for format in FORMATS:
+        out = tmp_path / NAMES[format]
+        out.write_text("dear ...")
+        with pytest.raises(InputError, match="exists: remove it, or choose another name"):
+            export(encoder(), out, format)
+        assert out.read_text() == "dear ..."
+
+
+def test_model_of_another_package_is_refused(tmp_path: Path) -> None:
+    foreign = Encoder(Adapted(nn.Identity(), lambda x: x, patch_size=8), "timm:someone")
+    with pytest.raises(InputError, match="timm:someone runs in the code of another package"):
+        export(foreign, tmp_path / "out.safetensors", "safetensors")
+
+
+def test_folder_of_another_model_names_the_spec_that_runs_its_code(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    (tmp_path / "config.json").write_text('{"model_type": "siglip"}')
+    with pytest.raises(InputError, match=f"give hf:{tmp_path}"):
+        load_encoder(tmp_path)
+    (tmp_path / "config.json").write_text('{"architecture": "vit_base_patch16_siglip"}')
+    with pytest.raises(InputError, match=f"give timm:local-dir:{tmp_path}"):
+        load_encoder(tmp_path)
+
+
+def test_folder_that_cannot_be_written_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    for format in ("hf", "safetensors"):
+        with pytest.raises(OSError, match="No space left"):
+            export(encoder(), tmp_path / NAMES[format], format)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_command_says_what_was_written_and_how_to_load_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mine = export(encoder(), tmp_path / "mine.pth", "torch").path
+    out = tmp_path / "new" / "one.safetensors"
+    main(["export", str(mine), str(out), "--layer", "0"])
+    said = capsys.readouterr().out
+    assert f"{out}: 0.1 MiB, safetensors" in said
+    line = next(line for line in said.splitlines() if line.startswith("load it: ")).removeprefix("load it: ")
+    known: dict[str, Any] = {}
+    exec(line, known)
+    expected = load_encoder(mine, layer=0).features(images())
+    assert torch.equal(known["encoder"].features(images()), expected)
+    assert known["encoder"].backbone.depth == 1
