@@ -1,0 +1,199 @@
+"""A video file as a few upright frames per second, through PyAV."""
+
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import UInt8
+
+from tcore.data.frames import Frame
+from tcore.errors import InputError
+
+GAP_S = 60  # a longer pause between two frames is a fault of the time stamps, not a still picture
+DEFAULT_RATE = Fraction(25)
+
+
+class UnreadableError(Exception):
+    """A video that cannot be used; the text is the reason, for a person."""
+
+
+class Kept(NamedTuple):
+    """A frame, and for how many of the wanted times in a row it is the one on the screen."""
+
+    pixels: Frame
+    count: int
+
+
+class SampledVideo:
+    """The frames on the screen at times 0, 1/fps, 2/fps, ... after the first one; smaller where wanted.
+
+    Frames are taken up to the first damage. `damage` then says what it was; an UnreadableError means that
+    there is no frame at all.
+    """
+
+    def __init__(self, path: Path, fps: Fraction, short_side: int | None) -> None:
+        self.path, self.fps, self.short_side = path, fps, short_side
+        self.damage = ""
+        self.decoded = 0
+
+    def __iter__(self) -> Iterator[Kept]:
+        """Decode; whatever a file does ends in an UnreadableError or in a note about damage."""
+        try:
+            if self.path.stat().st_size == 0:
+                raise UnreadableError("the file is empty")
+            with open_container(self.path) as container:
+                stream = _video_stream(container)
+                yield from self._sample(container, stream)
+        except (UnreadableError, GeneratorExit):
+            raise
+        except Exception as error:
+            raise UnreadableError(_reason(error)) from error
+        if self.decoded == 0:
+            raise UnreadableError(f"no frame could be decoded: {self.damage or 'there is none'}")
+
+    def _sample(self, container: Any, stream: Any) -> Iterator[Kept]:
+        clock = _Clock(stream)
+        # Frame k is due at k / fps: the last one whose time is not later. In integers, so that no time is missed.
+        ticks, unit = clock.unit.numerator * self.fps.numerator, clock.unit.denominator * self.fps.denominator
+        size, due, before = None, 0, None
+        for frame in self._decode(container, stream):
+            now = -(-clock.advance(frame) * ticks // unit)
+            if before is not None and now > due:
+                size = size or self._size(before)
+                yield Kept(_pixels(before, size), now - due)
+                due = now
+            before = frame
+        if before is not None:
+            now = max(-(-clock.end() * ticks // unit), 1)
+            if now > due:
+                yield Kept(_pixels(before, size or self._size(before)), now - due)
+        self._compare(stream, container, clock)
+
+    def _decode(self, container: Any, stream: Any) -> Iterator[Any]:
+        """Frames in the order of time, up to the first damage; trouble before the first one is forgiven."""
+        context, packets = stream.codec_context, container.demux(stream)
+        while True:
+            try:
+                packet = next(packets, None)
+                frames = [] if packet is None else packet.decode()
+            except Exception as error:
+                self.damage = _reason(error)
+                if self.decoded:
+                    with suppress(Exception):  # what was decoded before the damage is still in the decoder
+                        yield from self._count(context.decode(None))
+                    return
+                continue
+            if packet is None:
+                return
+            for frame in self._count(frames):
+                if frame.is_corrupt and self.decoded > 1:
+                    self.damage = "damaged data"
+                    return
+                self.damage = ""
+                yield frame
+
+    def _count(self, frames: list[Any]) -> Iterator[Any]:
+        for frame in frames:
+            self.decoded += 1
+            yield frame
+
+    def _compare(self, stream: Any, container: Any, clock: "_Clock") -> None:
+        """Note it where much less came out than the file promises."""
+        promised = float(container.duration / 10**6) if container.duration else 0.0
+        found = float(clock.end() * clock.unit)
+        few = stream.frames and self.decoded < 0.9 * stream.frames - 1
+        if self.damage:
+            self.damage = f"damaged after {found:.1f} s" + (f" of {promised:.1f} s" if promised else "")
+        elif few and found < 0.9 * promised - 1:
+            self.damage = f"cut off after {found:.1f} s of {promised:.1f} s"
+
+    def _size(self, frame: Any) -> tuple[int, int]:
+        """Width and height to decode to; the short side shrinks, and never grows."""
+        width, height = frame.width, frame.height
+        if self.short_side is None or min(width, height) <= self.short_side:
+            return width, height
+        scale = self.short_side / min(width, height)
+        return max(1, round(width * scale)), max(1, round(height * scale))
+
+
+class _Clock:
+    """Times of frames in ticks since the first one; without or against sense, one frame after another."""
+
+    def __init__(self, stream: Any) -> None:
+        rate = stream.average_rate or stream.guessed_rate or DEFAULT_RATE
+        rate = Fraction(rate) if 0 < rate <= 1000 else DEFAULT_RATE
+        self.unit = Fraction(stream.time_base) if stream.time_base else 1 / rate
+        self._usual = max(1, round(1 / rate / self.unit))
+        self._gap = max(self._usual, int(GAP_S / self.unit))
+        self._now, self._stamp, self._length = -1, None, self._usual
+
+    def advance(self, frame: Any) -> int:
+        """The time of the next frame."""
+        stamp, step = frame.pts, self._length
+        if self._now < 0:
+            step = 1
+        elif stamp is not None and self._stamp is not None and 0 <= stamp - self._stamp <= self._gap:
+            step = stamp - self._stamp
+        self._now += step
+        self._stamp = stamp
+        lasts = frame.duration or 0
+        self._length = lasts if 0 < lasts <= self._gap else self._usual
+        return self._now
+
+    def end(self) -> int:
+        """When the last frame leaves the screen."""
+        return self._now + self._length
+
+
+def open_container(path: Path) -> Any:
+    """Open a video file for reading; strange characters in its metadata do not matter."""
+    return import_av(f"video file {path}").open(os.fspath(path), metadata_errors="ignore")
+
+
+def upright(frame: Frame, degrees: int) -> UInt8[np.ndarray, "rows columns 3"]:
+    """Turn a frame counterclockwise by a multiple of 90 degrees, as a camera held upright asks for."""
+    return np.ascontiguousarray(np.rot90(frame, round(degrees / 90)))
+
+
+def import_av(what: str) -> Any:
+    """PyAV, or an error that says how to get it."""
+    try:
+        import av
+    except ImportError as error:
+        raise InputError(
+            f"{what} needs PyAV, which cannot be imported ({error}): pip install av, "
+            "or give a folder of images."
+        ) from error
+    return av
+
+
+def _video_stream(container: Any) -> Any:
+    """The main video stream, decoded by one thread: processes share the cores between them."""
+    stream = container.streams.best("video")
+    if stream is None or "attached_pic" in getattr(stream.disposition, "name", "").lower():
+        raise UnreadableError("no video in the file (sound only?)")
+    if stream.codec_context is None:
+        raise UnreadableError("no decoder for this kind of video")
+    stream.codec_context.thread_count = 1
+    return stream
+
+
+def _pixels(frame: Any, size: tuple[int, int]) -> Frame:
+    small = frame.reformat(*size, "rgb24", interpolation="BICUBIC").to_ndarray()
+    return upright(small, frame.rotation) if frame.rotation else small
+
+
+def _reason(error: Exception) -> str:
+    """What a person understands of an error of FFmpeg."""
+    av = import_av("a video file")
+    if isinstance(error, av.InvalidDataError):
+        return "not a video, damaged, or cut off before its first frame"
+    if isinstance(error, av.DecoderNotFoundError):
+        return "no decoder for this kind of video"
+    if isinstance(error, MemoryError):
+        return "not enough memory to decode it"
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__
