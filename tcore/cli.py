@@ -43,7 +43,7 @@ class TrainCommand:
     run: Path | None = None
     """Folder of the run: settings, metrics, checkpoint, encoder (default: runs/RECIPE)."""
     frames: str | None = None
-    """Frame store: of `tcore prepare`, a folder of frame folders, or `rendered` for rendered videos (quickstart's default)."""
+    """A store of `tcore prepare`, a folder of frame folders, or `rendered` (quickstart's default)."""
     plan: FlagCreatePairsOff[bool] = False
     """Train nothing: print sizes, memory, speed and first losses, measured in a few real steps."""
     config: Annotated[Config, arg(name="")] = field(default_factory=Config)

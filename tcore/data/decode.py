@@ -25,7 +25,7 @@ class Kept(NamedTuple):
     """A frame, and for how many of the wanted times in a row it is the one on the screen."""
 
     pixels: Frame
-    count: int
+    times: int
 
 
 class SampledVideo:
@@ -48,16 +48,14 @@ class SampledVideo:
             with open_container(self.path) as container:
                 stream = _video_stream(container)
                 yield from self._sample(container, stream)
-        except (UnreadableError, GeneratorExit):
-            raise
-        except Exception as error:
+        except _faults() as error:
             raise UnreadableError(_reason(error)) from error
         if self.decoded == 0:
             raise UnreadableError(f"no frame could be decoded: {self.damage or 'there is none'}")
 
     def _sample(self, container: Any, stream: Any) -> Iterator[Kept]:
         clock = _Clock(stream)
-        # Frame k is due at k / fps: the last one whose time is not later. In integers, so that no time is missed.
+        # Frame k is the last one whose time is not after k / fps; integers, so that none is missed.
         ticks, unit = clock.unit.numerator * self.fps.numerator, clock.unit.denominator * self.fps.denominator
         size, due, before = None, 0, None
         for frame in self._decode(container, stream):
@@ -80,10 +78,10 @@ class SampledVideo:
             try:
                 packet = next(packets, None)
                 frames = [] if packet is None else packet.decode()
-            except Exception as error:
+            except _faults() as error:
                 self.damage = _reason(error)
                 if self.decoded:
-                    with suppress(Exception):  # what was decoded before the damage is still in the decoder
+                    with suppress(*_faults()):  # what was decoded before the damage is still in the decoder
                         yield from self._count(context.decode(None))
                     return
                 continue
@@ -130,10 +128,12 @@ class _Clock:
         self._usual = max(1, round(1 / rate / self.unit))
         self._gap = max(self._usual, int(GAP_S / self.unit))
         self._now, self._stamp, self._length = -1, None, self._usual
+        self._last: dict[str, int] = {}
+        self._faults = {"pts": 0, "dts": 0}
 
     def advance(self, frame: Any) -> int:
         """The time of the next frame."""
-        stamp, step = frame.pts, self._length
+        stamp, step = self._read(frame), self._length
         if self._now < 0:
             step = 1
         elif stamp is not None and self._stamp is not None and 0 <= stamp - self._stamp <= self._gap:
@@ -143,6 +143,16 @@ class _Clock:
         lasts = frame.duration or 0
         self._length = lasts if 0 < lasts <= self._gap else self._usual
         return self._now
+
+    def _read(self, frame: Any) -> int | None:
+        """The time stamp of a frame, of the kind that goes backwards less often (AVI may have bad ones)."""
+        stamps = {"pts": frame.pts, "dts": frame.dts}
+        for kind, stamp in stamps.items():
+            if stamp is not None:
+                self._faults[kind] += stamp <= self._last.get(kind, stamp - 1)
+                self._last[kind] = stamp
+        prefer = "pts" if self._faults["pts"] <= self._faults["dts"] else "dts"
+        return stamps[prefer] if stamps[prefer] is not None else stamps["dts" if prefer == "pts" else "pts"]
 
     def end(self) -> int:
         """When the last frame leaves the screen."""
@@ -174,7 +184,7 @@ def import_av(what: str) -> Any:
 def _video_stream(container: Any) -> Any:
     """The main video stream, decoded by one thread: processes share the cores between them."""
     stream = container.streams.best("video")
-    if stream is None or "attached_pic" in getattr(stream.disposition, "name", "").lower():
+    if stream is None or _is_cover(stream):
         raise UnreadableError("no video in the file (sound only?)")
     if stream.codec_context is None:
         raise UnreadableError("no decoder for this kind of video")
@@ -182,9 +192,23 @@ def _video_stream(container: Any) -> Any:
     return stream
 
 
+def _is_cover(stream: Any) -> bool:
+    """Whether a stream is the picture of a sound file."""
+    import_av("a video file")
+    from av.stream import Disposition
+
+    return bool(stream.disposition & Disposition.attached_pic)
+
+
 def _pixels(frame: Any, size: tuple[int, int]) -> Frame:
     small = frame.reformat(*size, "rgb24", interpolation="BICUBIC").to_ndarray()
     return upright(small, frame.rotation) if frame.rotation else small
+
+
+def _faults() -> tuple[type[Exception], ...]:
+    """What a bad file may raise; anything else is a fault of the program."""
+    av = import_av("a video file")
+    return (av.FFmpegError, OSError, ValueError, EOFError, MemoryError, ArithmeticError, RuntimeError)
 
 
 def _reason(error: Exception) -> str:

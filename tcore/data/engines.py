@@ -4,6 +4,7 @@ import multiprocessing
 import multiprocessing.connection
 import signal
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -26,7 +27,7 @@ def run_here(tasks: Sequence[Task], tell: Tell) -> None:
 
 
 def run_processes(tasks: Sequence[Task], workers: int, tell: Tell) -> None:
-    """Several processes, one shard at a time each; a process that dies is replaced and its shard begun again."""
+    """Several processes, a shard at a time each; one that dies is replaced, and its shard begun again."""
     waiting = list(reversed(tasks))
     with _hire(min(workers, len(tasks))) as crew:
         while waiting or any(worker.task for worker in crew):
@@ -140,12 +141,16 @@ def _work(connection: Connection) -> None:
         except OSError as error:
             raise _OrphanedError from error
 
-    with suppress(EOFError, OSError, _OrphanedError):
+    with suppress(EOFError, OSError):
         while True:
             task = connection.recv()
             try:
                 write_shard(task, tell)
-            except (OSError, InputError) as error:
+            except _OrphanedError:
+                return
+            except Exception as error:  # a full disk, or a fault of the program: the parent says so
+                if not isinstance(error, OSError | InputError):
+                    error.add_note(traceback.format_exc())
                 connection.send(("failed", error))
             else:
                 connection.send(("done", 0))

@@ -1,4 +1,4 @@
-"""One shard from its videos: the unit of work of `tcore prepare`, done by one process from beginning to end."""
+"""One shard from its videos: the unit of work of `tcore prepare`, done by one process from end to end."""
 
 import io
 import json
@@ -121,10 +121,10 @@ def _pack_video(task: Task, item: Item, writer: ShardWriter, tell: Tell) -> str:
     fps = Fraction(settings.fps or 0).limit_denominator(1000)
     video = SampledVideo(task.source / item.path, fps, settings.short_side)
     looks = _Looks()
-    for pixels, count in video:
+    for pixels, times in video:
         data = encode_jpeg(pixels, settings.quality)
-        looks.add(pixels, count, (pixels.shape[0], pixels.shape[1]))
-        for _ in range(count):
+        looks.add(pixels, times, (pixels.shape[0], pixels.shape[1]))
+        for _ in range(times):
             writer.add(item.name, data)
         tell("frame", 0)
     if video.damage and looks.frames < MIN_PARTIAL:
@@ -145,7 +145,7 @@ def _pack_images(task: Task, item: Item, writer: ShardWriter, tell: Tell) -> str
                 size, small = _glance(data)
         except InputError as error:
             raise UnreadableError(str(error).rstrip(".")) from error
-        except Exception as error:  # whatever an image does, the run goes on
+        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
             reason = getattr(error, "strerror", None) or str(error)
             raise UnreadableError(f"{file}: {reason.split(' <')[0]}") from error
         looks.add(small, 1, size)
@@ -180,15 +180,15 @@ class _Looks:
         self.differences: list[float] = []
         self._last: Any = None
 
-    def add(self, pixels: Frame, count: int, size: tuple[int, int]) -> None:
-        """Look at a frame of some (height, width) that is there `count` times."""
+    def add(self, pixels: Frame, times: int, size: tuple[int, int]) -> None:
+        """Look at a frame of some (height, width) that is there `times` times."""
         described = describe_colours(pixels)
         if self._last is None:
             self.size = size
         else:
             self.differences.append(colour_difference(self._last, described))
-        self.differences += [0.0] * (count - 1)
-        self.frames += count
+        self.differences += [0.0] * (times - 1)
+        self.frames += times
         self._last = described
 
 

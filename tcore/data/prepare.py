@@ -13,7 +13,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-
 from tcore.data.engines import Tell, run_processes, run_ray
 from tcore.data.packed import STORE, PackedStore, shard_path
 from tcore.data.packing import Note, Settings, Task, read_record, record_path

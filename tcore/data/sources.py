@@ -1,4 +1,4 @@
-"""What a folder offers to `tcore prepare`, and which videos share a shard: both functions of the listing alone."""
+"""What a folder offers to `tcore prepare`, and which videos share a shard."""
 
 import os
 from collections import Counter
