@@ -14,20 +14,20 @@ LARGE = 0.4  # of the pixels
 TIMES = 2.0  # as large as the typical difference nearby
 NEARBY = 4  # differences on either side
 STILL = 0.002  # a frame that is shown twice says nothing about motion
-BINS = 4  # for each colour
+BITS = 2  # of each colour
 
 
 def describe_colours(frame: UInt8[np.ndarray, "height width 3"]) -> Float32[np.ndarray, "256"]:
     """Histograms of the four quarters of a frame, which sum to 1."""
     height, width = frame.shape[:2]
     step = max(1, min(height, width) // 64)
-    small = frame[::step, ::step] // (256 // BINS)
-    colour = (small[..., 0] * BINS + small[..., 1]) * BINS + small[..., 2]
+    small = frame[::step, ::step] >> (8 - BITS)
+    colour = (small[..., 0] << 2 * BITS) | (small[..., 1] << BITS) | small[..., 2]
     rows, columns = colour.shape
     lower = (np.arange(rows) >= rows / 2)[:, None]
     right = (np.arange(columns) >= columns / 2)[None]
-    place = colour.astype(np.intp) + BINS**3 * (2 * lower + right)
-    return (np.bincount(place.ravel(), minlength=4 * BINS**3) / place.size).astype(np.float32)
+    place = colour | (2 * lower + right).astype(np.uint8) << 3 * BITS
+    return (np.bincount(place.ravel(), minlength=256) / place.size).astype(np.float32)
 
 
 def colour_difference(before: Float32[np.ndarray, "256"], after: Float32[np.ndarray, "256"]) -> float:

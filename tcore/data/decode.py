@@ -57,18 +57,17 @@ class SampledVideo:
         clock = _Clock(stream)
         # Frame k is the last one whose time is not after k / fps; integers, so that none is missed.
         ticks, unit = clock.unit.numerator * self.fps.numerator, clock.unit.denominator * self.fps.denominator
-        size, due, before = None, 0, None
+        due, before, convert = 0, None, _Converter(self.short_side)
         for frame in self._decode(container, stream):
             now = -(-clock.advance(frame) * ticks // unit)
             if before is not None and now > due:
-                size = size or self._size(before)
-                yield Kept(_pixels(before, size), now - due)
+                yield Kept(convert(before), now - due)
                 due = now
             before = frame
         if before is not None:
             now = max(-(-clock.end() * ticks // unit), 1)
             if now > due:
-                yield Kept(_pixels(before, size or self._size(before)), now - due)
+                yield Kept(convert(before), now - due)
         self._compare(stream, container, clock)
 
     def _decode(self, container: Any, stream: Any) -> Iterator[Any]:
@@ -108,14 +107,6 @@ class SampledVideo:
             self.damage = f"damaged after {found:.1f} s" + (f" of {promised:.1f} s" if promised else "")
         elif few and found < 0.9 * promised - 1:
             self.damage = f"cut off after {found:.1f} s of {promised:.1f} s"
-
-    def _size(self, frame: Any) -> tuple[int, int]:
-        """Width and height to decode to; the short side shrinks, and never grows."""
-        width, height = frame.width, frame.height
-        if self.short_side is None or min(width, height) <= self.short_side:
-            return width, height
-        scale = self.short_side / min(width, height)
-        return max(1, round(width * scale)), max(1, round(height * scale))
 
 
 class _Clock:
@@ -200,9 +191,30 @@ def _is_cover(stream: Any) -> bool:
     return bool(stream.disposition & Disposition.attached_pic)
 
 
-def _pixels(frame: Any, size: tuple[int, int]) -> Frame:
-    small = frame.reformat(*size, "rgb24", interpolation="BICUBIC").to_ndarray()
-    return upright(small, frame.rotation) if frame.rotation else small
+class _Converter:
+    """From a decoded frame to upright pixels of one size, the same for all frames of a video."""
+
+    def __init__(self, short_side: int | None) -> None:
+        import_av("a video file")
+        from av.video.reformatter import VideoReformatter
+
+        # One for all frames: setting it up takes longer than using it.
+        self._reformatter = VideoReformatter()
+        self._short_side = short_side
+        self._size: tuple[int, int] | None = None
+
+    def __call__(self, frame: Any) -> Frame:
+        self._size = self._size or self._shrink(frame.width, frame.height)
+        # Means over areas: as free of aliases as bicubic when shrinking, in half the time.
+        small = self._reformatter.reformat(frame, *self._size, "rgb24", interpolation="AREA").to_ndarray()
+        return upright(small, frame.rotation) if frame.rotation else small
+
+    def _shrink(self, width: int, height: int) -> tuple[int, int]:
+        """Width and height to convert to; the short side shrinks, and never grows."""
+        if self._short_side is None or min(width, height) <= self._short_side:
+            return width, height
+        scale = self._short_side / min(width, height)
+        return max(1, round(width * scale)), max(1, round(height * scale))
 
 
 def _faults() -> tuple[type[Exception], ...]:
