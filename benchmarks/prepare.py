@@ -1,4 +1,4 @@
-"""Decoded frames per second on one core, beside a loop that only decodes: `python benchmarks/prepare.py VIDEOS`."""
+"""Frames per second on one core, beside a loop that only decodes: `python benchmarks/prepare.py VIDEOS`."""
 
 import sys
 import tempfile
@@ -48,7 +48,7 @@ def main() -> None:
                 best["prepare"] = min(best["prepare"], time.process_time() - started)
             ratio = best["decode"] / best["prepare"]
             print(
-                f"{item.name[:40]:40}  {frames:5} frames  {frames / best['prepare']:6.0f}/s  ratio {ratio:.2f}"
+                f"{item.name[:36]:36}  {frames:5} frames  {frames / best['prepare']:6.0f}/s  ratio {ratio:.2f}"
             )
             total = {"frames": total["frames"] + frames} | {k: total[k] + best[k] for k in best}
     speed = {name: total["frames"] / total[name] for name in ("decode", "prepare")}

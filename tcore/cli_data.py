@@ -1,6 +1,7 @@
 """The verb around data: prepare."""
 
 import re
+import shlex
 import sys
 import time
 from dataclasses import dataclass
@@ -36,7 +37,7 @@ class PrepareCommand:
     merge: FlagCreatePairsOff[bool] = False
     """Put the parts in STORE together: tcore prepare STORE --merge."""
     engine: str = "processes"
-    """Who does the work: processes of this machine, or the machines of a ray cluster."""
+    """Who does the work: processes of this machine, the machines of a ray cluster, or here, one process."""
 
 
 def prepare_verb(argv: list[str]) -> None:
@@ -70,7 +71,9 @@ def prepare_verb(argv: list[str]) -> None:
     if summary:
         print("\n".join(summary.lines()))
     else:
-        print(f"part {command.part} is done; when all are: tcore prepare {command.store} --merge")
+        print(
+            f"part {command.part} is done; when all are: tcore prepare {shlex.quote(command.store)} --merge"
+        )
 
 
 def _part(text: str | None) -> tuple[int, int] | None:

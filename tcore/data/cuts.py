@@ -10,27 +10,31 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Float32, UInt8
 
-LARGE = 0.4  # of the pixels
-TIMES = 2.0  # as large as the typical difference nearby
+LARGE = 0.3  # of the pixels
+TIMES = 2.5  # as large as the typical difference nearby
 NEARBY = 4  # differences on either side
 STILL = 0.002  # a frame that is shown twice says nothing about motion
-BITS = 2  # of each colour
+LEVELS = 5  # of each colour
+BINS = 4 * LEVELS**3
+
+Colours = Float32[np.ndarray, "500"]
 
 
-def describe_colours(frame: UInt8[np.ndarray, "height width 3"]) -> Float32[np.ndarray, "256"]:
-    """Histograms of the four quarters of a frame, which sum to 1."""
+def describe_colours(frame: UInt8[np.ndarray, "height width 3"]) -> Colours:
+    """Histograms of the four quarters of a frame, which together sum to 1."""
     height, width = frame.shape[:2]
     step = max(1, min(height, width) // 64)
-    small = frame[::step, ::step] >> (8 - BITS)
-    colour = (small[..., 0] << 2 * BITS) | (small[..., 1] << BITS) | small[..., 2]
-    rows, columns = colour.shape
-    lower = (np.arange(rows) >= rows / 2)[:, None]
-    right = (np.arange(columns) >= columns / 2)[None]
-    place = colour | (2 * lower + right).astype(np.uint8) << 3 * BITS
-    return (np.bincount(place.ravel(), minlength=256) / place.size).astype(np.float32)
+    small = frame[::step, ::step]
+    rows, columns = np.ogrid[: small.shape[0], : small.shape[1]]
+    # Dithered: an even surface spreads over two levels, and does not leap when it gets a little lighter.
+    dither = ((37 * rows + 23 * columns) % 64).astype(np.uint16)
+    level = (small + dither[:, :, None]) >> 6
+    quarter = 2 * (2 * rows >= small.shape[0]) + (2 * columns >= small.shape[1])
+    bins = ((quarter * LEVELS + level[..., 0]) * LEVELS + level[..., 1]) * LEVELS + level[..., 2]
+    return (np.bincount(bins.ravel(), minlength=BINS) / bins.size).astype(np.float32)
 
 
-def colour_difference(before: Float32[np.ndarray, "256"], after: Float32[np.ndarray, "256"]) -> float:
+def colour_difference(before: Colours, after: Colours) -> float:
     """The share of pixels that would have to change, between 0 and 1."""
     return float(np.abs(before - after).sum() / 2)
 

@@ -79,21 +79,30 @@ def write_shard(task: Task, tell: Tell) -> None:
     final = shard_path(task.store, task.number)
     for leftover in final.parent.glob(f".{final.name}.*{TEMPORARY}"):  # of a process that was killed
         leftover.unlink(missing_ok=True)
+    try:
+        with shard_writer(task.store, task.number) as writer:
+            notes = _pack_all(task, writer, tell, trying, suspects)
+            shard = writer.close()
+        record = {"shard": to_json(shard), "notes": [asdict(note) for note in notes]}
+        write_text(record_path(task.store, task.number), json.dumps(record))
+    finally:
+        trying.unlink(missing_ok=True)  # only a process that dies leaves it behind
+
+
+def _pack_all(task: Task, writer: ShardWriter, tell: Tell, trying: Path, suspects: set[int]) -> list[Note]:
+    """Pack the videos of a shard one by one; `trying` says which, in case the process does not survive it."""
     notes = []
-    with shard_writer(task.store, task.number) as writer:
-        for place, item in enumerate(task.items):
-            trying.parent.mkdir(parents=True, exist_ok=True)
-            trying.write_text(" ".join(map(str, [*sorted(suspects), place])))
-            pack = _pack_isolated if place in suspects else pack_item
-            note = pack(task, item, writer, tell)
-            if note is not None:
-                notes.append(note)
-            frames = note.frames if note else len(writer.videos[-1].sizes)
-            tell(note.outcome if note else "whole", frames)
-        shard = writer.close()
-    record = {"shard": to_json(shard), "notes": [asdict(note) for note in notes]}
-    write_text(record_path(task.store, task.number), json.dumps(record))
-    trying.unlink(missing_ok=True)
+    trying.parent.mkdir(parents=True, exist_ok=True)
+    for place, item in enumerate(task.items):
+        trying.write_text(" ".join(map(str, [*sorted(suspects), place])))
+        pack = _pack_isolated if place in suspects else pack_item
+        note = pack(task, item, writer, tell)
+        if note is None:
+            tell("whole", len(writer.videos[-1].sizes))
+        else:
+            notes.append(note)
+            tell(note.outcome, note.frames)
+    return notes
 
 
 def read_record(path: Path) -> tuple[Shard, list[Note]]:

@@ -6,6 +6,7 @@ import io
 import json
 import math
 import os
+import shlex
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from tcore.data.engines import Tell, run_processes, run_ray
+from tcore.data.engines import Tell, run_here, run_processes, run_ray
 from tcore.data.packed import STORE, PackedStore, shard_path
 from tcore.data.packing import Note, Settings, Task, read_record, record_path
 from tcore.data.sandwich import usable
@@ -50,7 +51,7 @@ class Summary:
                 lines.append(f"{verb}: {len(notes):,} ({root / SKIPPED})")
                 lines += [f"  {printable(note.file)}: {note.reason}" for note in notes[:5]]
                 lines += [f"  and {len(notes) - 5:,} more"] if len(notes) > 5 else []
-        return [*lines, f"next: tcore train quickstart --frames {root} --run RUN"]
+        return [*lines, f"next: tcore train quickstart --frames {shlex.quote(os.fspath(root))} --run RUN"]
 
 
 def prepare(
@@ -142,6 +143,8 @@ def _run(
     try:
         if tasks and engine == "ray":
             run_ray(tasks, tell)
+        elif engine == "here":
+            run_here(tasks, tell)
         elif tasks:
             run_processes(tasks, workers, tell)
     finally:
@@ -275,5 +278,5 @@ def _check_numbers(
         raise InputError(f"--workers {workers}: need at least 1 process.")
     if part is not None and not 1 <= part[0] <= part[1]:
         raise InputError(f"--part {part[0]}/{part[1]}: need i/n with i between 1 and n.")
-    if engine not in ("processes", "ray"):
-        raise InputError(f"--engine {engine}: need processes or ray.")
+    if engine not in ("processes", "ray", "here"):
+        raise InputError(f"--engine {engine}: need processes, ray or here.")
