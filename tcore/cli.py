@@ -9,6 +9,7 @@ from typing import Annotated
 import torch
 from tyro.conf import FlagCreatePairsOff, Positional, arg
 
+from tcore.cli_data import prepare_verb
 from tcore.cli_evaluation import evaluate_verb, propagate_verb, score_verb
 from tcore.cli_export import export_verb
 from tcore.cli_parsing import check_flags, parse, suggest
@@ -20,6 +21,7 @@ from tcore.recipes import RECIPES, recipe
 ABOUT = """\
 tcore: self-supervised video representation by temporal correspondence
 
+  tcore prepare SOURCE STORE                                   videos, frame folders or images to a store
   tcore train RECIPE [--frames STORE] [--run RUN] [settings]   pre-train an encoder, or go on with a run
   tcore train RECIPE --plan                                    what that would take, from a few real steps
   tcore quickstart                                             train on rendered videos, see what it is worth
@@ -43,7 +45,7 @@ class TrainCommand:
     run: Path | None = None
     """Folder of the run: settings, metrics, checkpoint, encoder (default: runs/RECIPE)."""
     frames: str | None = None
-    """Frame store: a folder of frame folders, or `rendered` for rendered videos (quickstart's default)."""
+    """A store of `tcore prepare`, a folder of frame folders, or `rendered` (quickstart's default)."""
     plan: FlagCreatePairsOff[bool] = False
     """Train nothing: print sizes, memory, speed and first losses, measured in a few real steps."""
     config: Annotated[Config, arg(name="")] = field(default_factory=Config)
@@ -77,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     except torch.OutOfMemoryError:
         _fail(f"the GPU is out of memory: use {LIGHTER.get(words[0], 'smaller inputs')}.", 1)
     except KeyboardInterrupt:
-        _fail("interrupted; a run goes on from its last checkpoint with the same command.", 130)
+        _fail("interrupted; the same command goes on from what was saved.", 130)
 
 
 # What takes less memory, by verb.
@@ -168,6 +170,7 @@ def _quickstart(argv: list[str]) -> None:
 
 
 VERBS: dict[str, Callable[[list[str]], None]] = {
+    "prepare": prepare_verb,
     "train": _train,
     "quickstart": _quickstart,
     "evaluate": evaluate_verb,
