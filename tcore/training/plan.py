@@ -5,18 +5,18 @@ import time
 from pathlib import Path
 
 from tcore.config import Config
-from tcore.data.loader import Source, load
+from tcore.data.loader import load
 from tcore.training.build import build_schedule
 from tcore.training.journal import format_seconds, peak_memory_gib
-from tcore.training.loop import Trainer, open_store, resolve
+from tcore.training.loop import Trainer, open_source, resolve
 
 WARMUP_STEPS, TIMED_STEPS = 1, 3
 
 
-def plan(config: Config, frames: str | Path | None) -> str:
+def plan(config: Config, frames: str | Path | None, neighbors: str | Path | None = None) -> str:
     """Sizes, memory, speed and first losses of a run, as a table for a person."""
     config = resolve(config)
-    source = Source(open_store(config, frames), config)
+    source = open_source(config, frames, neighbors)
     schedule = build_schedule(config, source.steps_per_epoch)
     trainer = Trainer(config)
     parts = load(source, 0, WARMUP_STEPS + TIMED_STEPS, trainer.device)
@@ -26,7 +26,7 @@ def plan(config: Config, frames: str | Path | None) -> str:
         trainer.step(parts, step, schedule.at(min(step, schedule.num_steps - 1)))
     seconds = (time.perf_counter() - started) / TIMED_STEPS
     rows = {
-        "videos": f"{len(source.clips.video):,} usable of {len(source.all_clips.video):,}",
+        config.source: f"{len(source.clips.video):,} usable of {len(source.all_clips.video):,}",
         "parameters": _parameters(trainer),
         "batch": _batch(config),
         "steps": f"{schedule.num_steps:,} ({source.steps_per_epoch:,} an epoch)",
