@@ -162,11 +162,11 @@ def check_k(k: int, num_images: int) -> None:
 
 
 def block_size(n: int, budget: int) -> tuple[int, int]:
-    """Rows and columns of a block of fp32 similarities within a budget of bytes, nearly square."""
+    """Rows and columns of a block of fp32 similarities within a budget of bytes, wider than high."""
     cells = max(GROUP, budget // 4)
-    rows = max(1, min(n, int(cells**0.5) // 2))
-    columns = max(GROUP, cells // rows // GROUP * GROUP)
-    return rows, columns
+    rows = min(n, int(cells**0.5) // 2)
+    columns = cells // rows
+    return rows, columns - (columns % GROUP if columns > GROUP else 0)
 
 
 @contextmanager

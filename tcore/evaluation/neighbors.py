@@ -114,7 +114,7 @@ def input_size(encoder: Encoder) -> int:
 
 
 def centre_crop(image: Frame, size: int) -> UInt8[np.ndarray, "size size 3"]:
-    """The middle of an image, bicubic with antialias: crop of 224 from a short side of 256, or in proportion."""
+    """The middle of an image, bicubic with antialias: 224 out of a short side of 256, or in proportion."""
     height, width = image.shape[:2]
     side = min(height, width) * MARGIN
     left, top = (width - side) / 2, (height - side) / 2
@@ -124,7 +124,7 @@ def centre_crop(image: Frame, size: int) -> UInt8[np.ndarray, "size size 3"]:
 
 @torch.no_grad()
 def image_features(encoder: Encoder, images: UInt8[Tensor, "b size size 3"]) -> Float[Tensor, "b d"]:
-    """One feature per image, normalised: the class token after the final norm; foreign: mean of the patches."""
+    """The normalised class token after the final norm; of foreign models the mean of the patch tokens."""
     tokens = encoder.backbone(normalize_images(images.permute(0, 3, 1, 2).float() / 255))
     feature = tokens.frame if isinstance(tokens, Tokens) else tokens.patches.mean(dim=1)
     return F.normalize(feature.float(), dim=1)
