@@ -97,11 +97,9 @@ def default_place(store: FrameStore, path: str | Path) -> Path:
 
 def _is_done(path: Path, key: Key, k: int) -> bool:
     """Whether the file is there, made of the same."""
-    if not path.is_file():
-        return False
     try:
         found = load_neighbors(path)
-    except InputError:
+    except InputError:  # not there, or of no use
         return False
     return (found.encoder_fingerprint, found.store_fingerprint, found.k) == (*key, k)
 

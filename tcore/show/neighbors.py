@@ -11,7 +11,7 @@ from tcore.data.neighbors import check_neighbors, find_neighbors, load_neighbors
 from tcore.errors import InputError
 from tcore.files import atomic
 
-SIDE, GAP, CAPTION, APART = 128, 4, 16, 12
+SIDE, GAP, CAPTION, APART = 128, 4, 16, 20
 
 
 def neighbors_picture(

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from jaxtyping import UInt8
 from PIL import Image
 
 from tcore.cli import main
@@ -12,6 +13,12 @@ from tcore.data.neighbors import beside, load_neighbors
 from tcore.errors import InputError
 from tcore.show.neighbors import APART, CAPTION, GAP, SIDE, neighbors_picture, thumbnail
 from tests.data.photos import ring, save_images
+
+
+def picture(path: Path) -> UInt8[np.ndarray, "height width 3"]:
+    with Image.open(path) as image:
+        assert image.format == "PNG"
+        return np.asarray(image)
 
 
 @pytest.fixture
@@ -23,7 +30,7 @@ def photos(tmp_path: Path) -> Path:
 
 def test_each_image_stands_beside_its_neighbours(photos: Path, tmp_path: Path) -> None:
     neighbors_picture(photos, tmp_path / "n.png", number=3, seed=1)
-    sheet = np.asarray(Image.open(tmp_path / "n.png"))
+    sheet = picture(tmp_path / "n.png")
     assert sheet.shape == (CAPTION + 3 * (SIDE + CAPTION + GAP), SIDE + APART + 4 * (SIDE + GAP) + GAP, 3)
     store = open_images(photos)
     row, shown = CAPTION + SIDE + CAPTION + GAP, np.random.default_rng(1).choice(9, 3, replace=False)[1]
@@ -37,7 +44,7 @@ def test_each_image_stands_beside_its_neighbours(photos: Path, tmp_path: Path) -
 
 def test_more_rows_than_images_show_all_images(photos: Path, tmp_path: Path) -> None:
     neighbors_picture(photos, tmp_path / "n.png", number=50)
-    assert Image.open(tmp_path / "n.png").height == CAPTION + 9 * (SIDE + CAPTION + GAP)
+    assert picture(tmp_path / "n.png").shape[0] == CAPTION + 9 * (SIDE + CAPTION + GAP)
     with pytest.raises(InputError, match="images=0: need 1 or more"):
         neighbors_picture(photos, tmp_path / "n.png", number=0)
 
@@ -52,7 +59,7 @@ def test_the_commands_find_neighbours_and_draw_them(
     assert load_neighbors(tmp_path / "photos.neighbors.safetensors").k == 2
     main("figure neighbors photos --out n.png --images 2".split())
     assert capsys.readouterr().out == "picture: n.png\n"
-    assert Image.open("n.png").format == "PNG"
+    assert picture(tmp_path / "n.png").shape[0] == CAPTION + 2 * (SIDE + CAPTION + GAP)
 
 
 @pytest.mark.parametrize(
