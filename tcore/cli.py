@@ -45,7 +45,7 @@ class TrainCommand:
     run: Path | None = None
     """Folder of the run: settings, metrics, checkpoint, encoder (default: runs/RECIPE)."""
     frames: str | None = None
-    """Frame store: a folder of frame folders, or `rendered` for rendered videos (quickstart's default)."""
+    """Folder of frame folders, of images (--source images), or `rendered` videos (quickstart's default)."""
     neighbors: Path | None = None
     """With --source images: another file of neighbours than the one inside or beside the store."""
     plan: FlagCreatePairsOff[bool] = False

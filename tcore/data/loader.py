@@ -91,7 +91,8 @@ class Source(Dataset[RawBatch]):
             )
         return (
             f"{found}sandwich.offset={sandwich.offset}; "
-            "use larger offsets, more frames per second, or --sandwich.short-videos repeat."
+            "use larger offsets, more frames per second, --sandwich.short-videos repeat, or, "
+            "for folders of single images, --source images."
         )
 
     def fingerprint(self) -> str:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -66,13 +66,7 @@ def find_all(
         say(f"{path} is there already, of this encoder and these images.")
         return path
     work = path.with_name(f"{path.name}.{key.encoder}-{key.store}.work")
-    try:
-        features = encode_all(encoder, store, work, key, say, workers)
-    except OSError as error:
-        raise InputError(
-            f"cannot write {error.filename or work} ({error.strerror}): give --out FILE in a place that can "
-            "be written, and train with --neighbors FILE."
-        ) from error
+    features = encode_all(encoder, store, work, key, say, workers)
     device = next(encoder.parameters()).device
     budget = {"budget": GPU_BUDGET} if device.type == "cuda" else {}
     found = search(torch.tensor(features).to(device), k, progress=lines(say, "neighbours of"), **budget)
@@ -156,12 +150,11 @@ def encode_all(
     size = input_size(encoder)
     header = json.dumps([*key, len(store), BATCH]).encode() + b"\n"
     dim = image_features(encoder, torch.zeros(1, size, size, 3, dtype=torch.uint8, device=device)).shape[1]
-    work.parent.mkdir(parents=True, exist_ok=True)
     done = _finished_batches(work, header, 4 * dim, len(store))
     if done:
         say(f"going on after {min(done * BATCH, len(store))} of {len(store)} images.")
     progress = lines(say, "features of", done * BATCH)
-    with work.open("r+b" if done else "wb") as file:
+    with _open_work(work, "r+b" if done else "wb") as file:
         file.write(header)
         file.seek(len(header) + 4 * dim * min(done * BATCH, len(store)))
         file.truncate()
@@ -177,13 +170,26 @@ def encode_all(
     return np.memmap(work, np.float32, "r", offset=len(header), shape=(len(store), dim))
 
 
+def _open_work(work: Path, mode: str) -> BinaryIO:
+    """The work file; where it cannot be, neither can the result."""
+    try:
+        work.parent.mkdir(parents=True, exist_ok=True)
+        return cast(BinaryIO, work.open(mode))
+    except OSError as error:
+        raise InputError(
+            f"cannot write {work} ({error.strerror}): give --out FILE in a place that can be written, "
+            "and train with --neighbors FILE."
+        ) from error
+
+
 def _finished_batches(work: Path, header: bytes, row_bytes: int, num_images: int) -> int:
     """Whole batches in the work file of a run that was stopped; 0 where it is of other work."""
-    if not work.is_file():
+    try:
+        with work.open("rb") as file:
+            if file.read(len(header)) != header:
+                return 0
+    except OSError:  # there is none
         return 0
-    with work.open("rb") as file:
-        if file.read(len(header)) != header:
-            return 0
     rows = (work.stat().st_size - len(header)) // row_bytes
     return -(-num_images // BATCH) if rows >= num_images else rows // BATCH
 

@@ -12,6 +12,7 @@ from tcore.data.neighbors import beside
 from tcore.evaluation.neighbors import find_all
 from tcore.recipes import recipe
 from tcore.training import loop
+from tcore.training.checkpoint import save_checkpoint
 from tcore.training.loop import open_source
 from tests.data.photos import ring, save_images
 from tests.tiny import tiny
@@ -66,10 +67,9 @@ def test_a_resumed_run_on_images_equals_an_uninterrupted_one(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = train(settings(), tmp_path / "whole", photos, quiet=True)
-    save = loop.save_checkpoint
 
     def save_and_stop(run: Path, step: int, *rest: Any) -> None:
-        save(run, step, *rest)
+        save_checkpoint(run, step, *rest)
         if step == 2:
             raise KeyboardInterrupt
 
