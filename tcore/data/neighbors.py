@@ -19,8 +19,9 @@ from tcore.files import write_bytes
 
 NEIGHBORS = "neighbors.safetensors"
 FORMAT = "tcore-neighbors-1"
-# Features nearer than this are of one and the same picture, saved twice.
-COPY = 1 - 1e-6
+# Features nearer than this are of one and the same picture, saved twice. Not nearer to 1: sums of some
+# hundred products in fp32 err by up to 1e-6, so that the cosine of a feature with itself does too.
+COPY = 1 - 1e-5
 # Takes a copy below every other image (cosines reach -1), and leaves copies in their order.
 DEMOTED = 4.0
 # Columns that share one maximum while the best are sought.
@@ -126,7 +127,7 @@ def search(
 
     No more than about `budget` bytes of similarities are held at a time, in blocks of rows by columns; the
     best k of the blocks seen so far are merged with those of the next. Copies of an image (cosine above
-    1 - 1e-6) come after all others.
+    1 - 1e-5) come after all others.
     """
     check_k(k, len(features))
     n = len(features)
@@ -140,16 +141,23 @@ def search(
             scores = torch.full((mine.stop - top, k), -torch.inf, device=features.device)
             best = places[mine]  # a view: what is written there stays
             for left in range(0, n, columns):
-                block = features[mine] @ features[left : left + columns].T
-                _leave_out_self(block, top, left)
-                copies[mine] += _demote_copies(block)
-                new_scores, new_places = best_of_rows(block, k)
-                both = torch.cat([scores, new_scores], dim=1)
+                block = _search_block(features, mine, slice(left, min(left + columns, n)), k)
+                both = torch.cat([scores, block.cosines], dim=1)
                 scores, order = both.topk(k, dim=1)
-                best.copy_(torch.cat([best, new_places + left], dim=1).gather(1, order))
+                best.copy_(torch.cat([best, block.indices], dim=1).gather(1, order))
+                copies[mine] += block.copies
             cosines[mine] = torch.where(scores < -DEMOTED / 2, scores + DEMOTED, scores)
             progress(mine.stop, n)
     return Found(places, cosines, copies)
+
+
+def _search_block(features: Float[Tensor, "n d"], mine: slice, theirs: slice, k: int) -> Found:
+    """The best of one block; its similarities are gone before the next block's are computed."""
+    block = features[mine] @ features[theirs].T
+    _leave_out_self(block, mine.start, theirs.start)
+    copies = _demote_copies(block)
+    scores, columns = best_of_rows(block, k)
+    return Found(columns + theirs.start, scores, copies)
 
 
 def check_k(k: int, num_images: int) -> None:

@@ -214,7 +214,7 @@ def report(found: Found) -> list[str]:
     copied = int((found.copies > 0).sum())
     if copied:
         said.append(
-            f"{copied} of {n} images have copies (cosine above 1 - 1e-6): offered only after all others"
+            f"{copied} of {n} images have copies (cosine above 1 - 1e-5): offered only after all others"
         )
     # Features that tell nothing apart make every image a copy of every other.
     if int((found.copies >= n // 2).sum()) > n // 2:
