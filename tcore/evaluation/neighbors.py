@@ -157,7 +157,6 @@ def encode_all(
     with _open_work(work, "r+b" if done else "wb") as file:
         file.write(header)
         file.seek(len(header) + 4 * dim * min(done * BATCH, len(store)))
-        file.truncate()
         for crops in _read_ahead(Crops(store, size), done, -(-len(store) // BATCH), workers):
             features = image_features(encoder, crops.to(device)).cpu().numpy()
             if not np.isfinite(features).all():
