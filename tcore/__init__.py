@@ -5,6 +5,7 @@ from tcore.data.frames import FrameStore
 from tcore.errors import InputError
 from tcore.evaluation.encoders import load_encoder
 from tcore.evaluation.evaluate import evaluate
+from tcore.evaluation.tool import propagate
 from tcore.model.tcore import TCoRe
 from tcore.model.vit import VisionTransformer
 from tcore.recipes import recipe
@@ -18,6 +19,7 @@ __all__ = [
     "VisionTransformer",
     "evaluate",
     "load_encoder",
+    "propagate",
     "recipe",
     "train",
 ]

@@ -67,8 +67,9 @@ class QuickstartCommand:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run a command; bad input is one line and exit code 2."""
+    words = list(sys.argv[1:] if argv is None else argv)
     try:
-        _dispatch(list(sys.argv[1:] if argv is None else argv))
+        _dispatch(words)
     except InputError as error:
         _fail(str(error), error.exit_code)
     except BrokenPipeError:  # the reader of our output has seen enough
@@ -78,9 +79,17 @@ def main(argv: Sequence[str] | None = None) -> None:
         where = f"{error.filename}: " if error.filename else ""
         _fail(f"{where}{error.strerror or error}. What was saved before is intact.", 2)
     except torch.OutOfMemoryError:
-        _fail("the GPU is out of memory: use a smaller --optim.batch, or --optim.accumulate 2 and more.", 1)
+        _fail(f"the GPU is out of memory: use {LIGHTER.get(words[0], 'smaller inputs')}.", 1)
     except KeyboardInterrupt:
         _fail("interrupted; a run goes on from its last checkpoint with the same command.", 130)
+
+
+# What takes less memory, by verb.
+LIGHTER = {
+    "train": "a smaller --optim.batch, or --optim.accumulate 2 and more",
+    "evaluate": "--precision bf16, or a smaller --size",
+    "propagate": "a smaller --long-side",
+}
 
 
 def _fail(text: str, code: int) -> None:

@@ -2,13 +2,15 @@
 
 import json
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 from tyro.conf import FlagCreatePairsOff, Positional
 
 from tcore.cli_parsing import check_flags, parse
 from tcore.errors import InputError
+from tcore.evaluation.propagate import Precision
 
 
 @dataclass(frozen=True)
@@ -23,18 +25,34 @@ class EvaluateCommand:
     """Dataset laid out like VIP: Images, Annotations/Category_ids."""
     jhmdb: Path | None = None
     """Dataset laid out like JHMDB: Rename_Images, joint_positions."""
+    synthetic: FlagCreatePairsOff[bool] = False
+    """Score on held-out rendered videos: masks, parts and joints; needs no dataset."""
+    videos: int = 24
+    """Number of rendered videos."""
     out: Path | None = None
     """Folder for results.json and what is saved; an interrupted evaluation goes on there."""
     layer: int = -1
     """Block whose output makes the features, after the final norm; negative counts from the end."""
     protocol: str = "tcore"
     """Protocol for davis: tcore, dino, rsp or crw."""
+    first_frame: Literal["repeated", "once"] | None = None
+    """How the first frame counts while the past is short: repeated as published, or once."""
+    precision: Precision = "fp32"
+    """Arithmetic of the encoder and form of the features; bf16 is faster, and nearly the same."""
+    skip_first: FlagCreatePairsOff[bool] = False
+    """VIP: leave the first frame, whose labels are given, out of the score."""
+    count_lost: FlagCreatePairsOff[bool] = False
+    """JHMDB: a joint that only the prediction lost is wrong; published scores leave it out."""
+    round_border: FlagCreatePairsOff[bool] = False
+    """JHMDB: joints near the top and left border stay where they are; published scores move them a cell."""
     binary: FlagCreatePairsOff[bool] = False
     """Davis: any id above 0, 255 included, is the one object (DAVIS-2016)."""
     size: tuple[int, int] | None = None
     """Another input size (height, width), to save time; such numbers compare with nothing published."""
     save: FlagCreatePairsOff[bool] = False
     """Save the predictions: indexed PNGs, joints.npz."""
+    worst: int = 0
+    """Print this many of the worst clips of every benchmark."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +67,10 @@ class ScoreCommand:
     """A folder per clip: PNG masks named like the frames, or joints.npz."""
     binary: FlagCreatePairsOff[bool] = False
     """Davis: any id above 0, 255 included, is the one object (DAVIS-2016)."""
+    skip_first: FlagCreatePairsOff[bool] = False
+    """VIP: leave the first frame out of the score."""
+    count_lost: FlagCreatePairsOff[bool] = False
+    """JHMDB: a joint that only the prediction lost is wrong, instead of left out."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +89,8 @@ class PropagateCommand:
     """Block whose output makes the features, after the final norm; negative counts from the end."""
     protocol: str = "tcore"
     """How labels are carried: tcore, dino, rsp or crw."""
+    precision: Precision = "fp32"
+    """Arithmetic of the encoder and form of the features; bf16 is faster, and nearly the same."""
     long_side: int = 880
     """Larger frames go in smaller, with this long side; others at their own size."""
     overlay: bool = True
@@ -79,28 +103,42 @@ def evaluate_verb(argv: list[str]) -> None:
     command = parse(EvaluateCommand, argv, "tcore evaluate", EvaluateCommand())
     if not command.encoder:
         raise InputError("tcore evaluate needs an encoder: a run folder, a file, or random:vits16.")
+    if command.worst < 0 or command.videos < 1:
+        raise InputError(f"--worst {command.worst} --videos {command.videos}: need 0 and 1 or more.")
+    from tcore.evaluation.card import table, worst_clips
     from tcore.evaluation.encoders import load_encoder
-    from tcore.evaluation.evaluate import evaluate, table
+    from tcore.evaluation.evaluate import evaluate
     from tcore.evaluation.protocols import protocol
-    from tcore.training.build import choose_device
+    from tcore.evaluation.sharing import join, own_device
 
-    knobs = protocol(command.protocol)
-    encoder = load_encoder(command.encoder, command.layer).to(choose_device("auto"))
+    knobs = replace(
+        protocol(command.protocol),
+        precision=command.precision,
+        skip_first=command.skip_first,
+        count_lost=command.count_lost,
+        round_border=command.round_border,
+    )
+    if command.first_frame is not None:
+        knobs = replace(knobs, first_frame=command.first_frame)
+    rank, count = join()
+    speaker = f"[{rank}] " if count > 1 else ""
+    encoder = load_encoder(command.encoder, command.layer).to(own_device())
     card = evaluate(
         encoder,
         davis=command.davis,
         vip=command.vip,
         jhmdb=command.jhmdb,
+        synthetic=command.videos if command.synthetic else 0,
         protocol=knobs,
         binary=command.binary,
         size=command.size,
         out=command.out,
         save=command.save,
-        say=lambda line: print(line, file=sys.stderr),
+        say=lambda line: print(speaker + line, file=sys.stderr, flush=True),
     )
-    if encoder.report:
+    if rank == 0:
         print(encoder.report, file=sys.stderr)
-    print("\n".join(table(card)))
+        print("\n".join([*table(card), *worst_clips(card, command.worst)]))
 
 
 def score_verb(argv: list[str]) -> None:
@@ -115,6 +153,10 @@ def score_verb(argv: list[str]) -> None:
         raise InputError(f"tcore score {command.benchmark} needs --truth DIR and --predictions DIR.")
     if command.binary and command.benchmark != "davis":
         raise InputError(f"--binary goes with davis, not with {command.benchmark}.")
+    if command.skip_first and command.benchmark != "vip":
+        raise InputError(f"--skip-first goes with vip, not with {command.benchmark}.")
+    if command.count_lost and command.benchmark != "jhmdb":
+        raise InputError(f"--count-lost goes with jhmdb, not with {command.benchmark}.")
     if not command.predictions.is_dir():
         raise InputError(f"predictions {command.predictions}: no such folder.")
     if command.benchmark == "davis":
@@ -123,9 +165,9 @@ def score_verb(argv: list[str]) -> None:
         line = "  ".join(f"{name} {100 * total[name]:.2f}" for name in ("J&F", "J", "F"))
         print(f"{line}  ({len(found)} sequences, {total['objects']} objects)", file=sys.stderr)
     elif command.benchmark == "vip":
-        found = score.score_vip(command.truth, command.predictions)
+        found = score.score_vip(command.truth, command.predictions, skip_first=command.skip_first)
     else:
-        found = score.score_jhmdb(command.truth, command.predictions)
+        found = score.score_jhmdb(command.truth, command.predictions, count_lost=command.count_lost)
     print(json.dumps(found, indent=1))
 
 
@@ -145,7 +187,7 @@ def propagate_verb(argv: list[str]) -> None:
     def say(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
-    knobs = protocol(command.protocol)
+    knobs = replace(protocol(command.protocol), precision=command.precision)
     done = propagate_video_file(
         load_encoder(command.encoder, command.layer).to(choose_device("auto")),
         command.video,

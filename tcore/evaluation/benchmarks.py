@@ -23,6 +23,7 @@ from tcore.evaluation.score import (
     describe_confusion,
     describe_objects,
     describe_pose,
+    plain,
     summarise_davis,
 )
 
@@ -42,6 +43,11 @@ class Benchmark:
     binary: bool = False
     fixed_size: Size | None = None
     """Another input size than the protocol's, to save time; not comparable."""
+
+    @property
+    def clips_from(self) -> str:
+        """Who chose the clips."""
+        return "the official list" if self.listed else "all clips found"
 
     def run(self, encoder: Encoder, clip: Clip, save: Save | None) -> dict[str, Any]:
         """The result of one clip as plain numbers."""
@@ -65,7 +71,8 @@ class Benchmark:
         truth, found = (
             [np.array(result[name], dtype=np.float64) for result in results] for name in ("truth", "joints")
         )
-        described = describe_pose(scores.pck(truth, found, PCK_THRESHOLDS))
+        pck = scores.pck(truth, found, PCK_THRESHOLDS, count_lost=self.protocol.count_lost)
+        described = describe_pose(pck)
         return {name: described[name] for name in described if name.startswith("PCK")}
 
     def input_size(self, encoder: Encoder, frame: Size) -> Size:
@@ -84,9 +91,10 @@ class Benchmark:
             )
         return rows * encoder.patch_size, columns * encoder.patch_size
 
-    def truth_files(self, clip: Clip) -> list[Path]:
-        """Files that a clip is scored against."""
-        return [clip.annotation] if isinstance(clip, jhmdb.JointClip) else list(clip.masks)
+    def fingerprints(self, clip: Clip) -> tuple[str, str]:
+        """Short names for the truth that a clip is scored against, and for its frames."""
+        truth = [clip.annotation] if isinstance(clip, jhmdb.JointClip) else clip.masks
+        return fingerprint(truth), fingerprint(clip.frames)
 
     def _run_objects(self, encoder: Encoder, clip: MaskClip, save: Save | None) -> dict[str, Any]:
         if len(clip.frames) < 3 or len(clip.masks) < 3:
@@ -126,7 +134,8 @@ class Benchmark:
                 save(clip.name, clip.frames[index].stem + ".png", ids)
             truth = read_ids(clip.masks[index])
             same_size(truth, ids, clip.masks[index])
-            confusion += scores.confusion_matrix(truth, ids)
+            if index > 0 or not self.protocol.skip_first:
+                confusion += scores.confusion_matrix(truth, ids)
         return {"frames": len(clip.frames), "confusion": confusion.tolist(), "input": list(size)}
 
     def _run_joints(self, encoder: Encoder, clip: jhmdb.JointClip, save: Save | None) -> dict[str, Any]:
@@ -135,7 +144,8 @@ class Benchmark:
         size = self.input_size(encoder, image)
         grid = (size[0] // encoder.patch_size, size[1] // encoder.patch_size)
         points = pixels_to_grid(truth[:, :, 0], image, grid)
-        first = torch.from_numpy(joint_label_map(points.T, grid)).float()
+        stamps = joint_label_map(points.T, grid, corrected_border=self.protocol.round_border)
+        first = torch.from_numpy(stamps).float()
         labels = carry(encoder, clip.frames, size, self.protocol, first)
         cells = np.stack([read_out(maps.cpu()).double().numpy() for maps in labels], axis=2)
         joints = grid_to_pixels(cells, image, grid)
@@ -174,13 +184,6 @@ def same_size(truth: Ids, ids: Ids, path: Path) -> None:
         raise InputError(
             f"mask {path} is {truth.shape[0]}x{truth.shape[1]}, the first one {ids.shape[0]}x{ids.shape[1]}."
         )
-
-
-def plain(values: np.ndarray) -> list[Any]:
-    """Nested lists with None for what is lost, as JSON has no NaN."""
-    listed = values.astype(object)
-    listed[np.isnan(values)] = None
-    return list(listed.tolist())
 
 
 def fingerprint(files: Iterable[Path]) -> str:

@@ -1,7 +1,11 @@
 """Labels of a first frame carried through the frames of a clip on disk, one frame at a time."""
 
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,17 +15,65 @@ from torch import Tensor
 from tcore.data.frames import Frame, read_image
 from tcore.evaluation.encoder import Encoder
 from tcore.evaluation.masks import VOID, Ids
+from tcore.evaluation.propagate import Precision
 from tcore.evaluation.protocols import Protocol
 from tcore.evaluation.resize import grid_to_ids, ids_to_grid, normalize_images, resize_images
 
 Size = tuple[int, int]
+THREADS = 4  # enough to read and write beside the fastest GPU
+AHEAD = 8  # frames that wait, decoded
 
 
-def encode(encoder: Encoder, frame: Frame, size: Size) -> Float[Tensor, "channels rows columns"]:
+def encode(
+    encoder: Encoder, frame: Frame, size: Size, precision: Precision = "fp32"
+) -> Float[Tensor, "channels rows columns"]:
     """Features of one frame at the input size."""
     device = next(encoder.parameters()).device
     image = torch.from_numpy(frame.copy()).to(device)
-    return encoder.features(normalize_images(resize_images(image, size))[None])[0]
+    with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"), exact_convolutions():
+        return encoder.features(normalize_images(resize_images(image, size))[None])[0].float()
+
+
+@contextmanager
+def exact_convolutions() -> Iterator[None]:
+    """What is called fp32 is fp32: CUDA convolutions round to 10 bits unless they are told not to."""
+    before = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.allow_tf32 = before
+
+
+def read_ahead(paths: Iterable[Path]) -> Iterator[Frame]:
+    """Frames in order, decoded by threads while the others are worked on; few are held at a time."""
+    pool = ThreadPoolExecutor(THREADS)
+    waiting: deque[Future[Frame]] = deque()
+    try:
+        for path in paths:
+            waiting.append(pool.submit(read_image, path))
+            if len(waiting) > AHEAD:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+@contextmanager
+def write_behind(write: Callable[..., None]) -> Iterator[Callable[..., None]]:
+    """Calls that write files, made by threads; all are done at the end, and the first error is raised."""
+    waiting: deque[Future[None]] = deque()
+    with ThreadPoolExecutor(THREADS) as pool:
+
+        def later(*values: Any) -> None:
+            waiting.append(pool.submit(write, *values))
+            if len(waiting) > 4 * AHEAD:
+                waiting.popleft().result()
+
+        yield later
+        while waiting:
+            waiting.popleft().result()
 
 
 def carry(
@@ -29,12 +81,14 @@ def carry(
 ) -> Iterator[Float[Tensor, "rows columns classes"]]:
     """Soft labels of every frame; each is encoded once, and only the context is held."""
     propagator = protocol.propagator()
-    features = encode(encoder, read_image(frames[0]), size)
-    first = first.to(features.device)
-    propagator.start(features, first)
-    yield first
-    for path in frames[1:]:
-        yield propagator.step(encode(encoder, read_image(path), size))
+    for index, frame in enumerate(read_ahead(frames)):
+        features = encode(encoder, frame, size, protocol.precision)
+        if index == 0:
+            first = first.to(features.device)
+            propagator.start(features, first)
+            yield first
+        else:
+            yield propagator.step(features)
 
 
 def carry_ids(

@@ -12,14 +12,17 @@ import numpy as np
 from PIL import Image
 
 from tcore.errors import InputError
-from tcore.evaluation.benchmarks import Benchmark, fingerprint, open_benchmark
+from tcore.evaluation.benchmarks import Benchmark, open_benchmark
+from tcore.evaluation.card import Card, device_name, differences, peak_memory, versions
+from tcore.evaluation.carry import write_behind
 from tcore.evaluation.encoder import Encoder
 from tcore.evaluation.masks import davis_palette
-from tcore.evaluation.protocols import TCORE, Protocol, Size
+from tcore.evaluation.protocols import TCORE, Protocol, Size, for_other_benchmarks
+from tcore.evaluation.rendered_benchmark import RenderedBenchmark, open_rendered
+from tcore.evaluation.sharing import deal, gather, join
 from tcore.files import atomic, write_text
 
 Said = Callable[[str], None]
-Card = dict[str, Any]
 
 BOOTSTRAP = 1000
 
@@ -30,6 +33,7 @@ def evaluate(
     davis: str | Path | None = None,
     vip: str | Path | None = None,
     jhmdb: str | Path | None = None,
+    synthetic: int = 0,
     protocol: Protocol = TCORE,
     binary: bool = False,
     size: Size | None = None,
@@ -37,68 +41,109 @@ def evaluate(
     save: bool = False,
     say: Said = lambda line: None,
 ) -> Card:
-    """Score an encoder on any of the benchmarks; with `out`, clip by clip on disk, so that it can go on."""
+    """Score an encoder on any of the benchmarks; with `out`, clip by clip on disk, so that it can go on.
+
+    `synthetic` is a number of held-out rendered videos. Processes started by torchrun share the clips.
+    """
     given = {"davis": davis, "vip": vip, "jhmdb": jhmdb}
     roots = {name: Path(root) for name, root in given.items() if root is not None}
-    if not roots:
-        raise InputError("nothing to evaluate on: give davis, vip or jhmdb.")
+    if not roots and synthetic < 1:
+        raise InputError("nothing to evaluate on: give davis, vip, jhmdb or synthetic.")
     if save and out is None:
         raise InputError("predictions can only be saved where there is an out folder.")
-    benchmarks = [
+    if binary and davis is None:
+        raise InputError("binary goes with davis: any id above 0 is then the one object.")
+    others = for_other_benchmarks(protocol)
+    benchmarks: list[Benchmark | RenderedBenchmark] = [
         open_benchmark(
-            name, root, protocol if name == "davis" else TCORE, binary=binary and name == "davis", size=size
+            name,
+            root,
+            protocol if name == "davis" else others,
+            binary=binary and name == "davis",
+            size=size,
         )
         for name, root in roots.items()
     ]
+    if synthetic:
+        benchmarks.append(open_rendered(synthetic, encoder.patch_size, others))
     folder = None if out is None else Path(out)
+    rank, count = join()
+    device = next(encoder.parameters()).device
     identity = {"name": encoder.name, "weights": encoder.fingerprint()}
-    card: Card = {"encoder": identity, "benchmarks": {}}
-    for benchmark in benchmarks:
-        card["benchmarks"][benchmark.name] = run_benchmark(benchmark, encoder, identity, folder, save, say)
-    if folder is not None:
+    found = {
+        benchmark.name: run_benchmark(benchmark, encoder, identity, folder, save, say, (rank, count))
+        for benchmark in benchmarks
+    }
+    card: Card = {
+        "encoder": identity,
+        "benchmarks": found,
+        "versions": versions(),
+        "device": device_name(device),
+        "processes": count,
+        "seconds": round(sum(x["seconds"] for b in found.values() for x in b["clips"].values()), 3),
+        "peak_memory": peak_memory(device),
+    }
+    if folder is not None and rank == 0:
         write_text(folder / "results.json", json.dumps(card, indent=1) + "\n")
     return card
 
 
 def run_benchmark(
-    benchmark: Benchmark,
+    benchmark: Benchmark | RenderedBenchmark,
     encoder: Encoder,
     identity: dict[str, str],
     out: Path | None,
     save: bool,
     say: Said,
+    place: tuple[int, int] = (0, 1),
 ) -> Card:
     """All clips of one benchmark, those that were done before taken from disk."""
-    results: dict[str, Any] = {}
+    rank, count = place
+    clips: list[Any] = list(benchmark.clips)
+    own = deal([clip.length for clip in clips], count)[rank]
+    mine: dict[str, Any] = {}
     started = time.perf_counter()
-    truths = [fingerprint(benchmark.truth_files(clip)) for clip in benchmark.clips]
-    for done, (clip, truth) in enumerate(zip(benchmark.clips, truths, strict=True)):
-        key = clip_key(benchmark, identity, truth)
+    for done, clip in enumerate(clips[index] for index in own):
+        truth, frames = benchmark.fingerprints(clip)
+        key = clip_key(benchmark, identity, truth, frames)
         path = None if out is None else out / "clips" / benchmark.name / f"{clip.name}.json"
         result = None if path is None else read_result(path, key, save)
         if result is None:
-            saver = predictions_saver(out / "predictions" / benchmark.name) if out and save else None
-            begun = time.perf_counter()
-            result = benchmark.run(encoder, clip, saver)
-            result["seconds"] = round(time.perf_counter() - begun, 3)
+            result = run_clip(benchmark, encoder, clip, out if save else None)
             if path is not None:
                 write_text(path, json.dumps({"key": key, "saved": save, "result": result}) + "\n")
-        results[clip.name] = result
-        elapsed = time.perf_counter() - started
-        left = elapsed / (done + 1) * (len(benchmark.clips) - done - 1)
-        say(f"{benchmark.name} {done + 1}/{len(benchmark.clips)}  {clip.name}  ETA {left:.0f} s")
-    return {
+        mine[clip.name] = (result, truth)
+        left = (time.perf_counter() - started) / (done + 1) * (len(own) - done - 1)
+        say(f"{benchmark.name} {done + 1}/{len(own)}  {clip.name}  {result['seconds']} s  ETA {left:.0f} s")
+    found = gather(mine)
+    results = {clip.name: found[clip.name][0] for clip in benchmark.clips}
+    truths = "".join(found[clip.name][1] for clip in benchmark.clips)
+    card: Card = {
         "scores": benchmark.summarise(results.values()),
         "interval": bootstrap(benchmark, list(results.values())),
-        "clips_from": "the official list" if benchmark.listed else "all clips found",
+        "clips_from": benchmark.clips_from,
         "protocol": dataclasses.asdict(benchmark.protocol),
         "binary": benchmark.binary,
-        "truth": hashlib.sha256("".join(truths).encode()).hexdigest()[:16],
+        "truth": hashlib.sha256(truths.encode()).hexdigest()[:16],
         "clips": {name: per_clip(benchmark, result) for name, result in results.items()},
     }
+    return card | {"differs": differences(benchmark.name, card, benchmark.fixed_size)}
 
 
-def per_clip(benchmark: Benchmark, result: Card) -> Card:
+def run_clip(
+    benchmark: Benchmark | RenderedBenchmark, encoder: Encoder, clip: Any, out: Path | None
+) -> dict[str, Any]:
+    """The result of one clip, with the seconds it took; predictions are saved under `out` where given."""
+    begun = time.perf_counter()
+    if out is None:
+        result = benchmark.run(encoder, clip, None)
+    else:
+        with write_behind(predictions_saver(out / "predictions" / benchmark.name)) as save:
+            result = benchmark.run(encoder, clip, save)
+    return result | {"seconds": round(time.perf_counter() - begun, 3)}
+
+
+def per_clip(benchmark: Benchmark | RenderedBenchmark, result: Card) -> Card:
     """What the card says of one clip."""
     told: Card = {name: result[name] for name in ("frames", "input", "seconds", "objects") if name in result}
     try:
@@ -107,7 +152,9 @@ def per_clip(benchmark: Benchmark, result: Card) -> Card:
         return told
 
 
-def clip_key(benchmark: Benchmark, identity: dict[str, str], truth: str) -> str:
+def clip_key(
+    benchmark: Benchmark | RenderedBenchmark, identity: dict[str, str], truth: str, frames: str
+) -> str:
     """Everything that a clip's result depends on; another key means another result."""
     knobs = {
         "weights": identity["weights"],
@@ -116,6 +163,7 @@ def clip_key(benchmark: Benchmark, identity: dict[str, str], truth: str) -> str:
         "binary": benchmark.binary,
         "size": benchmark.fixed_size,
         "truth": truth,
+        "frames": frames,
     }
     return hashlib.sha256(json.dumps(knobs, sort_keys=True).encode()).hexdigest()
 
@@ -131,7 +179,7 @@ def read_result(path: Path, key: str, save: bool) -> Any:
     return found["result"]
 
 
-def bootstrap(benchmark: Benchmark, results: list[Card]) -> dict[str, list[float]]:
+def bootstrap(benchmark: Benchmark | RenderedBenchmark, results: list[Card]) -> dict[str, list[float]]:
     """95% interval of every score over resampled clips."""
     if len(results) < 2:
         return {}
@@ -161,21 +209,3 @@ def predictions_saver(folder: Path) -> Callable[[str, str, Any], None]:
                 image.save(temporary, format="PNG")
 
     return save
-
-
-def table(card: Card) -> list[str]:
-    """The card as lines for a person."""
-    lines = []
-    for name, result in card["benchmarks"].items():
-        for score, value in result["scores"].items():
-            interval = result["interval"].get(score)
-            spread = f"  [{100 * interval[0]:.1f}, {100 * interval[1]:.1f}]" if interval else ""
-            lines.append(f"{name:6} {score:7} {100 * value:5.1f}{spread}")
-        knobs = result["protocol"]
-        lines.append(
-            f"       protocol {knobs['name']}: context {knobs['context']}, {knobs['window']} "
-            f"{knobs['radius']:g}, top-{knobs['topk']}, temperature {knobs['temperature']}, "
-            f"first frame {knobs['first_frame']}; {len(result['clips'])} clips ({result['clips_from']}); "
-            f"truth {result['truth']}"
-        )
-    return lines

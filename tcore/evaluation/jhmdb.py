@@ -23,6 +23,11 @@ class JointClip:
     frames: tuple[Path, ...]
     annotation: Path
 
+    @property
+    def length(self) -> int:
+        """Number of frames."""
+        return len(self.frames)
+
 
 def find_clips(root: Path) -> tuple[list[JointClip], bool]:
     """Test clips of split 1, or all clips where there are no splits; and whether there were."""

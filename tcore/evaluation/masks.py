@@ -23,6 +23,11 @@ class MaskClip:
     frames: tuple[Path, ...]
     masks: tuple[Path, ...]
 
+    @property
+    def length(self) -> int:
+        """Number of frames."""
+        return len(self.frames)
+
 
 def read_ids(path: Path) -> Ids:
     """Ids of a mask: indices of a palette image, values of a grey one."""

@@ -12,6 +12,7 @@ from torch import Tensor
 from tcore.errors import InputError
 
 FirstFrame = Literal["repeated", "once"]
+Precision = Literal["fp32", "bf16"]
 Window = Literal["disk", "square"]
 
 
@@ -28,8 +29,8 @@ class Propagator:
 
     `first_frame="repeated"` pads a short past with copies of frame 0, as the published numbers do;
     `"once"` does not. The window of the context is a disk (distance < radius) or a square (<= radius along
-    both axes); `limit_first` applies it to frame 0 as well. `score_bytes` bounds the matrix of similarities
-    that exists at a time.
+    both axes); `limit_first` applies it to frame 0 as well. Features are held in `precision` and always
+    compared in fp32. `score_bytes` bounds the matrix of similarities that exists at a time.
     """
 
     def __init__(
@@ -42,7 +43,8 @@ class Propagator:
         first_frame: FirstFrame = "repeated",
         window: Window = "disk",
         limit_first: bool = False,
-        score_bytes: int = 32 << 20,
+        precision: Precision = "fp32",
+        score_bytes: int | None = None,
     ) -> None:
         if context < 0:
             raise InputError(f"context is {context}; it counts past frames, so 0 or more")
@@ -61,6 +63,7 @@ class Propagator:
         self.first_frame = first_frame
         self.window = window
         self.limit_first = limit_first
+        self.precision = precision
         self.score_bytes = score_bytes
         self._time = -1
 
@@ -80,7 +83,8 @@ class Propagator:
         self._turned = features.shape[2] > features.shape[1]
         pixels, maps = features.shape[1] * features.shape[2], self.context + 1
         # Slot 0 holds the first frame, the others a ring of the last frames.
-        self._features = torch.empty(maps, pixels, features.shape[0], device=features.device)
+        held = torch.float32 if self.precision == "fp32" else torch.bfloat16
+        self._features = torch.empty(maps, pixels, features.shape[0], device=features.device, dtype=held)
         self._labels = torch.empty(maps, pixels, labels.shape[2], device=features.device)
         self._time = 0
         self._features[0] = self._lines(features)
@@ -96,9 +100,10 @@ class Propagator:
         self._time += 1
         stored = self._labels.flatten(0, 1)
         with torch.autocast(features.device.type, enabled=False):
-            queries = self._lines(features)
+            # Rounded as they will be held, so that a frame is the same as a query and as a key.
+            queries = self._lines(features).to(self._features.dtype).float()
             labels = torch.empty_like(self._labels[0])
-            for chunk in self._chunks(len(queries)):
+            for chunk in self._chunks(queries):
                 keys = self._best_keys(queries, chunk)
                 labels[chunk] = mix_labels(keys, stored, topk=self.topk, temperature=self.temperature)
         if self.context:
@@ -116,9 +121,12 @@ class Propagator:
         unit = F.normalize(features.to(torch.float32), dim=0)
         return self._turn(unit.permute(1, 2, 0)).flatten(0, 1).contiguous()
 
-    def _chunks(self, pixels: int) -> Iterator[slice]:
+    def _chunks(self, queries: Float[Tensor, "pixels channels"]) -> Iterator[slice]:
+        # A CPU is fastest on what its cache holds, a GPU on few large pieces.
+        allowed = self.score_bytes or (1 << 30 if queries.is_cuda else 32 << 20)
+        pixels = len(queries)
         # 4 bytes for each key of the frames that are held, without counting on the radius to leave some out.
-        size = max(1, self.score_bytes // (4 * pixels * (min(self._time - 1, self.context) + 1)))
+        size = max(1, allowed // (4 * pixels * (min(self._time - 1, self.context) + 1)))
         for start in range(0, pixels, size):
             yield slice(start, min(start + size, pixels))
 
@@ -133,7 +141,7 @@ class Propagator:
 
     def _best_of_first(self, queries: Float[Tensor, "pixels channels"], chunk: slice) -> Keys:
         """Search frame 0; inside the window its padding copies may be taken as well."""
-        scores = queries[chunk] @ self._features[0].T
+        scores = queries[chunk] @ self._features[0].float().T
         query = torch.arange(chunk.start, chunk.stop, device=queries.device)[:, None]
         if self.limit_first:
             near = self._near(query, torch.arange(len(queries), device=queries.device))
@@ -152,7 +160,7 @@ class Propagator:
         reach = math.ceil(min(self.radius, pixels))  # an infinite radius is welcome
         begin = max(0, chunk.start // places - reach) * places
         end = min(pixels, ((chunk.stop - 1) // places + reach + 1) * places)
-        keys = self._features[1 : frames + 1, begin:end]
+        keys = self._features[1 : frames + 1, begin:end].float()
         block = queries[chunk]
         scores = torch.bmm(block.expand(frames, *block.shape), keys.transpose(1, 2))
         # The best k keys lie at the k places whose best frame is best: search the places, then their frames.
@@ -207,7 +215,8 @@ def propagate_features(
     first_frame: FirstFrame = "repeated",
     window: Window = "disk",
     limit_first: bool = False,
-    score_bytes: int = 32 << 20,
+    precision: Precision = "fp32",
+    score_bytes: int | None = None,
 ) -> Float[Tensor, "time height width classes"]:
     """Carry the first frame's labels through a whole video; entry 0 is those labels themselves."""
     propagator = Propagator(
@@ -218,6 +227,7 @@ def propagate_features(
         first_frame=first_frame,
         window=window,
         limit_first=limit_first,
+        precision=precision,
         score_bytes=score_bytes,
     )
     propagator.start(features[0], first_labels)

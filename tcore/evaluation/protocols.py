@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from tcore.errors import InputError
-from tcore.evaluation.propagate import FirstFrame, Propagator, Window
+from tcore.evaluation.propagate import FirstFrame, Precision, Propagator, Window
 
 Size = tuple[int, int]  # height, width
 
@@ -34,8 +34,16 @@ class Protocol:
     """How the first mask is brought to the grid."""
     stretch: bool = False
     """Stretch every channel to [0, 1] before the argmax."""
+    precision: Precision = "fp32"
+    """Arithmetic of the encoder, and the form in which features are held."""
+    skip_first: bool = False
+    """VIP: leave the first frame, whose labels are given, out of the score."""
+    count_lost: bool = False
+    """JHMDB: a joint that only the prediction lost is wrong; published scores leave it out."""
+    round_border: bool = False
+    """JHMDB: joints near the top and left border are stamped where they are, not one cell beside."""
 
-    def propagator(self, score_bytes: int = 32 << 20) -> Propagator:
+    def propagator(self, score_bytes: int | None = None) -> Propagator:
         """A propagator with these knobs."""
         return Propagator(
             context=self.context,
@@ -45,6 +53,7 @@ class Protocol:
             first_frame=self.first_frame,
             window=self.window,
             limit_first=self.limit_first,
+            precision=self.precision,
             score_bytes=score_bytes,
         )
 
@@ -90,6 +99,16 @@ PROTOCOLS: dict[str, Protocol] = {
 
 # The published protocol with its radius scaled from a grid of 55 columns to one of 16.
 RENDERED = replace(TCORE, name="rendered", radius=6.0, resize="native")
+
+
+SHARED = ("precision", "skip_first", "count_lost", "round_border")
+
+
+def for_other_benchmarks(chosen: Protocol) -> Protocol:
+    """What VIP and JHMDB are run with: the published protocol, with the corrections that were chosen."""
+    if chosen.name == TCORE.name:
+        return chosen
+    return replace(TCORE, **{name: getattr(chosen, name) for name in SHARED})
 
 
 def protocol(name: str) -> Protocol:

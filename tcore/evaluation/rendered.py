@@ -15,6 +15,7 @@ from tcore.evaluation.protocols import RENDERED, Protocol
 from tcore.evaluation.resize import grid_to_ids, ids_to_grid
 
 Frames = UInt8[Tensor, "time height width 3"]
+HELDOUT_SEED = 31415  # no setting was chosen on these videos
 Features = Callable[[Frames], Float[Tensor, "time channels rows columns"]]
 
 
@@ -55,7 +56,7 @@ def propagate_video(video: RenderedVideo, features: Features, protocol: Protocol
     size = video.frames.shape[1:3]
     found = features(torch.from_numpy(video.frames))
     grid = (found.shape[2], found.shape[3])
-    objects, parts, joints = first_labels(video, grid)
+    objects, parts, joints = first_labels(video, grid, round_border=protocol.round_border)
     channels = [objects.shape[2], parts.shape[2], joints.shape[2]]
     propagator = protocol.propagator()
     first = torch.cat([objects, parts, joints], dim=2)
@@ -81,7 +82,9 @@ def copy_first_frame(video: RenderedVideo) -> Propagated:
     )
 
 
-def first_labels(video: RenderedVideo, grid: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor]:
+def first_labels(
+    video: RenderedVideo, grid: tuple[int, int], *, round_border: bool = False
+) -> tuple[Tensor, Tensor, Tensor]:
     """Soft labels of frame 0 on the grid: objects, parts, joints."""
     size = video.frames.shape[1:3]
 
@@ -91,7 +94,7 @@ def first_labels(video: RenderedVideo, grid: tuple[int, int]) -> tuple[Tensor, T
         )
 
     points = pixels_to_grid(true_joints(video)[:, :, 0], size, grid)
-    joints = torch.from_numpy(joint_label_map(points.T, grid)).float()
+    joints = torch.from_numpy(joint_label_map(points.T, grid, corrected_border=round_border)).float()
     return soft(video.objects), soft(video.parts), joints
 
 

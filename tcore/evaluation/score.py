@@ -77,13 +77,13 @@ def summarise_davis(sequences: dict[str, Any]) -> dict[str, float]:
     return {"J": j, "F": f, "J&F": (j + f) / 2, "objects": len(objects)}
 
 
-def score_vip(truth: Path, predictions: Path) -> dict[str, Any]:
+def score_vip(truth: Path, predictions: Path, *, skip_first: bool = False) -> dict[str, Any]:
     """Mean IoU over one confusion matrix of all frames."""
     confusion = np.zeros((vip.NUM_CLASSES, vip.NUM_CLASSES), dtype=np.int64)
     clips, _ = vip.find_clips(truth)
     for clip in clips:
         found = predicted_masks(clip, predictions)
-        for index, path in enumerate(clip.masks):
+        for index, path in list(enumerate(clip.masks))[int(skip_first) :]:
             true_ids = read_ids(path)
             confusion += scores.confusion_matrix(true_ids, _read_like(found, clip, index, true_ids, False))
     return describe_confusion(confusion)
@@ -96,13 +96,13 @@ def describe_confusion(confusion: np.ndarray) -> dict[str, Any]:
     return {"mIoU": scores.mean_iou(confusion), "classes": classes}
 
 
-def score_jhmdb(truth: Path, predictions: Path) -> dict[str, Any]:
+def score_jhmdb(truth: Path, predictions: Path, *, count_lost: bool = False) -> dict[str, Any]:
     """PCK over all clips; predictions are the joints.npz files that an evaluation saves."""
     true_joints, found = [], []
     for clip in jhmdb.find_clips(truth)[0]:
         true_joints.append(jhmdb.read_truth(clip))
         found.append(read_joints(predictions / clip.name / "joints.npz", true_joints[-1].shape))
-    return describe_pose(scores.pck(true_joints, found, PCK_THRESHOLDS))
+    return describe_pose(scores.pck(true_joints, found, PCK_THRESHOLDS, count_lost=count_lost))
 
 
 def read_joints(path: Path, shape: tuple[int, ...]) -> np.ndarray:
@@ -128,3 +128,10 @@ def describe_pose(found: scores.PoseScores) -> dict[str, Any]:
         "lost_in_truth": found.lost_in_truth,
         "lost_in_prediction": found.lost_in_prediction,
     }
+
+
+def plain(values: np.ndarray) -> list[Any]:
+    """Nested lists with None for what is lost, as JSON has no NaN."""
+    listed = values.astype(object)
+    listed[np.isnan(values)] = None
+    return list(listed.tolist())

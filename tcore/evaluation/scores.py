@@ -172,19 +172,24 @@ def pck(
     truth: Sequence[Float[np.ndarray, "2 joints _"]],
     prediction: Sequence[Float[np.ndarray, "2 joints _"]],
     thresholds: Sequence[float] = (0.1, 0.2),
+    *,
+    count_lost: bool = False,
 ) -> PoseScores:
     """Score clips of (x, y) pixel coordinates, NaN where a joint is lost; frame 0 is left out.
 
     A joint counts as right when its distance, in units of .6 times the diagonal of the box around the
     frame's true joints that are not lost, is at most the threshold. Joints are pooled over
-    clips, then averaged.
+    clips, then averaged. Joints that only the prediction lost are left out, or wrong with `count_lost`.
     """
     if not truth:
         raise InputError("no clips to score; PCK needs at least one")
     distances = np.concatenate(
-        [_joint_distances(t, p) for t, p in zip(truth, prediction, strict=True)], axis=1
+        [_joint_distances(t, p, count_lost) for t, p in zip(truth, prediction, strict=True)], axis=1
     )
     lost_in_truth = sum(int(np.isnan(t[:, :, 1:]).any(axis=0).sum()) for t in truth)
+    lost_in_either = sum(
+        int(np.isnan(t + p)[:, :, 1:].any(axis=0).sum()) for t, p in zip(truth, prediction, strict=True)
+    )
     scored = ~np.isnan(distances)
     if not scored.any():
         raise InputError(
@@ -198,21 +203,24 @@ def pck(
         per_joint=per_joint,
         scored=int(samples.sum()),
         lost_in_truth=lost_in_truth,
-        lost_in_prediction=distances.size - int(samples.sum()) - lost_in_truth,
+        lost_in_prediction=lost_in_either - lost_in_truth,
     )
 
 
 def _joint_distances(
-    truth: Float[np.ndarray, "2 joints frames"], prediction: Float[np.ndarray, "2 joints frames"]
+    truth: Float[np.ndarray, "2 joints frames"],
+    prediction: Float[np.ndarray, "2 joints frames"],
+    count_lost: bool,
 ) -> Float[np.ndarray, "joints scored"]:
     """Return each joint's distance in units of its frame's box, NaN where it is lost; frame 0 is left out."""
     truth, prediction = truth[:, :, 1:], prediction[:, :, 1:]
-    # As in the published scores, a joint that only the prediction lost does not stretch the box either.
     found = ~(np.isnan(truth) | np.isnan(prediction)).any(axis=0)
-    high = np.where(found, truth, -np.inf).max(axis=1)
-    low = np.where(found, truth, np.inf).min(axis=1)
-    unit = BOX_SHARE * np.hypot(*np.where(found.any(axis=0), high - low, 0))
-    distance = np.where(found, np.hypot(*(prediction - truth)), np.nan)
+    # As in the published scores, a joint that only the prediction lost does not stretch the box either.
+    boxed = ~np.isnan(truth).any(axis=0) if count_lost else found
+    high = np.where(boxed, truth, -np.inf).max(axis=1)
+    low = np.where(boxed, truth, np.inf).min(axis=1)
+    unit = BOX_SHARE * np.hypot(*np.where(boxed.any(axis=0), high - low, 0))
+    distance = np.where(found, np.hypot(*(prediction - truth)), np.where(boxed, np.inf, np.nan))
     # A box without extent has no unit of length: nothing but an exact hit can be right there.
     beyond = np.where(distance > 0, np.inf, distance)
     return np.where(unit > 0, distance / np.where(unit > 0, unit, 1), beyond)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Integer
 from PIL import Image
 from torch import Tensor
 
@@ -19,6 +19,7 @@ from tcore.errors import InputError
 from tcore.evaluation.carry import encode
 from tcore.evaluation.encoder import Encoder
 from tcore.evaluation.labels import Masks, Points, Said, read_labels
+from tcore.evaluation.propagate import Precision
 from tcore.evaluation.protocols import TCORE, Protocol, Size
 from tcore.evaluation.tracked import TrackedMasks, TrackedPoints, by, open_table
 from tcore.evaluation.video import FolderVideo, Video, h264_encoder, open_video, video_writer
@@ -95,6 +96,49 @@ def propagate_video_file(
     return Propagation(done, size, inside, total / done, drawn)
 
 
+def propagate(
+    encoder: Encoder,
+    frames: Iterable[Frame],
+    first_labels: Integer[np.ndarray, "rows columns"] | Float[np.ndarray, "points 2"],
+    *,
+    protocol: Protocol = TCORE,
+    long_side: int = LONG_SIDE,
+) -> Iterator[np.ndarray]:
+    """Labels of every frame: ids for a mask of ids, x and y for points (NaN where one is lost).
+
+    Frames may be an array or come one at a time, as many as there are; one is held, beside the context.
+
+    >>> from tcore import FrameStore, load_encoder
+    >>> video = FrameStore.rendered(videos=1, frames=4, size=64).read(0, range(4))
+    >>> mask = np.zeros((64, 64), dtype=np.uint8)
+    >>> mask[16:32, 16:32] = 7
+    >>> labels = list(propagate(load_encoder("random:vitti16"), video, mask))
+    >>> len(labels), labels[3].shape, set(np.unique(labels[3]).tolist()) <= {0, 7}
+    (4, (64, 64), True)
+    """
+    incoming = iter(frames)
+    first = next(incoming, None)
+    if first is None:
+        raise InputError("no frames: need at least the one that the labels belong to.")
+    size = (first.shape[0], first.shape[1])
+    inside = input_size(size, encoder.patch_size, long_side)
+    given: Masks | Points
+    if np.issubdtype(first_labels.dtype, np.integer):
+        low, high = int(first_labels.min(initial=0)), int(first_labels.max(initial=0))
+        if low < 0 or high > 255:
+            raise InputError(f"first labels span {low} to {high}: ids go from 0 to 255.")
+        given = Masks({0: first_labels.astype(np.uint8)})
+    else:
+        names = tuple(map(str, range(len(first_labels))))
+        points = ((float(x), float(y)) for x, y in first_labels)
+        given = Points(names, {0: dict(zip(names, points, strict=True))})
+    track = _track(given, size, inside, encoder.patch_size, protocol)
+    labelled = carry_frames(encoder, chain([first], incoming), track, inside, protocol)
+    for index, (_, soft) in enumerate(labelled):
+        values = track.read(index, soft).values
+        yield values if isinstance(given, Masks) else values[:, :2]
+
+
 def carry_frames(
     encoder: Encoder,
     frames: Iterable[Frame],
@@ -113,7 +157,7 @@ def carry_frames(
         if expected is not None and frame.shape != expected:
             raise InputError(f"frame {index} is {by(frame.shape[:2])}, the first {by(expected[:2])}.")
         expected = frame.shape
-        features = encode_frame(encoder, frame, size)
+        features = encode_frame(encoder, frame, size, protocol.precision)
         carried = None if index == 0 else propagator.step(features)
         given = track.given(index, carried)
         soft = carried if given is None else given.to(features.device)
@@ -123,11 +167,13 @@ def carry_frames(
         yield frame, soft
 
 
-def encode_frame(encoder: Encoder, frame: Frame, size: Size) -> Float[Tensor, "channels rows columns"]:
+def encode_frame(
+    encoder: Encoder, frame: Frame, size: Size, precision: Precision = "fp32"
+) -> Float[Tensor, "channels rows columns"]:
     """Features of one frame; a frame that shrinks much is smoothed on the way."""
     if frame.shape[0] >= 1.5 * size[0]:
         frame = np.asarray(Image.fromarray(frame).resize((size[1], size[0]), Image.Resampling.BILINEAR))
-    return encode(encoder, frame, size)
+    return encode(encoder, frame, size, precision)
 
 
 def input_size(frame: Size, patch_size: int, long_side: int = LONG_SIDE) -> Size:

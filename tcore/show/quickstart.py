@@ -15,6 +15,7 @@ from tcore.evaluation.encoder import Encoder
 from tcore.evaluation.encoders import load_encoder
 from tcore.evaluation.protocols import RENDERED
 from tcore.evaluation.rendered import (
+    HELDOUT_SEED,
     Features,
     Propagated,
     RenderedScores,
@@ -29,8 +30,6 @@ from tcore.show.figures import propagation_picture
 from tcore.training.build import build_model
 from tcore.training.journal import format_seconds
 from tcore.training.loop import train
-
-HELDOUT_SEED = 31415  # no setting was chosen on these videos
 
 COPY, COLOUR, UNTRAINED, TRAINED = "copy first frame", "raw colour patches", "untrained", "trained"
 

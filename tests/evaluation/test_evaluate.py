@@ -1,4 +1,8 @@
 import json
+import os
+import socket
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,11 +14,13 @@ from PIL import Image
 
 from tcore.data.synthetic import RenderedVideo
 from tcore.errors import InputError
+from tcore.evaluation.card import Card, table, worst_clips
 from tcore.evaluation.encoder import Encoder
-from tcore.evaluation.evaluate import Card, evaluate, table
+from tcore.evaluation.evaluate import evaluate
 from tcore.evaluation.protocols import RENDERED, TCORE, protocol
-from tcore.evaluation.rendered import heldout_videos, propagate_video, score_videos
+from tcore.evaluation.rendered import HELDOUT_SEED, heldout_videos, propagate_video, score_videos
 from tcore.evaluation.score import score_davis, score_jhmdb, score_vip, summarise_davis
+from tcore.evaluation.scores import pck
 from tests.evaluation.clips import tiny_encoder
 from tests.evaluation.layouts import write_davis, write_jhmdb, write_vip
 
@@ -107,7 +113,7 @@ def test_evaluation_goes_on_where_it_stopped_and_reuses_nothing_else(
 
     first = run()
     assert sum(calls) == 12  # two clips of six frames, each encoded once
-    assert run() == first
+    assert run()["benchmarks"] == first["benchmarks"]
     assert sum(calls) == 0
     (tmp_path / "clips" / "davis" / "clip1.json").unlink()
     run()
@@ -163,3 +169,120 @@ def test_first_mask_without_object_is_an_error(
     Image.fromarray(np.zeros((64, 64), np.uint8)).save(empty)
     with pytest.raises(InputError, match=r"first mask .*00000.png is all background"):
         evaluate(encoder, davis=root, size=SIZE)
+
+
+def test_changed_frames_are_encoded_anew(
+    videos: list[RenderedVideo], encoder: Encoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = write_davis(tmp_path / "davis", videos[:1])
+    evaluate(encoder, davis=root, size=SIZE, out=tmp_path / "out")
+    calls = count_steps(encoder, monkeypatch)
+    frame = root / "JPEGImages" / "480p" / "clip0" / "00002.png"
+    frame = frame if frame.exists() else frame.with_suffix(".jpg")
+    Image.fromarray(np.zeros((64, 64, 3), dtype=np.uint8)).save(frame)
+    evaluate(encoder, davis=root, size=SIZE, out=tmp_path / "out")
+    assert sum(calls) == 6
+
+
+def test_rendered_videos_are_a_benchmark_with_all_three_scores(encoder: Encoder, tmp_path: Path) -> None:
+    card = evaluate(encoder, synthetic=2, out=tmp_path, save=True)["benchmarks"]["synthetic"]
+    assert set(card["scores"]) == {"J&F", "J", "F", "mIoU", "PCK@0.1", "PCK@0.2"}
+    side = 16 * encoder.patch_size
+    videos = heldout_videos(2, seed=HELDOUT_SEED, size=side)
+    expected = score_videos(videos, [propagate_video(video, encoder) for video in videos])
+    assert card["scores"]["J"] == pytest.approx(expected.region, abs=1e-12)
+    assert card["scores"]["mIoU"] == pytest.approx(expected.part_iou, abs=1e-12)
+    assert card["scores"]["PCK@0.2"] == pytest.approx(expected.pck, abs=1e-12)
+    assert len(list((tmp_path / "predictions" / "synthetic").glob("*/objects/*.png"))) == 40
+
+
+def test_table_stands_beside_the_published_rows_and_says_what_differs(
+    encoder: Encoder, datasets: dict[str, Any]
+) -> None:
+    card = evaluate(encoder, **datasets, size=SIZE)
+    text = "\n".join(table(card))
+    assert "T-CoRe, K400, 400 ep" in text
+    assert "64.7" in text
+    assert "not comparable with the published rows: 2 clips instead of 30; input 64x64" in text
+    assert card["versions"]["torch"] == torch.__version__
+    assert card["peak_memory"]["cpu_gb"] > 0.01
+    assert card["seconds"] > 0
+
+
+def test_worst_clips_come_first(encoder: Encoder, datasets: dict[str, Any]) -> None:
+    card = evaluate(encoder, davis=datasets["davis"], size=SIZE)
+    clips = card["benchmarks"]["davis"]["clips"]
+    worst = min(clips, key=lambda name: clips[name]["J&F"])
+    assert worst_clips(card, 1)[0].endswith(worst)
+    assert len(worst_clips(card, 2)) == 2
+    assert worst_clips(card, 0) == []
+
+
+def test_corrections_change_what_they_name(encoder: Encoder, datasets: dict[str, Any]) -> None:
+    def scores(**changes: Any) -> dict[str, Any]:
+        card = evaluate(encoder, **datasets, size=SIZE, protocol=replace(TCORE, **changes))
+        return {name: result["scores"] for name, result in card["benchmarks"].items()}
+
+    before = scores()
+    without_first = scores(skip_first=True)
+    assert without_first["vip"]["mIoU"] < before["vip"]["mIoU"]
+    assert without_first["davis"] == before["davis"]
+    rounded = scores(round_border=True)
+    assert rounded["vip"] == before["vip"]
+    half = scores(precision="bf16")
+    assert half["davis"] != before["davis"]
+    assert half["davis"]["J&F"] == pytest.approx(before["davis"]["J&F"], abs=0.05)
+
+
+def test_a_lost_joint_is_left_out_or_wrong() -> None:
+    truth = np.zeros((2, 3, 2))
+    truth[:, :, 1] = [[0, 10, 20], [0, 10, 20]]
+    found = truth.copy()
+    found[:, 2, 1] = np.nan
+    left_out, wrong = (pck([truth], [found], (0.1,), count_lost=count) for count in (False, True))
+    assert left_out.pck[0] == 1
+    assert wrong.pck[0] == pytest.approx(2 / 3)
+    assert (left_out.scored, wrong.scored) == (2, 3)
+    assert left_out.lost_in_prediction == wrong.lost_in_prediction == 1
+
+
+def test_processes_that_share_the_clips_give_the_same_card(datasets: dict[str, Any], tmp_path: Path) -> None:
+    """Real processes, as torchrun starts them, and one more than there are clips."""
+    count = 3
+    command = [sys.executable, "-m", "tcore", "evaluate", "random:vitti16", "--size", "64", "64"]
+    command += [word for name, root in datasets.items() for word in (f"--{name}", str(root))]
+
+    def run(out: Path, **place: str) -> "subprocess.Popen[str]":
+        environment = os.environ | {"OMP_NUM_THREADS": "1"} | place
+        return subprocess.Popen(
+            [*command, "--out", str(out)],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    shared = [
+        run(
+            tmp_path / "shared",
+            RANK=str(rank),
+            LOCAL_RANK=str(rank),
+            WORLD_SIZE=str(count),
+            MASTER_ADDR="127.0.0.1",
+            MASTER_PORT=port,
+        )
+        for rank in range(count)
+    ]
+    said = [process.communicate(timeout=120) for process in [*shared, run(tmp_path / "alone")]]
+    assert all(process.returncode == 0 for process in shared), said
+    together, alone = (
+        json.loads((tmp_path / name / "results.json").read_text()) for name in ("shared", "alone")
+    )
+    assert together["processes"] == count
+    for name, result in alone["benchmarks"].items():
+        assert together["benchmarks"][name]["scores"] == result["scores"]
+        assert together["benchmarks"][name]["truth"] == result["truth"]
+    assert said[1][0] == "", "only the first process prints the table"

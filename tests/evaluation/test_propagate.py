@@ -11,45 +11,10 @@ from torch import Tensor
 
 from tcore.errors import InputError
 from tcore.evaluation.propagate import FirstFrame, Propagator, Window, propagate_features
+from tcore.evaluation.propagate_plain import propagate_plainly
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 quick = settings(deadline=None, max_examples=20)
-
-
-def slow_twin(
-    features: Tensor,
-    first_labels: Tensor,
-    *,
-    context: int,
-    radius: float,
-    topk: int,
-    temperature: float,
-    first_frame: str,
-    window: str,
-    limit_first: bool,
-) -> Tensor:
-    """The whole matrix of scores in double precision, with real copies of frame 0."""
-    unit = F.normalize(features.double(), dim=1).flatten(2)
-    height, width = features.shape[2:]
-    y, x = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
-    points = torch.stack([y.flatten(), x.flatten()], dim=1).double()
-    offset = points[:, None] - points[None]
-    far = offset.norm(dim=2) >= radius if window == "disk" else offset.abs().amax(dim=2) > radius
-    labels = [first_labels.double().flatten(0, 1)]
-    for time in range(1, len(features)):
-        if first_frame == "repeated":
-            frames = [max(0, past) for past in range(time - context, time)]
-        else:
-            frames = list(range(max(1, time - context), time))
-        scores = [unit[time].T @ unit[0]]
-        if limit_first:
-            scores = [scores[0].masked_fill(far, -torch.inf)]
-        scores += [(unit[time].T @ unit[past]).masked_fill(far, -torch.inf) for past in frames]
-        together = torch.cat(scores, dim=1) / temperature
-        best, index = together.topk(min(topk, together.shape[1]), dim=1)
-        keys = torch.cat([labels[past] for past in [0, *frames]])
-        labels.append((best.softmax(dim=1)[:, :, None] * keys[index]).sum(dim=1))
-    return torch.stack(labels).unflatten(1, (height, width)).float()
 
 
 def random_video(seed: int, time: int, height: int, width: int) -> tuple[Tensor, Tensor]:
@@ -110,7 +75,7 @@ def test_streaming_agrees_with_the_full_matrix_and_real_copies(
         "window": window,
         "limit_first": limit_first,
     }
-    expected = slow_twin(features, first, **knobs)
+    expected = propagate_plainly(features, first, **knobs)
     found = propagate_features(features, first, **knobs, score_bytes=score_bytes)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
 
@@ -197,3 +162,16 @@ def test_bad_settings_and_frames_are_named() -> None:
     propagator.start(features[0], first)
     with pytest.raises(InputError, match=r"\(8, 5, 4\)"):
         propagator.step(features[1].transpose(1, 2))
+
+
+def test_features_held_in_bf16_are_compared_in_single_precision() -> None:
+    features, labels = random_video(3, time=4, height=5, width=7)
+    held = propagate_features(features, labels, context=2, radius=4, precision="bf16")
+    unit = F.normalize(features, dim=1).bfloat16().float()
+    propagator = Propagator(context=2, radius=4, precision="bf16")
+    propagator.start(features[0], labels)
+    assert propagator._features.dtype == torch.bfloat16
+    assert torch.equal(propagator._features[0].float(), unit[0].permute(2, 1, 0).flatten(0, 1))
+    exact = propagate_features(features, labels, context=2, radius=4)
+    assert not torch.equal(held, exact)
+    assert (held - exact).abs().mean() < 0.02

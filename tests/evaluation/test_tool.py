@@ -21,7 +21,7 @@ from tcore.evaluation.masks import davis_palette, list_images, read_ids
 from tcore.evaluation.propagate import Propagator
 from tcore.evaluation.protocols import RENDERED, TCORE
 from tcore.evaluation.rendered import true_joints
-from tcore.evaluation.tool import carry_frames, input_size, progress_lines, propagate_video_file
+from tcore.evaluation.tool import carry_frames, input_size, progress_lines, propagate, propagate_video_file
 from tcore.evaluation.tracked import TrackedMasks
 from tcore.evaluation.video import open_video
 from tests.evaluation.clips import cut, need_av, tiny_encoder, write_file, write_folder
@@ -367,3 +367,32 @@ def test_an_out_folder_with_anything_else_in_it_is_refused(
     for out in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(InputError, match=r"cannot write to .*file"):
             run(encoder, clip, first, out)
+
+
+def test_python_users_get_the_labels_of_the_command_frame_by_frame(
+    encoder: Encoder, video: RenderedVideo, clip: Path, tmp_path: Path
+) -> None:
+    first = video.objects[0].astype(np.int64)
+    found = list(propagate(encoder, video.frames, first, protocol=RENDERED))
+    run(encoder, clip, mask(tmp_path / "first.png", video.objects[0]), tmp_path / "out")
+    saved = [read_ids(path) for path in list_images(tmp_path / "out" / "masks")]
+    assert all(np.array_equal(a, b) for a, b in zip(found, saved, strict=True))
+
+
+def test_python_users_can_carry_points(encoder: Encoder, video: RenderedVideo) -> None:
+    points = np.array([[20.0, 30.0], [40.5, 12.0], [np.nan, np.nan]])
+    found = list(propagate(encoder, iter(video.frames), points, protocol=RENDERED))
+    assert len(found) == 8
+    assert np.array_equal(found[0], points, equal_nan=True)
+    assert found[7].shape == (3, 2)
+    assert np.isnan(found[7][2]).all()
+    assert np.isfinite(found[7][:2]).all()
+
+
+def test_python_users_are_told_what_is_wrong(encoder: Encoder, video: RenderedVideo) -> None:
+    with pytest.raises(InputError, match="no frames"):
+        next(propagate(encoder, [], video.objects[0]))
+    with pytest.raises(InputError, match="span 0 to 300: ids go from 0 to 255"):
+        next(propagate(encoder, video.frames, np.full((64, 64), 300)))
+    with pytest.raises(InputError, match="the mask for frame 0 is 32x32, the frames are 64x64"):
+        next(propagate(encoder, video.frames, np.ones((32, 32), dtype=np.uint8)))
