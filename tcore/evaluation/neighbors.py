@@ -90,11 +90,13 @@ def default_place(store: FrameStore, path: str | Path) -> Path:
 
 
 def _is_done(path: Path, key: Key, k: int) -> bool:
-    """Whether the file is there, made of the same."""
+    """Whether the file is there, made of the same; what is no file of neighbours is not written over."""
     try:
         found = load_neighbors(path)
-    except InputError:  # not there, or of no use
-        return False
+    except InputError as error:
+        if isinstance(error.__cause__, OSError):  # not there
+            return False
+        raise InputError(f"{path} is there and holds no neighbours: give another --out.") from error
     return (found.encoder_fingerprint, found.store_fingerprint, found.k) == (*key, k)
 
 

@@ -50,7 +50,7 @@ def _parameters(trainer: Trainer) -> str:
 def _batch(config: Config) -> str:
     optim = config.optim
     parts = f" in {optim.accumulate} parts" if optim.accumulate > 1 else ""
-    return f"{optim.batch} videos{parts}, peak learning rate {optim.peak_lr:.2e}"
+    return f"{optim.batch} {config.source}{parts}, peak learning rate {optim.peak_lr:.2e}"
 
 
 def _state_gib(trainer: Trainer) -> float:

@@ -161,6 +161,15 @@ def test_a_place_that_cannot_be_written_asks_for_out(tmp_path: Path) -> None:
     assert find_all(tiny_encoder(), folder, out=tmp_path / "n", workers=0).is_file()
 
 
+def test_a_file_of_another_kind_is_not_written_over(tmp_path: Path) -> None:
+    folder = save_images(tmp_path / "photos", 8)
+    photo = folder / "class0" / "image0.png"
+    before = photo.read_bytes()
+    with pytest.raises(InputError, match=r"image0\.png is there and holds no neighbours"):
+        find_all(tiny_encoder(), folder, out=photo, workers=0)
+    assert photo.read_bytes() == before
+
+
 @pytest.mark.parametrize("workers", [0, 1])
 def test_an_image_that_cannot_be_read_is_named(tmp_path: Path, workers: int) -> None:
     folder = save_images(tmp_path / "photos", 8)
