@@ -12,6 +12,8 @@ from tyro.conf import FlagCreatePairsOff, Positional, arg
 from tcore.cli_data import prepare_verb
 from tcore.cli_evaluation import evaluate_verb, propagate_verb, score_verb
 from tcore.cli_export import export_verb
+from tcore.cli_figure import figure_verb
+from tcore.cli_images import neighbors_verb
 from tcore.cli_parsing import check_flags, parse, suggest
 from tcore.config import Config
 from tcore.config_file import flatten
@@ -29,6 +31,8 @@ tcore: self-supervised video representation by temporal correspondence
   tcore score davis|vip|jhmdb --truth DIR --predictions DIR    score anybody's predictions, as JSON
   tcore propagate ENCODER VIDEO --labels FIRST --out OUT       masks or points of a frame, through a video
   tcore export ENCODER OUT --format FORMAT                     for torch, timm, transformers, ONNX runtimes
+  tcore neighbors IMAGES --encoder RUN                         nearest other images, for training on images
+  tcore figure neighbors IMAGES --out FILE.png                 a picture of them
 
 recipes
 {recipes}
@@ -45,7 +49,9 @@ class TrainCommand:
     run: Path | None = None
     """Folder of the run: settings, metrics, checkpoint, encoder (default: runs/RECIPE)."""
     frames: str | None = None
-    """A store of `tcore prepare`, a folder of frame folders, or `rendered` (quickstart's default)."""
+    """A store of `tcore prepare`, a folder of frame folders, of images (--source images), or `rendered`."""
+    neighbors: Path | None = None
+    """With --source images: another file of neighbours than the one inside or beside the store."""
     plan: FlagCreatePairsOff[bool] = False
     """Train nothing: print sizes, memory, speed and first losses, measured in a few real steps."""
     config: Annotated[Config, arg(name="")] = field(default_factory=Config)
@@ -117,19 +123,27 @@ def _train(argv: list[str]) -> None:
     if command.frames == "":
         raise InputError("--frames is empty: give a folder of frame folders, or rendered.")
     if command.frames is None and command.recipe != "quickstart":
-        raise InputError(
-            f"recipe {command.recipe} needs --frames STORE, a folder of frame folders "
-            "(or --frames rendered, to try it on rendered videos)."
-        )
+        raise InputError(_what_frames(command))
     if command.plan:
         from tcore.training.plan import plan
 
-        print(plan(command.config, store))
+        print(plan(command.config, store, command.neighbors))
         return
     from tcore.training.loop import train
 
-    run = train(command.config, command.run or Path("runs") / command.recipe, store)
+    run = command.run or Path("runs") / command.recipe
+    train(command.config, run, store, neighbors=command.neighbors)
     print(f"encoder: {run / 'encoder.safetensors'}")
+
+
+def _what_frames(command: TrainCommand) -> str:
+    """What to give a recipe that has no frames of its own."""
+    if command.config.source == "images":
+        return f"recipe {command.recipe} needs --frames IMAGES, a folder of images or a packed store of them."
+    return (
+        f"recipe {command.recipe} needs --frames STORE, a folder of frame folders "
+        "(or --frames rendered, to try it on rendered videos)."
+    )
 
 
 def parse_train(argv: list[str]) -> TrainCommand:
@@ -177,4 +191,6 @@ VERBS: dict[str, Callable[[list[str]], None]] = {
     "score": score_verb,
     "propagate": propagate_verb,
     "export": export_verb,
+    "neighbors": neighbors_verb,
+    "figure": figure_verb,
 }

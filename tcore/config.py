@@ -239,6 +239,8 @@ class Config:
     0.0
     """
 
+    source: Literal["videos", "images"] = "videos"
+    """What samples are drawn from: videos, or single images whose neighbours stand in for the past."""
     auxiliary: Auxiliary = "both"
     """Sides that the auxiliary branch sees; none is the self-distillation baseline."""
     init: str | None = None

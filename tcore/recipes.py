@@ -69,6 +69,19 @@ RECIPES: dict[str, Recipe] = {
         replace(VITS16_K400, optim=OptimConfig(epochs=100, warmup_epochs=10)),
         "ViT-S/16 on Kinetics-400, 100 epochs: the protocol of the paper's ablations, 64.4 J&F on DAVIS.",
     ),
+    # Two stages: the features of a first run without the auxiliary branch find the neighbours of the second.
+    #   tcore train vits16-imagenet --auxiliary none --frames IMAGES --run A
+    #   tcore neighbors IMAGES --encoder A
+    #   tcore train vits16-imagenet --frames IMAGES --run B
+    "vits16-imagenet": Recipe(
+        replace(
+            VITS16_K400,
+            source="images",
+            auxiliary="past",
+            optim=OptimConfig(epochs=100, warmup_epochs=10),
+        ),
+        "ViT-S/16 on ImageNet with neighbours (docs/images.md), 100 epochs as published: 64.1 J&F on DAVIS.",
+    ),
     "quickstart": Recipe(
         QUICKSTART,
         "A small ViT on rendered videos: learns within minutes on a laptop, needs no data.",

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from tcore.config import Config
+from tcore.config import Config, SandwichConfig
 from tcore.config_file import flatten, from_dict, to_dict
 from tcore.errors import InputError
 
@@ -93,10 +93,26 @@ def validate(config: Config) -> Config:
     for name, (holds, need) in CHECKS.items():
         if not holds(values[name]):
             raise InputError(f"{name}={values[name]}: {need}.")
+    _check_images(config)
     _check_sandwich(config)
     _check_sizes(config)
     _check_length(config)
     return config
+
+
+def _check_images(config: Config) -> None:
+    """An image has neighbours in the place of the past: no future, no offsets, no other moment."""
+    if config.source != "images":
+        return
+    if config.auxiliary not in ("past", "none"):
+        raise InputError(
+            f"auxiliary={config.auxiliary}: with source=images one neighbour stands in place of the past; "
+            "use --auxiliary past (or none, for the run whose features find the neighbours)."
+        )
+    if config.sandwich != SandwichConfig():
+        raise InputError("sandwich.* has no effect with source=images: leave those settings out.")
+    if not config.views.fixed_time:
+        raise InputError("views.fixed_time=False: an image has no other moment; not with source=images.")
 
 
 def _check_sandwich(config: Config) -> None:

@@ -3,11 +3,14 @@
 import json
 import math
 import os
+import shutil
 from pathlib import Path
 
 import pytest
 
-from tcore import FrameStore, train
+from tcore import FrameStore, load_encoder, train
+from tcore.data.neighbors import load_neighbors
+from tcore.evaluation.neighbors import find_all
 from tests.tiny import tiny
 
 DATA = os.environ.get("TCORE_DATA")
@@ -23,3 +26,15 @@ def test_real_clips_are_found_and_train(tmp_path: Path) -> None:
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert len(lines) == 3
     assert all(math.isfinite(line["total"]) for line in lines)
+
+
+def test_real_photographs_find_neighbours_and_train_with_them(tmp_path: Path) -> None:
+    folder = tmp_path / "photographs"
+    for label in range(20):
+        shutil.copytree(Path(str(DATA)) / "images160" / str(label), folder / str(label))
+    first = train(tiny(source="images", auxiliary="none"), tmp_path / "A", folder, quiet=True)
+    found = load_neighbors(find_all(load_encoder(first), folder))
+    assert found.indices.shape == (60, 5)
+    second = train(tiny(source="images", auxiliary="past"), tmp_path / "B", folder, quiet=True)
+    lines = [json.loads(line) for line in (second / "metrics.jsonl").read_text().splitlines()]
+    assert all(math.isfinite(line["past_teacher"]) for line in lines)

@@ -95,13 +95,13 @@ class FolderStore(FrameStore):
         if not files:
             raise InputError(_explain_empty(root))
         self.names = sorted(files, key=natural)
-        self._files = [files[name] for name in self.names]
-        self.lengths = np.array([len(images) for images in self._files], dtype=np.int64)
+        self.files = [files[name] for name in self.names]
+        self.lengths = np.array([len(images) for images in self.files], dtype=np.int64)
 
     def read(self, video: int, frames: Sequence[int]) -> list[Frame]:
         """Decode some frames of one video."""
         folder = self.root / self.names[video]
-        return [read_image(folder / self._files[video][index]) for index in frames]
+        return [read_image(folder / self.files[video][index]) for index in frames]
 
 
 class RenderedStore(FrameStore):

@@ -19,14 +19,14 @@ from torch.utils.data import DataLoader, Dataset
 
 from tcore.config import Config
 from tcore.data.batch import Batch, Counts, make_batch
-from tcore.data.frames import FrameStore, RenderedStore, list_clips
+from tcore.data.frames import Frame, FrameStore, RenderedStore, list_clips
 from tcore.data.masking import sample_step_masks
 from tcore.data.render import PLAIN, Kernels, render
 from tcore.data.sandwich import sample_sandwich, usable
 from tcore.data.views import CURRENT, FUTURE, PAST, SamplePlan, ViewPlan, sample_views
 from tcore.errors import InputError
 
-ORDER, SAMPLE, MASKS, DEPTH = 1, 2, 3, 4  # streams of randomness that must not meet
+ORDER, SAMPLE, MASKS, DEPTH, NEIGHBOR = 1, 2, 3, 4, 5  # streams of randomness that must not meet
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class RawBatch:
 class Sample(NamedTuple):
     """Frames of one sample by their place in the sandwich, those that are looked at, and its views."""
 
-    frames: dict[int, UInt8[np.ndarray, "height width 3"]]
+    frames: dict[int, Frame]
     plan: SamplePlan
 
 
@@ -70,7 +70,7 @@ class Source(Dataset[RawBatch]):
             offset_frames=self.offset_frames,
         )
         self.num_short = int((~long_enough).sum())
-        repeat = sandwich.short_videos == "repeat"
+        repeat = sandwich.short_videos == "repeat" or config.source == "images"
         self.clips = self.all_clips if repeat else self.all_clips.select(long_enough)
         if len(self.clips.video) == 0:
             raise InputError(self._explain_unusable())
@@ -78,6 +78,11 @@ class Source(Dataset[RawBatch]):
     def _explain_unusable(self) -> str:
         sandwich = self.config.sandwich
         longest = int(self.all_clips.length.max(initial=0))
+        if longest == 1:
+            return (
+                f"these are single images, {len(self.store)} of them, not videos: run tcore neighbors on "
+                "them, then tcore train vits16-imagenet (or another recipe with --source images)."
+            )
         found = f"no usable video among {len(self.store)}: the longest has {longest} frames, too few for "
         if sandwich.offset_seconds is not None:
             return (
@@ -86,8 +91,13 @@ class Source(Dataset[RawBatch]):
             )
         return (
             f"{found}sandwich.offset={sandwich.offset}; "
-            "use larger offsets, more frames per second, or --sandwich.short-videos repeat."
+            "use larger offsets, more frames per second, --sandwich.short-videos repeat, or, "
+            "for folders of single images, --source images."
         )
+
+    def fingerprint(self) -> str:
+        """A short name for the data; a run that goes on must find the same."""
+        return self.store.fingerprint()
 
     @property
     def steps_per_epoch(self) -> int:
@@ -121,20 +131,9 @@ class Source(Dataset[RawBatch]):
 
     def _sample(self, step: int, slot: int, clip: int, masked: bool) -> Sample:
         """The frames that are looked at, and the views to be made of them."""
-        sandwich, views = self.config.sandwich, self.config.views
+        views = self.config.views
         rng = np.random.default_rng((self.config.seed, SAMPLE, step, slot))
-        video, start, length = (int(x[clip]) for x in self.clips)
-        indices = sample_sandwich(
-            length,
-            rng,
-            current=sandwich.current,
-            offset=sandwich.offset,
-            offset_frames=self.offset_frames,
-            frames=sandwich.frames,
-        )
-        needed = [position for position in range(3) if self._needs(position, masked)]
-        read = self.store.read(video, [start + indices[position] for position in needed])
-        frames = dict(zip(needed, read, strict=True))
+        frames = self.frames(step, slot, clip, rng, masked)
         # A frame that nobody looks at has no views; any size will do for their numbers.
         sizes = [frames.get(position, frames[CURRENT]).shape[:2] for position in range(3)]
         plan = sample_views(
@@ -147,6 +146,24 @@ class Source(Dataset[RawBatch]):
             fixed_time=views.fixed_time,
         )
         return Sample(frames, plan)
+
+    def frames(
+        self, step: int, slot: int, clip: int, rng: np.random.Generator, masked: bool
+    ) -> dict[int, Frame]:
+        """Those of the three frames of a sample that are looked at, by their place in the sandwich."""
+        sandwich = self.config.sandwich
+        video, start, length = (int(x[clip]) for x in self.clips)
+        indices = sample_sandwich(
+            length,
+            rng,
+            current=sandwich.current,
+            offset=sandwich.offset,
+            offset_frames=self.offset_frames,
+            frames=sandwich.frames,
+        )
+        needed = [position for position in range(3) if self._needs(position, masked)]
+        read = self.store.read(video, [start + indices[position] for position in needed])
+        return dict(zip(needed, read, strict=True))
 
     def _needs(self, position: int, masked: bool) -> bool:
         """Whether the past, current or future frame of a sample is looked at."""

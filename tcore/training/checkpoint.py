@@ -63,8 +63,8 @@ def load_checkpoint(run: Path, model: TCoRe, optimizer: Optimizer, fingerprint: 
         state = torch.load(path, map_location=device, weights_only=True)
         if state["fingerprint"] != fingerprint:
             raise InputError(
-                f"run {run} was trained on other videos (fingerprint {state['fingerprint']}, "
-                f"now {fingerprint}): give the same --frames, or another --run."
+                f"run {run} was trained on other videos, images or neighbours ({state['fingerprint']}, "
+                f"now {fingerprint}): give the same --frames (and neighbours), or another --run."
             )
         model.load_state_dict(state["model"])
         optimizer.adamw.load_state_dict(state["optimizer"])

@@ -10,8 +10,10 @@ import torch
 
 from tcore.config import Config
 from tcore.data.frames import FrameStore
+from tcore.data.images import ImageSource, open_images
 from tcore.data.loader import Source, load
-from tcore.errors import DivergedError
+from tcore.data.neighbors import check_neighbors, find_neighbors, load_neighbors
+from tcore.errors import DivergedError, InputError
 from tcore.files import write_text
 from tcore.training.build import build_schedule, choose_device, choose_dtype
 from tcore.training.checkpoint import (
@@ -27,8 +29,17 @@ from tcore.training.step import Outcome, Trainer
 from tcore.validation import validate
 
 
-def train(config: Config, run: str | Path, frames: str | Path | None = None, *, quiet: bool = False) -> Path:
+def train(
+    config: Config,
+    run: str | Path,
+    frames: str | Path | None = None,
+    *,
+    neighbors: str | Path | None = None,
+    quiet: bool = False,
+) -> Path:
     """Train, or go on training, in a run folder; without `frames` on rendered videos.
+
+    Neighbours of images are found inside or beside their store, unless `neighbors` is another file.
 
     >>> import tempfile, tcore
     >>> config = tcore.recipe("quickstart", {"optim.steps": 1, "optim.batch": 2, "rendered.videos": 2})
@@ -38,7 +49,7 @@ def train(config: Config, run: str | Path, frames: str | Path | None = None, *, 
     ['encoder.json', 'encoder.safetensors', 'encoders']
     """
     run, config = Path(run), resolve(config)
-    source = Source(open_store(config, frames), config)
+    source = open_source(config, frames, neighbors)
     # A run that goes on has its weights in the checkpoint; what it began with is not read again.
     init = None if (run / CHECKPOINT).exists() else read_init(config)
     open_run(run, config)
@@ -47,11 +58,13 @@ def train(config: Config, run: str | Path, frames: str | Path | None = None, *, 
     if init is not None:
         record_init(init, run)
         apply_init(init, trainer.model)
-    fingerprint = source.store.fingerprint()
+    fingerprint = source.fingerprint()
     saved = first_step = load_checkpoint(run, trainer.model, trainer.optimizer, fingerprint)
 
     journal = Journal(run, first_step, schedule.num_steps, config.head.prototypes, quiet)
     made_with = environment(trainer.device) | {"frames": "rendered" if frames is None else str(frames)}
+    if isinstance(source, ImageSource):
+        made_with["neighbors"] = f"{source.neighbors.fingerprint()}, by {source.neighbors.encoder}"
     write_text(run / "environment.json", json.dumps(made_with, indent=2) + "\n")
     for line in (*introduce(source, trainer, schedule.num_steps, first_step), *(init.lines if init else ())):
         journal.say(line)
@@ -105,6 +118,10 @@ def what_remains(run: Path, saved: int) -> str:
 
 def open_store(config: Config, frames: str | Path | None) -> FrameStore:
     """The store at a path, or rendered videos."""
+    if config.source == "images":
+        if frames is None:
+            raise InputError("source=images needs --frames IMAGES, a folder of images or a packed store.")
+        return open_images(frames)
     if frames is not None:
         return FrameStore.open(frames)
     rendered = config.rendered
@@ -113,14 +130,34 @@ def open_store(config: Config, frames: str | Path | None) -> FrameStore:
     )
 
 
+def open_source(config: Config, frames: str | Path | None, neighbors: str | Path | None = None) -> Source:
+    """Where the samples of a run come from: videos, or images and, for the auxiliary branch, neighbours."""
+    if neighbors is not None and (config.source != "images" or config.auxiliary == "none"):
+        raise InputError(
+            f"--neighbors {neighbors} has no effect with source={config.source}, "
+            f"auxiliary={config.auxiliary}: it goes with --source images --auxiliary past."
+        )
+    store = open_store(config, frames)
+    if config.source == "videos" or config.auxiliary == "none":
+        return Source(store, config)
+    assert frames is not None  # images have a place
+    path = Path(neighbors) if neighbors is not None else find_neighbors(frames)
+    found = load_neighbors(path)
+    check_neighbors(found, path, len(store), store.fingerprint())
+    return ImageSource(store, config, found)
+
+
 def introduce(source: Source, trainer: Trainer, num_steps: int, first_step: int) -> list[str]:
     """The first lines of a run: what it is, and what will not be as it seems."""
     config = source.config
     clips = len(source.clips.video)
     short = f" ({source.num_short} too short, left out)" if clips < len(source.all_clips.video) else ""
     begin = f"resumes at step {first_step} of" if first_step else "takes"
+    what: str = config.source
+    if isinstance(source, ImageSource):
+        what += f" with {source.neighbors.k} neighbours each (by {source.neighbors.encoder})"
     lines = [
-        f"{clips} videos{short}, batch {config.optim.batch}, {source.steps_per_epoch} steps an epoch; "
+        f"{clips} {what}{short}, batch {config.optim.batch}, {source.steps_per_epoch} steps an epoch; "
         f"{begin} {num_steps} steps on {trainer.device} in {config.optim.precision}; "
         f"ln K = {math.log(config.head.prototypes):.2f}"
     ]

@@ -5,21 +5,21 @@ import time
 from pathlib import Path
 
 from tcore.config import Config
-from tcore.data.loader import Source, load
+from tcore.data.loader import load
 from tcore.training.build import build_schedule
 from tcore.training.init import Init, apply_init, read_init
 from tcore.training.journal import format_seconds, peak_memory_gib
-from tcore.training.loop import open_store, resolve
+from tcore.training.loop import open_source, resolve
 from tcore.training.step import Trainer
 
 WARMUP_STEPS, TIMED_STEPS = 1, 3
 
 
-def plan(config: Config, frames: str | Path | None) -> str:
+def plan(config: Config, frames: str | Path | None, neighbors: str | Path | None = None) -> str:
     """Sizes, memory, speed and first losses of a run, as a table for a person."""
     config = resolve(config)
     init = read_init(config)
-    source = Source(open_store(config, frames), config)
+    source = open_source(config, frames, neighbors)
     schedule = build_schedule(config, source.steps_per_epoch)
     trainer = Trainer(config)
     if init is not None:
@@ -31,7 +31,7 @@ def plan(config: Config, frames: str | Path | None) -> str:
         trainer.step(parts, step, schedule.at(min(step, schedule.num_steps - 1))).metrics()
     seconds = (time.perf_counter() - started) / TIMED_STEPS
     rows = _start(init, config) | {
-        "videos": f"{len(source.clips.video):,} usable of {len(source.all_clips.video):,}",
+        config.source: f"{len(source.clips.video):,} usable of {len(source.all_clips.video):,}",
         "parameters": _parameters(trainer),
         "batch": _batch(config),
         "steps": f"{schedule.num_steps:,} ({source.steps_per_epoch:,} an epoch)",
@@ -66,7 +66,7 @@ def _parameters(trainer: Trainer) -> str:
 def _batch(config: Config) -> str:
     optim = config.optim
     parts = f" in {optim.accumulate} parts" if optim.accumulate > 1 else ""
-    return f"{optim.batch} videos{parts}, peak learning rate {optim.peak_lr:.2e}"
+    return f"{optim.batch} {config.source}{parts}, peak learning rate {optim.peak_lr:.2e}"
 
 
 def _state_gib(trainer: Trainer) -> float:

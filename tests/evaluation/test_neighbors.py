@@ -1,0 +1,195 @@
+"""Features of images, and the neighbours that they find."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from tcore.data.images import open_images
+from tcore.data.neighbors import load_neighbors, search
+from tcore.errors import InputError
+from tcore.evaluation import neighbors
+from tcore.evaluation.encoder import Adapted, Encoder
+from tcore.evaluation.neighbors import (
+    Key,
+    centre_crop,
+    encode_all,
+    find_all,
+    image_features,
+    input_size,
+    lines,
+)
+from tcore.evaluation.resize import normalize_images
+from tcore.model.vit import VisionTransformer
+from tests.data.painted import Painted
+from tests.data.photos import save_images
+
+
+def tiny_encoder(seed: int = 0) -> Encoder:
+    torch.manual_seed(seed)
+    vit = VisionTransformer(dim=24, depth=1, num_heads=2, patch_size=8, image_size=32, layer_scale=0.5)
+    return Encoder(vit, f"tiny-{seed}")
+
+
+def assert_same(one: Path, other: Path) -> None:
+    a, b = load_neighbors(one), load_neighbors(other)
+    assert np.array_equal(a.indices, b.indices)
+    assert np.array_equal(a.cosines, b.cosines)
+
+
+@pytest.fixture
+def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(neighbors, "BATCH", 4)
+
+
+def test_the_feature_is_the_class_token_and_normalised() -> None:
+    encoder = tiny_encoder()
+    images = torch.randint(0, 255, (3, 32, 32, 3), dtype=torch.uint8)
+    expected = encoder.backbone(normalize_images(images.permute(0, 3, 1, 2).float() / 255)).frame
+    found = image_features(encoder, images)
+    assert torch.allclose(found, expected / expected.norm(dim=1, keepdim=True), atol=1e-6)
+
+
+def test_the_feature_of_a_foreign_model_is_the_mean_of_its_patches() -> None:
+    patches = torch.randn(2, 4, 5)
+
+    def read(images: Tensor) -> Tensor:
+        return torch.cat([torch.full((2, 1, 5), 1e3), patches], dim=1)
+
+    encoder = Encoder(Adapted(nn.Linear(1, 1), read, patch_size=14, num_prefix=1), "foreign")
+    assert input_size(encoder) == 224
+    mean = patches.mean(dim=1)
+    found = image_features(encoder, torch.zeros(2, 28, 28, 3, dtype=torch.uint8))
+    assert torch.allclose(found, mean / mean.norm(dim=1, keepdim=True), atol=1e-6)
+
+
+def test_images_go_in_at_the_size_that_the_encoder_was_trained_at() -> None:
+    assert input_size(tiny_encoder()) == 32
+    assert input_size(Encoder(VisionTransformer(dim=24, depth=1, num_heads=2), "s16")) == 224
+
+
+@pytest.mark.parametrize("shape", [(256, 256), (256, 400), (400, 256)])
+def test_the_crop_is_the_middle_of_a_short_side_of_256(shape: tuple[int, int]) -> None:
+    image = np.random.default_rng(0).integers(0, 255, (*shape, 3), dtype=np.uint8)
+    top, left = (shape[0] - 224) // 2, (shape[1] - 224) // 2
+    assert np.array_equal(centre_crop(image, 224), image[top : top + 224, left : left + 224])
+
+
+def test_the_file_lists_the_nearest_by_the_encoder(tmp_path: Path) -> None:
+    folder, encoder = save_images(tmp_path / "photos", 11), tiny_encoder()
+    before = sorted(folder.rglob("*"))
+    path = find_all(encoder, folder, k=3, workers=0)
+    assert path == tmp_path / "photos.neighbors.safetensors"
+    assert sorted(folder.rglob("*")) == before, "something was written into the images"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["photos", path.name], "the work file was left"
+    found, store = load_neighbors(path), open_images(folder)
+    assert (found.k, found.encoder, found.encoder_fingerprint) == (3, "tiny-0", encoder.fingerprint())
+    assert found.store_fingerprint == store.fingerprint()
+    crops = np.stack([centre_crop(store.read(i, [0])[0], 32) for i in range(11)])
+    expected = search(image_features(encoder, torch.from_numpy(crops)), 3)
+    assert np.array_equal(found.indices, expected.indices.numpy())
+    assert np.allclose(found.cosines, expected.cosines.numpy(), atol=1e-6)
+
+
+def test_a_packed_store_takes_the_file_inside(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(neighbors, "open_images", lambda path: Painted([1] * 8, sizes=[(40, 40)]))
+    assert find_all(tiny_encoder(), tmp_path, k=2, workers=0) == tmp_path / "neighbors.safetensors"
+
+
+def test_images_read_by_other_processes_give_the_same(tmp_path: Path) -> None:
+    folder = save_images(tmp_path / "photos", 9)
+    files = [find_all(tiny_encoder(), folder, out=tmp_path / f"{w}.st", workers=w) for w in (0, 2)]
+    assert_same(*files)
+
+
+@pytest.mark.usefixtures("small_batches")
+def test_killed_work_goes_on_and_ends_the_same(tmp_path: Path) -> None:
+    folder, encoder = save_images(tmp_path / "photos", 18), tiny_encoder()
+    whole = find_all(encoder, folder, out=tmp_path / "whole", workers=0)
+
+    def stop_at(line: str) -> None:
+        if line.startswith("features of 12/18"):
+            raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(neighbors, "lines", lambda say, what, before=0: lines(say, what, before, every=0))
+        with pytest.raises(KeyboardInterrupt):
+            find_all(encoder, folder, out=tmp_path / "again", say=stop_at, workers=0)
+    (work,) = tmp_path.glob("again.*.work")
+    with work.open("ab") as file:
+        file.write(b"half a row")  # what a kill in the middle of a write leaves
+    said: list[str] = []
+    again = find_all(encoder, folder, out=tmp_path / "again", say=said.append, workers=0)
+    assert said[0] == "going on after 12 of 18 images."
+    assert_same(again, whole)
+    assert not list(tmp_path.glob("*.work"))
+
+
+@pytest.mark.usefixtures("small_batches")
+def test_finished_features_are_not_made_again(tmp_path: Path) -> None:
+    store, encoder = open_images(save_images(tmp_path / "photos", 10)), tiny_encoder()
+    first = np.array(encode_all(encoder, store, tmp_path / "work", Key("a", "b"), workers=0))
+    said: list[str] = []
+    second = encode_all(encoder, store, tmp_path / "work", Key("a", "b"), said.append, workers=0)
+    assert said == ["going on after 10 of 10 images."]
+    assert np.array_equal(first, second)
+    # Of another encoder: from the beginning.
+    third = encode_all(tiny_encoder(1), store, tmp_path / "work", Key("c", "b"), workers=0)
+    assert not np.allclose(first, third)
+
+
+def test_a_file_of_the_same_encoder_images_and_k_is_kept(tmp_path: Path) -> None:
+    folder, said = save_images(tmp_path / "photos", 8), list[str]()
+    path = find_all(tiny_encoder(), folder, k=2, workers=0)
+    written = path.stat().st_mtime_ns
+    find_all(tiny_encoder(), folder, k=2, say=said.append, workers=0)
+    assert path.stat().st_mtime_ns == written
+    assert "there already" in said[-1]
+    for encoder, k in ((tiny_encoder(), 3), (tiny_encoder(1), 3)):
+        find_all(encoder, folder, k=k, workers=0)
+        found = load_neighbors(path)
+        assert (found.k, found.encoder) == (k, encoder.name)
+
+
+def test_a_place_that_cannot_be_written_asks_for_out(tmp_path: Path) -> None:
+    folder = save_images(tmp_path / ("x" * 250), 8)  # no room for a longer name beside it
+    with pytest.raises(InputError, match=r"cannot write .* give --out FILE .* --neighbors FILE"):
+        find_all(tiny_encoder(), folder, workers=0)
+    assert find_all(tiny_encoder(), folder, out=tmp_path / "n", workers=0).is_file()
+
+
+def test_a_file_of_another_kind_is_not_written_over(tmp_path: Path) -> None:
+    folder = save_images(tmp_path / "photos", 8)
+    photo = folder / "class0" / "image0.png"
+    before = photo.read_bytes()
+    with pytest.raises(InputError, match=r"image0\.png is there and holds no neighbours"):
+        find_all(tiny_encoder(), folder, out=photo, workers=0)
+    assert photo.read_bytes() == before
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_image_that_cannot_be_read_is_named(tmp_path: Path, workers: int) -> None:
+    folder = save_images(tmp_path / "photos", 8)
+    (folder / "bad.jpg").write_bytes(b"no image")
+    with pytest.raises(InputError, match=r"bad\.jpg"):
+        find_all(tiny_encoder(), folder, workers=workers)
+
+
+def test_copies_are_reported(tmp_path: Path) -> None:
+    folder, said = save_images(tmp_path / "photos", 8), list[str]()
+    with Image.open(folder / "class0" / "image0.png") as image:
+        image.save(folder / "copy.png")
+    find_all(tiny_encoder(), folder, say=said.append, workers=0)
+    assert any(line.startswith("2 of 9 images have copies") for line in said)
+
+
+def test_an_encoder_that_tells_nothing_apart_is_warned_of(tmp_path: Path) -> None:
+    folder, said, encoder = save_images(tmp_path / "photos", 8), list[str](), tiny_encoder()
+    for parameter in encoder.parameters():
+        torch.nn.init.constant_(parameter, 0.1)
+    encoder.backbone.patch_embed.proj.weight.zero_()  # type: ignore[union-attr,operator]
+    find_all(encoder, folder, say=said.append, workers=0)
+    assert said[-1].startswith("warning: this encoder")

@@ -1,0 +1,129 @@
+"""Training on images: first without the auxiliary branch, then with neighbours."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tcore import Config, InputError, load_encoder, train
+from tcore.data.images import open_images
+from tcore.data.neighbors import beside
+from tcore.evaluation.neighbors import find_all
+from tcore.recipes import recipe
+from tcore.training import loop
+from tcore.training.checkpoint import save_checkpoint
+from tcore.training.loop import open_source
+from tests.data.photos import ring, save_images
+from tests.tiny import tiny
+
+NUMBER = 12
+
+
+def settings(**changes: Any) -> Config:
+    return tiny(source="images", auxiliary="past", runtime__workers=0, **changes)
+
+
+def losses(run: Path) -> list[float]:
+    return [json.loads(line)["total"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    folder = save_images(tmp_path / "photos", NUMBER)
+    ring(NUMBER, 5, open_images(folder).fingerprint()).save(beside(folder))
+    return folder
+
+
+def test_two_stages_from_images_to_an_encoder(tmp_path: Path) -> None:
+    folder = save_images(tmp_path / "photos", NUMBER)
+    first = train(
+        tiny(source="images", auxiliary="none", runtime__workers=0), tmp_path / "A", folder, quiet=True
+    )
+    find_all(load_encoder(first), folder, workers=0)
+    second = train(settings(), tmp_path / "B", folder, quiet=True)
+    line = json.loads((second / "metrics.jsonl").read_text().splitlines()[-1])
+    assert "past_teacher" in line
+    assert not {"future_teacher", "past_future", "patch_teacher"} & line.keys()
+    weights = settings().loss.weights()
+    assert weights["past_teacher"] == 0.8
+    expected = line["dino"] + 0.8 * line["past_teacher"] + 0.1 * line["koleo"]
+    assert line["total"] == pytest.approx(expected, rel=1e-6)
+    made_with = json.loads((second / "environment.json").read_text())
+    assert str(first) in made_with["neighbors"]
+
+
+def test_other_neighbours_change_the_loss_of_the_same_run(photos: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.safetensors"
+    ring(NUMBER, 5, open_images(photos).fingerprint(), first=6).save(other)
+    runs = [
+        train(settings(optim__steps=2), tmp_path / name, photos, neighbors=file, quiet=True)
+        for name, file in (("a", None), ("b", beside(photos)), ("c", other))
+    ]
+    assert losses(runs[0]) == losses(runs[1]) != losses(runs[2])
+
+
+def test_a_resumed_run_on_images_equals_an_uninterrupted_one(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = train(settings(), tmp_path / "whole", photos, quiet=True)
+
+    def save_and_stop(run: Path, step: int, *rest: Any) -> None:
+        save_checkpoint(run, step, *rest)
+        if step == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(loop, "save_checkpoint", save_and_stop)
+    with pytest.raises(KeyboardInterrupt):
+        train(settings(), tmp_path / "again", photos, quiet=True)
+    monkeypatch.undo()
+    again = train(settings(), tmp_path / "again", photos, quiet=True)
+    assert losses(again) == losses(whole)
+    assert (again / "encoder.safetensors").read_bytes() == (whole / "encoder.safetensors").read_bytes()
+
+
+def test_a_run_does_not_go_on_with_other_neighbours(photos: Path, tmp_path: Path) -> None:
+    run = train(settings(optim__steps=2), tmp_path / "run", photos, quiet=True)
+    ring(NUMBER, 5, open_images(photos).fingerprint(), first=2).save(beside(photos))
+    with pytest.raises(InputError, match="other videos, images or neighbours"):
+        train(settings(optim__steps=2), run, photos, quiet=True)
+
+
+def test_neighbours_that_are_not_there_or_of_other_images_are_said(tmp_path: Path) -> None:
+    folder = save_images(tmp_path / "photos", NUMBER)
+    with pytest.raises(InputError, match=r"run tcore neighbors .*photos --encoder"):
+        open_source(settings(), folder)
+    ring(NUMBER, 5, "other").save(beside(folder))
+    with pytest.raises(InputError, match="neighbours of other images"):
+        open_source(settings(), folder)
+    with pytest.raises(InputError, match="--neighbors x has no effect with source=images, auxiliary=none"):
+        open_source(tiny(source="images", auxiliary="none"), folder, "x")
+    with pytest.raises(InputError, match="--neighbors x has no effect with source=videos"):
+        open_source(tiny(), folder, "x")
+    with pytest.raises(InputError, match="source=images needs --frames IMAGES"):
+        open_source(settings(), None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"auxiliary": "both"}, "auxiliary=both: with source=images .* use --auxiliary past"),
+        ({"auxiliary": "future"}, "auxiliary=future: with source=images"),
+        ({"sandwich__offset": (0.1, 0.2)}, r"sandwich\.\* has no effect with source=images"),
+        ({"auxiliary": "none", "views__fixed_time": False}, "an image has no other moment"),
+    ],
+)
+def test_settings_that_images_cannot_have_are_refused(
+    changes: dict[str, Any], says: str, tmp_path: Path
+) -> None:
+    with pytest.raises(InputError, match=says):
+        train(tiny(**{"source": "images", "auxiliary": "past", **changes}), tmp_path / "run", tmp_path)
+
+
+def test_the_recipe_is_the_published_one() -> None:
+    config = recipe("vits16-imagenet")
+    assert (config.source, config.auxiliary, config.loss.form) == ("images", "past", "release")
+    optim = config.optim
+    assert (optim.epochs, optim.warmup_epochs, optim.batch, optim.base_lr) == (100, 10, 256, 2e-3)
+    assert optim.matching_lr == 0.1
+    assert (config.vit.dim, config.vit.patch_size) == (384, 16)
