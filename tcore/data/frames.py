@@ -82,8 +82,11 @@ class FolderStore(FrameStore):
 
     def read(self, video: int, frames: Sequence[int]) -> list[Frame]:
         """Decode some frames of one video."""
-        folder = self.root / self.names[video]
-        return [read_image(folder / self._files[video][index]) for index in frames]
+        return [read_image(self.path(video, index)) for index in frames]
+
+    def path(self, video: int, frame: int) -> Path:
+        """The file of a frame."""
+        return self.root / self.names[video] / self._files[video][frame]
 
 
 class RenderedStore(FrameStore):
