@@ -1,5 +1,6 @@
 """Check a frame store: what is there, what training can use, what would spoil it."""
 
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -93,7 +94,7 @@ def say_numbers(findings: Findings, store: FrameStore, config: Config) -> None:
         fps_assumed=store.fps is None,
     )
     low, median, high = int(lengths.min()), float(np.median(lengths)), int(lengths.max())
-    labels = [f"{a}" if b - a == 1 else f"{a}-{b - 1}" for a, b in zip(LENGTHS, LENGTHS[1:], strict=False)]
+    labels = [f"{a}" if b - a == 1 else f"{a}-{b - 1}" for a, b in itertools.pairwise(LENGTHS)]
     findings.say(
         "length",
         f"{low:,} to {high:,} frames, median {median:g} ({say_seconds(median / fps)})",
@@ -117,13 +118,13 @@ def check_kinetics(findings: Findings, names: Sequence[str]) -> None:
     if found.held_out:
         findings.add(
             "warning",
-            f"{found.held_out:,} videos lie under val or test and would be trained on: give the train folder.",
+            f"{found.held_out:,} videos lie under val or test and would be trained on: give train alone.",
         )
     if found.share < 0.99:
         findings.add(
             "warning",
             f"this looks like Kinetics-400, and {found.videos:,} of {kinetics.TRAIN_VIDEOS:,} training "
-            f"videos ({found.share:.1%}) are here: published numbers need the rest; an epoch is shorter by it.",
+            f"videos ({found.share:.1%}) are here: published numbers were made with all of them.",
         )
 
 
@@ -166,7 +167,8 @@ def take_looks(
     partly = bool(capped) or len(chosen) < len(store)
     findings.say(
         "looked at",
-        f"{every} {len(store):,}, {frames:,} frames{capped}" + (" (--full looks at everything)" if partly else ""),
+        f"{every} {len(store):,}, {frames:,} frames{capped}"
+        + (" (--full looks at everything)" if partly else ""),
         looked_at={"videos": len(chosen), "frames": frames, "everything": not partly},
     )
     return looks
@@ -177,17 +179,20 @@ def check_frames(
 ) -> None:
     """Frames that cannot be read, sizes that differ, frames smaller than a crop."""
     sizes = [f"{width}x{height}" for look in looks for height, width in look.sizes]
-    findings.say("size", commonest(sizes) if sizes else "unknown: no frame could be read", sizes=sorted(set(sizes)))
+    findings.say(
+        "size", commonest(sizes) if sizes else "unknown: no frame could be read", sizes=sorted(set(sizes))
+    )
     broken = [look for look in looks if look.unreadable]
     fatal = [look for look in broken if usable[look.video]]
     findings.figures["unreadable"] = {store.names[look.video]: list(look.unreadable) for look in broken}
     if broken:
         count = sum(len(look.unreadable) for look in broken)
+        names = name_some([store.names[look.video] for look in broken])
         findings.add(
             "error" if fatal else "warning",
             f"{count:,} unreadable frames in {len(broken):,} of {len(looks):,} videos looked at "
             f"({len(broken) / len(looks):.1%}); training stops at such a frame: extract them again or remove "
-            f"these videos. {broken[0].unreadable[0]} Videos: {name_some([store.names[b.video] for b in broken])}.",
+            f"these videos. {broken[0].unreadable[0]} Videos: {names}.",
         )
     mixed = [store.names[look.video] for look in looks if len(look.sizes) > 1]
     findings.figures["differing_sizes"] = mixed
@@ -212,7 +217,7 @@ def check_motion(findings: Findings, store: FrameStore, looks: list[Look]) -> No
     motion = np.array([look.motion for look in looks if np.isfinite(look.motion)])
     if not len(motion):
         return
-    labels = [f"{a}-{b}" for a, b in zip(MOTIONS, MOTIONS[1:], strict=False)]
+    labels = [f"{a}-{b}" for a, b in itertools.pairwise(MOTIONS)]
     still = [store.names[look.video] for look in looks if look.most_motion < STILL]
     findings.say(
         "motion",
@@ -245,7 +250,10 @@ def check_duplicates(findings: Findings, store: FrameStore, looks: list[Look], n
     extra = sum(len(group) - 1 for group in exact)
     alike = "not sought among so many" if len(looks) > MOST_COMPARED else f"{len(near):,} groups look alike"
     findings.say("duplicates", f"{extra:,} with the same bytes; {alike}", **named)
-    for kind, what in (("duplicates", "the same bytes as another"), ("near_duplicates", "nearly the same as another")):
+    for kind, what in (
+        ("duplicates", "the same bytes as another"),
+        ("near_duplicates", "nearly the same as another"),
+    ):
         groups = named[kind]
         if groups:
             surplus = sum(len(group) - 1 for group in groups)

@@ -21,32 +21,32 @@ def check_sandwich(findings: Findings, store: FrameStore, config: Config) -> Boo
     long_enough = usable_videos(store, config)
     good = long_enough | (config.sandwich.short_videos == "repeat")
     need = shortest_usable(store, config)
+    short = [store.names[video] for video in np.flatnonzero(~long_enough).tolist()]
     findings.say(
         "sandwich",
         f"{int(good.sum()):,} of {len(store):,} videos can be used (need {need} frames or more)",
         say_offsets(store, config),
         usable=int(good.sum()),
         shortest_usable=need,
-        too_short=[store.names[video] for video in np.flatnonzero(~long_enough)],
+        too_short=short,
     )
-    short = np.flatnonzero(~long_enough)
     single = int((store.lengths == 1).sum())
     if not good.any():
         longest = int(store.lengths.max())
         findings.add(
             "error",
-            f"no usable video: the longest has {longest} frames, and these settings need {need}; extract more "
+            f"no usable video: the longest has {longest} frames, these settings need {need}; extract more "
             "frames per second, use smaller --sandwich.offset-seconds, or --sandwich.short-videos repeat.",
         )
-    elif len(short):
+    elif short:
         of_one = f", {single:,} of them with one frame" if single else ""
         fate = "are repeated" if config.sandwich.short_videos == "repeat" else "are left out"
         findings.add(
             "warning" if len(short) > 0.05 * len(store) else "advice",
             f"{len(short):,} videos have fewer than {need} frames{of_one} and {fate} "
-            f"({name_some([store.names[v] for v in short])}): extract more frames per second to use them.",
+            f"({name_some(short)}): extract more frames per second to use them.",
         )
-    propose_seconds(findings, store, config, int(good.sum()))
+    propose_seconds(findings, store, config, good)
     return good
 
 
@@ -99,37 +99,32 @@ def say_span(low: float, high: float) -> str:
     return f"{low:.2g}-{high:.2g} s" if high < 120 else f"{low / 60:.3g}-{high / 60:.3g} min"
 
 
-def propose_seconds(findings: Findings, store: FrameStore, config: Config, now: int) -> None:
+def propose_seconds(
+    findings: Findings, store: FrameStore, config: Config, good: Bool[np.ndarray, " videos"]
+) -> None:
     """Propose offsets in seconds where fractions of the video make no sense."""
-    if config.sandwich.offset_seconds is not None:
-        return
     fps = store.fps or config.fps
-    seconds = store.lengths / fps
+    seconds = store.lengths[good] / fps
     odd = (seconds < USUAL[0]) | (seconds > USUAL[1])
-    if odd.mean() <= ODD_SHARE:
+    if config.sandwich.offset_seconds is not None or not len(odd) or odd.mean() <= ODD_SHARE:
         return
+    reach = int(PROPOSED[0] * fps), int(PROPOSED[1] * fps)
+    fits = usable(store.lengths, current=config.sandwich.current, offset_frames=reach)
+    now, then = int(good.sum()), int(fits.sum()) if reach[0] >= 1 else 0
+    findings.figures["proposal"] = {"offset_seconds": PROPOSED, "usable": then}
     low, high = config.sandwich.offset
     length = float(np.median(seconds[odd]))
-    reach = tuple(int(s * fps) for s in PROPOSED)
-    then = 0
-    if reach[0] >= 1:
-        fits = usable(store.lengths, current=config.sandwich.current, offset_frames=(reach[0], reach[1]))
-        then = int(fits.sum())
-    findings.figures["proposal"] = {"offset_seconds": PROPOSED, "usable": then}
-    flag = f"--sandwich.offset-seconds {PROPOSED[0]} {PROPOSED[1]}"
     fact = (
-        f"{odd.mean():.0%} of the videos are much longer or shorter than 10 s: offsets of {low:g}-{high:g} mean "
-        f"{say_span(low * length, high * length)} in a video of {say_seconds(length)}"
+        f"{odd.mean():.0%} of the videos are much longer or shorter than 10 s: {low:g}-{high:g} of a video mean "
+        f"{say_span(low * length, high * length)} in one of {say_seconds(length)}."
     )
-    if then >= 0.5 * max(now, 1):
-        findings.add(
-            "advice", f"{fact}. Try {flag}: it keeps {then:,} of {len(store):,} videos usable (now {now:,})."
-        )
+    flag = f"--sandwich.offset-seconds {PROPOSED[0]} {PROPOSED[1]}"
+    if then >= 0.5 * now:
+        findings.add("advice", f"{fact} Use {flag}, with which {then:,} videos are usable (now {now:,}).")
     else:
         findings.add(
             "advice",
-            f"{fact}. {flag} would leave {then:,} of {len(store):,} videos usable (now {now:,}): "
-            "prefer longer videos, or check --fps.",
+            f"{fact} {flag} would leave {then:,} usable (now {now:,}): use longer videos, or correct --fps.",
         )
 
 

@@ -85,10 +85,8 @@ def bars(values: np.ndarray, edges: Sequence[float], labels: Sequence[str]) -> l
     filled = [i for i, count in enumerate(counts) if count]
     shown = range(filled[0], filled[-1] + 1) if filled else range(0)
     width = max((len(labels[i]) for i in shown), default=0)
-    return [
-        f"{labels[i]:>{width}}  {'█' * max(round(BAR * counts[i] / max(counts)), bool(counts[i]))} {counts[i]:,}"
-        for i in shown
-    ]
+    lengths = [max(1, round(BAR * count / max(counts))) if count else 0 for count in counts]
+    return [f"{labels[i]:>{width}}  {'█' * lengths[i]} {counts[i]:,}" for i in shown]
 
 
 def commonest(values: Iterable[str], shown: int = 4) -> str:
@@ -127,7 +125,9 @@ def for_each(
                 told = now
                 left = (now - started) / done * (len(items) - done)
                 line = f"{what}: {done:,} of {len(items):,}, {say_seconds(left)} to go"
-                print(f"\r{line:<70}" if live else line, end="" if live else "\n", file=sys.stderr, flush=True)
+                print(
+                    f"\r{line:<70}" if live else line, end="" if live else "\n", file=sys.stderr, flush=True
+                )
             yield found
         if live and told > started:
             print("\r" + " " * 70 + "\r", end="", file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""Kinetics-400: is this store it, and how much of it is there?"""
+"""Kinetics-400: whether a store is it, and how much of it is there."""
 
 from collections.abc import Sequence
 from pathlib import PurePosixPath
@@ -63,7 +63,8 @@ class Kinetics(NamedTuple):
 
 def recognise(names: Sequence[str]) -> Kinetics | None:
     """Count the training videos where the folders look like Kinetics-400, otherwise None."""
-    classes, videos, held_out = set(), 0, 0
+    classes: set[str] = set()
+    videos = held_out = 0
     for name in names:
         folders = PurePosixPath(name).parts[:-1]
         if not OTHER_SPLITS.isdisjoint(folder.lower() for folder in folders):

@@ -1,4 +1,4 @@
-"""A look at videos: frames decoded small, to see whether they can be read, whether they move, what is alike."""
+"""A look at videos: frames decoded small, to see whether they can be read, move, and are alike."""
 
 import hashlib
 from collections import defaultdict
