@@ -115,7 +115,7 @@ def propose_seconds(
     low, high = config.sandwich.offset
     length = float(np.median(seconds[odd]))
     fact = (
-        f"{odd.mean():.0%} of the videos are much longer or shorter than 10 s: {low:g}-{high:g} of a video mean "
+        f"{odd.mean():.0%} of the videos are much longer or shorter than 10 s: {low:g}-{high:g} of it mean "
         f"{say_span(low * length, high * length)} in one of {say_seconds(length)}."
     )
     flag = f"--sandwich.offset-seconds {PROPOSED[0]} {PROPOSED[1]}"

@@ -22,7 +22,7 @@ from tcore.data.batch import Batch, Counts, make_batch
 from tcore.data.frames import FrameStore, RenderedStore, list_clips
 from tcore.data.masking import sample_step_masks
 from tcore.data.render import render
-from tcore.data.sandwich import Sandwich, sample_sandwich, usable
+from tcore.data.sandwich import sample_sandwich, usable
 from tcore.data.views import CURRENT, FUTURE, PAST, SamplePlan, ViewPlan, sample_views
 from tcore.errors import InputError
 
@@ -124,10 +124,19 @@ class Source(Dataset[RawBatch]):
 
     def _sample(self, step: int, slot: int, clip: int, masked: bool) -> Sample:
         """The frames that are looked at, and the views to be made of them."""
-        views, rng = self.config.views, self._rng(step, slot)
-        video, indices = self.sandwich(clip, rng)
+        sandwich, views = self.config.sandwich, self.config.views
+        rng = np.random.default_rng((self.config.seed, SAMPLE, step, slot))
+        video, start, length = (int(x[clip]) for x in self.clips)
+        indices = sample_sandwich(
+            length,
+            rng,
+            current=sandwich.current,
+            offset=sandwich.offset,
+            offset_frames=self.offset_frames,
+            frames=sandwich.frames,
+        )
         needed = [position for position in range(3) if self._needs(position, masked)]
-        read = self.store.read(video, [indices[position] for position in needed])
+        read = self.store.read(video, [start + indices[position] for position in needed])
         frames = dict(zip(needed, read, strict=True))
         # A frame that nobody looks at has no views; any size will do for their numbers.
         sizes = [frames.get(position, frames[CURRENT]).shape[:2] for position in range(3)]
@@ -141,27 +150,6 @@ class Source(Dataset[RawBatch]):
             fixed_time=views.fixed_time,
         )
         return Sample(frames, plan)
-
-    def _rng(self, step: int, slot: int) -> np.random.Generator:
-        return np.random.default_rng((self.config.seed, SAMPLE, step, slot))
-
-    def drawn(self, step: int, slot: int) -> tuple[int, Sandwich]:
-        """Video and frames of a sample, without reading them."""
-        return self.sandwich(int(self.chosen(step)[slot]), self._rng(step, slot))
-
-    def sandwich(self, clip: int, rng: np.random.Generator) -> tuple[int, Sandwich]:
-        """Draw a sandwich from a clip: its video, and the frames of that."""
-        settings = self.config.sandwich
-        video, start, length = (int(x[clip]) for x in self.clips)
-        indices = sample_sandwich(
-            length,
-            rng,
-            current=settings.current,
-            offset=settings.offset,
-            offset_frames=self.offset_frames,
-            frames=settings.frames,
-        )
-        return video, Sandwich(*(start + index for index in indices))
 
     def _needs(self, position: int, masked: bool) -> bool:
         """Whether the past, current or future frame of a sample is looked at."""

@@ -14,7 +14,6 @@ from tcore.data.check import check_images, check_store
 from tcore.data.check_videos import check_videos
 from tcore.data.findings import Findings
 from tcore.data.frames import IMAGE_SUFFIXES, VIDEO_SUFFIXES, FolderStore, FrameStore
-from tcore.data.loader import Source
 from tcore.data.look import ImageFiles
 from tcore.errors import InputError
 from tcore.evaluation import check as benchmark
@@ -75,7 +74,7 @@ def say_sheet(findings: Findings, store: FrameStore | None, config: Config, shee
         findings.say("sheet", "not drawn: it shows training samples, of frames, videos or images")
         return
     try:
-        count = draw_sheet(Source(store, config), sheet, findings.path)
+        count = draw_sheet(store, config, sheet, findings.path)
     except InputError as error:
         findings.say("sheet", f"not drawn: {error}")
         return

@@ -1,5 +1,6 @@
 """A contact sheet of training samples: past, current and future, the crops' boxes, the holes of the masks."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -9,9 +10,10 @@ from jaxtyping import Bool, UInt8
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
+from tcore.config import Config
+from tcore.data.frames import Frame, FrameStore
 from tcore.data.loader import RawBatch, Source, step_masks
 from tcore.data.render import render_pixels
-from tcore.data.sandwich import Sandwich
 from tcore.data.views import ViewPlan
 from tcore.errors import InputError
 from tcore.files import atomic
@@ -28,23 +30,40 @@ LOCAL = (CROP - GAP // 2) // 2
 Pixels = UInt8[np.ndarray, "height width 3"]
 
 
-class Shown(NamedTuple):
-    """One sample of the sheet: where it is from, and what the loader handed over for it."""
+class Watched(FrameStore):
+    """A store that remembers what was read from it last."""
 
-    name: str
-    length: int
-    sandwich: Sandwich
+    def __init__(self, store: FrameStore) -> None:
+        self.store, self.names, self.lengths, self.fps = store, store.names, store.lengths, store.fps
+        self.video, self.frames = 0, (0,)
+
+    def read(self, video: int, frames: Sequence[int]) -> list[Frame]:
+        """Read, and remember."""
+        self.video, self.frames = video, tuple(frames)
+        return self.store.read(video, frames)
+
+    def cuts(self, video: int) -> tuple[int, ...]:
+        """As the store knows them."""
+        return self.store.cuts(video)
+
+
+class Shown(NamedTuple):
+    """One sample of the sheet: its video, the frames that were read of it, and what the loader handed over."""
+
+    video: int
+    frames: tuple[int, ...]
     raw: RawBatch
 
 
-def draw_sheet(source: Source, path: Path, title: str, rows: int = ROWS) -> int:
+def draw_sheet(store: FrameStore, config: Config, path: Path, title: str, rows: int = ROWS) -> int:
     """Draw samples of the first step of a run, and return how many there are."""
+    source = Source(Watched(store), config)
     samples = take_samples(source, rows)
     if not samples:
         raise InputError("no sample could be read, so there is nothing to draw on a sheet.")
     num_local = len(samples[0].raw.local)
     locals_wide = -(-num_local // 2)
-    auxiliary = any(len(s.raw.past) for s in samples)
+    auxiliary = any(len(sample.frames) > 1 for sample in samples)
     columns = column_places(auxiliary, locals_wide)
     width = columns[-1][1] + locals_wide * (LOCAL + GAP // 2) + MARGIN
     height = HEAD + TITLE + len(samples) * (CAPTION + FRAME[1] + GAP) + MARGIN
@@ -63,22 +82,23 @@ def draw_sheet(source: Source, path: Path, title: str, rows: int = ROWS) -> int:
 
 
 def take_samples(source: Source, rows: int) -> list[Shown]:
-    """Samples of the first step that carry a mask, as training reads them; unreadable ones are passed over."""
+    """Samples of the first step that carry a mask, as training reads them; unreadable ones are left out."""
     samples: list[Shown] = []
     masked = np.asarray(step_masks(source.config, 0).any(axis=(0, 2)))
     # Where nothing is masked (--masking.probability 0), any sample will do.
     slots = np.flatnonzero(masked) if masked.any() else np.arange(len(masked))
-    seen: set[int] = set()
-    for slot in slots.tolist():
-        video, sandwich = source.drawn(0, slot)
-        if video in seen or len(samples) == rows:
-            continue
-        seen.add(video)
+    watched, chosen = source.store, source.chosen(0)
+    assert isinstance(watched, Watched)
+    # A store smaller than the batch is gone through repeatedly: show each clip once.
+    _, first = np.unique(chosen[slots], return_index=True)
+    for slot in slots[np.sort(first)].tolist():
+        if len(samples) == rows:
+            break
         try:
             raw = source.read_slots(0, range(slot, slot + 1))
         except InputError:
             continue
-        samples.append(Shown(source.store.names[video], int(source.store.lengths[video]), sandwich, raw))
+        samples.append(Shown(watched.video, watched.frames, raw))
     return samples
 
 
@@ -105,7 +125,8 @@ def draw_head(draw: ImageDraw.ImageDraw, source: Source, title: str) -> None:
         if sandwich.offset_seconds is None
         else f"offset {sandwich.offset_seconds[0]:g}-{sandwich.offset_seconds[1]:g} s"
     )
-    text = f"samples of the first step, seed {config.seed}: {offset}"
+    images = bool((source.store.lengths == 1).all())
+    text = f"samples of the first step, seed {config.seed}" + ("" if images else f": {offset}")
     draw.text((left, 40), text, fill=FAINT, font=font(14))
     left += int(draw.textlength(text, font=font(14))) + 30
     legend = [*zip(("global 1", "global 2"), GLOBAL_COLOURS, strict=True), ("local", LOCAL_COLOUR)]
@@ -119,14 +140,15 @@ def draw_head(draw: ImageDraw.ImageDraw, source: Source, title: str) -> None:
 
 def caption(source: Source, sample: Shown) -> str:
     """Name, frames and times of a sample."""
-    past, current, future = sample.sandwich
-    name = plain(sample.name)
+    name, length = plain(source.store.names[sample.video]), int(source.store.lengths[sample.video])
     name = name if len(name) <= 60 else "..." + name[-57:]
-    if sample.length == 1:
+    if length == 1:
         return name
+    current = sample.frames[int(sample.raw.global_.frame[0])]
     fps = source.store.fps or source.config.fps
-    apart = f"{(past - current) / fps:+.1f} s and {(future - current) / fps:+.1f} s"
-    return f"{name}:  frames {past}, {current}, {future} of {sample.length}  ({apart})"
+    apart = [f"{(frame - current) / fps:+.1f} s" for frame in sample.frames if frame != current]
+    read = ", ".join(map(str, sample.frames))
+    return f"{name}:  frames {read} of {length}" + (f"  ({' and '.join(apart)})" if apart else "")
 
 
 def draw_row(sheet: Image.Image, source: Source, sample: Shown, columns: dict[str, int], top: int) -> None:
