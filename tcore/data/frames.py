@@ -1,17 +1,18 @@
-"""FrameStore: videos as ordered frames, from a folder of images or rendered on the spot."""
+"""FrameStore: videos as ordered frames, from a folder of images, packed files, or rendered on the spot."""
 
 import hashlib
-import itertools
+import io
 import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Int64, UInt8
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from tcore.data.synthetic import render_video
 from tcore.errors import InputError
@@ -47,6 +48,12 @@ class FrameStore(ABC):
         """Frames that begin a new shot, where the store knows them."""
         return ()
 
+    def all_cuts(self) -> tuple[Int64[np.ndarray, " cuts"], Int64[np.ndarray, " cuts"]]:
+        """Video and frame of every cut."""
+        rows = [(video, frame) for video in range(len(self)) for frame in self.cuts(video)]
+        videos, frames = np.array(rows, dtype=np.int64).reshape(-1, 2).T
+        return videos, frames
+
     def fingerprint(self) -> str:
         """A short name for the videos and their lengths; another one means other data."""
         digest = hashlib.sha256()
@@ -56,8 +63,17 @@ class FrameStore(ABC):
 
     @staticmethod
     def open(path: str | Path) -> "FrameStore":
-        """Open a store on disk."""
-        return FolderStore(Path(path))
+        """Open a store on disk: packed by `tcore prepare`, or a folder of frame folders."""
+        root = Path(path)
+        if (root / "store.json").is_file():
+            from tcore.data.packed import PackedStore
+
+            return PackedStore(root)
+        if (root / "plan.json").is_file() and (root / "shards").is_dir():
+            raise InputError(
+                f"store {root} is unfinished: give the same tcore prepare command again; it goes on."
+            )
+        return FolderStore(root)
 
     @staticmethod
     def rendered(*, videos: int = 256, frames: int = 20, size: int = 128, seed: int = 0) -> "FrameStore":
@@ -127,24 +143,65 @@ def list_clips(store: FrameStore, split_at_cuts: bool) -> Clips:
     everything = np.arange(len(store), dtype=np.int64)
     if not split_at_cuts:
         return Clips(everything, np.zeros_like(everything), np.asarray(store.lengths))
-    rows = []
-    for video, length in enumerate(store.lengths.tolist()):
-        edges = sorted({0, length, *(cut for cut in store.cuts(video) if 0 < cut < length)})
-        rows += [(video, first, last - first) for first, last in itertools.pairwise(edges)]
-    return Clips(*np.array(rows, dtype=np.int64).reshape(-1, 3).T)
+    lengths = np.asarray(store.lengths)
+    cut_video, cut = store.all_cuts()
+    inside = (cut > 0) & (cut < lengths[cut_video])
+    marks = np.stack([np.append(everything, cut_video[inside]), np.append(0 * everything, cut[inside])])
+    video, start = np.unique(marks, axis=1)  # sorted by video, then by frame
+    end = np.append(start[1:], 0)
+    last = np.append(video[1:] != video[:-1], True)
+    return Clips(video, start, np.where(last, lengths[video], end) - start)
 
 
 def read_image(path: Path) -> Frame:
-    """Decode one image to RGB."""
+    """Decode one image file to RGB."""
     try:
-        with Image.open(path) as image:
+        data = path.read_bytes()
+    except OSError as error:
+        raise InputError(f"cannot read frame {path}: {error.strerror}.") from error
+    return decode_image(data, str(path))
+
+
+def decode_image(data: bytes, name: str) -> Frame:
+    """Decode one image to RGB, turned as its pixels are stored; an error calls it by `name`."""
+    if data[:2] == b"\xff\xd8" and (frame := _decode_fast(data)) is not None:
+        return frame
+    try:
+        with Image.open(io.BytesIO(data)) as image:
             if image.mode == "I" or image.mode.startswith("I;16"):  # Pillow would cut 16 bits off at 255
                 grey = (np.asarray(image) >> 8).astype(np.uint8)
                 return np.repeat(grey[:, :, None], 3, axis=2)
             with_alpha = image.mode == "P" and "transparency" in image.info
             return np.asarray((image.convert("RGBA") if with_alpha else image).convert("RGB"))
+    except UnidentifiedImageError as error:
+        raise InputError(f"cannot read frame {name}: cannot identify image file.") from error
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise InputError(f"cannot read frame {path}: {image_problem(error, path)}.") from error
+        raise InputError(f"cannot read frame {name}: {error}.") from error
+
+
+def _decode_fast(data: bytes) -> Frame | None:
+    """A JPEG through simplejpeg, where that is installed and understands it."""
+    simplejpeg = _simplejpeg()
+    if simplejpeg is None:
+        return None
+    try:
+        height, width = simplejpeg.decode_jpeg_header(data)[:2]
+        if height * width > (Image.MAX_IMAGE_PIXELS or 0):  # Pillow warns of these, or refuses them
+            return None
+        # The slow, exact transform and smooth chroma: what Pillow does.
+        return simplejpeg.decode_jpeg(data, "RGB", fastdct=False, fastupsample=False)
+    except ValueError:  # CMYK, damaged: Pillow knows better, or says what is wrong
+        return None
+
+
+@cache
+def _simplejpeg() -> Any:
+    """The faster decoder, or None: looking for what is not there takes longer than it would save."""
+    try:
+        import simplejpeg
+    except ImportError:
+        return None
+    return simplejpeg
 
 
 def image_problem(error: Exception, path: Path) -> str:

@@ -1,0 +1,291 @@
+"""PackedStore: frames in tar files behind a memory-mapped index."""
+
+import json
+import os
+import pickle
+import subprocess
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tcore.data.frames import FrameStore, list_clips
+from tcore.data.packed import INDEX, PackedStore, index_path, shard_path
+from tcore.data.shards import ShardWriter, shard_writer, write_index
+from tcore.errors import InputError
+from tests.data.packing import jpeg, pack
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Three videos in two shards; frame f of video v has one colour, (10 v, f, 0)."""
+    return pack(
+        tmp_path / "store", [[("a/one", 3), ("a/two", 8)], [("ünï\udcff", 1)]], cuts={"a/two": [2, 5]}
+    )
+
+
+def test_a_packed_store_is_recognised_and_knows_its_videos(root: Path) -> None:
+    store = FrameStore.open(root)
+    assert isinstance(store, PackedStore)
+    assert list(store.names) == ["a/one", "a/two", "ünï\udcff"]
+    assert store.names[-1] == store.names[2]
+    assert store.names[:2] == ["a/one", "a/two"]
+    assert store.lengths.tolist() == [3, 8, 1]
+    assert store.lengths.dtype == np.int64
+    assert store.fps == 2.0
+    assert store.sizes.tolist() == [[6, 8]] * 3
+    assert [store.cuts(video) for video in range(3)] == [(), (2, 5), ()]
+    assert store.verify() == []
+
+
+def test_any_frame_can_be_read_in_any_order(root: Path) -> None:
+    store = PackedStore(root)
+    for video, frames in ((1, [7, 0, 3]), (2, [0]), (0, [2, 2]), (1, [1])):
+        for frame, pixels in zip(frames, store.read(video, frames), strict=True):
+            assert pixels.shape == (6, 8, 3)
+            assert np.abs(pixels.astype(int) - (10 * video, 9 * frame, 0)).max() <= 3
+
+
+@pytest.mark.parametrize(("video", "frame"), [(0, 3), (0, -1), (2, 1), (3, 0), (-1, 0)])
+def test_frames_that_are_not_there_are_not_read_from_the_neighbour(
+    root: Path, video: int, frame: int
+) -> None:
+    with pytest.raises(IndexError):
+        PackedStore(root).read_bytes(video, [frame])
+
+
+def test_the_shards_are_plain_tar_files(root: Path) -> None:
+    listed = subprocess.run(
+        ["tar", "tf", str(shard_path(root, 0))], capture_output=True, text=True, check=True
+    ).stdout.split()
+    assert listed == [f"a/one/{i:05d}.jpg" for i in range(3)] + [f"a/two/{i:05d}.jpg" for i in range(8)]
+    with tarfile.open(shard_path(root, 0)) as tar:
+        member = tar.extractfile("a/two/00004.jpg")
+        assert member is not None
+        assert member.read() == PackedStore(root).read_bytes(1, [4])[0]
+
+
+def test_very_long_names_fit(tmp_path: Path) -> None:
+    name = "/".join(["very-long-folder-name" * 4] * 5)
+    store = PackedStore(pack(tmp_path, [[(name, 2), ("b", 2)]]))
+    assert list(store.names) == [name, "b"]
+    assert store.read(0, [1])[0][0, 0, 1] == pytest.approx(9, abs=3)
+    with tarfile.open(shard_path(tmp_path, 0)) as tar:
+        assert tar.getnames()[0] == f"{name}/00000.jpg"
+
+
+def test_equal_frames_give_equal_bytes(tmp_path: Path) -> None:
+    stores = [pack(tmp_path / where, [[("a", 2)], [("b", 3)]]) for where in ("x", "y")]
+    files = [sorted(path.relative_to(s) for path in s.rglob("*") if path.is_file()) for s in stores]
+    assert files[0] == files[1]
+    assert len(files[0]) == len(INDEX) + 3
+    for file in files[0]:
+        assert (stores[0] / file).read_bytes() == (stores[1] / file).read_bytes()
+
+
+def test_a_video_that_is_begun_again_leaves_nothing_behind(tmp_path: Path) -> None:
+    write = ShardWriter(tmp_path / "x.tar")
+    write.add("kept", jpeg((0, 0, 0)))
+    write.finish("kept", (6, 8), [])
+    for _ in range(5):
+        write.add("broken", jpeg((9, 9, 9)))
+    write.begin()
+    shard = write.close()
+    assert [video.name for video in shard.videos] == ["kept"]
+    assert (tmp_path / "x.tar").stat().st_size == shard.bytes
+    with tarfile.open(tmp_path / "x.tar") as tar:
+        assert tar.getnames() == ["kept/00000.jpg"]
+
+
+def test_a_shard_that_is_not_finished_does_not_appear(tmp_path: Path) -> None:
+    with pytest.raises(KeyError), shard_writer(tmp_path, 0) as write:
+        write.add("a", b"data")
+        raise KeyError
+    assert list((tmp_path / "shards").iterdir()) == []
+
+
+def test_packed_and_folder_form_have_one_fingerprint(tmp_path: Path) -> None:
+    for name, length in (("a/one", 3), ("a/two", 8)):
+        for frame in range(length):
+            path = tmp_path / "folders" / name / f"{frame:05d}.jpg"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(jpeg((0, 0, 0)))
+    packed = PackedStore(pack(tmp_path / "packed", [[("a/one", 3), ("a/two", 8)]]))
+    assert packed.fingerprint() == FrameStore.open(tmp_path / "folders").fingerprint()
+
+
+def test_a_store_travels_to_other_processes_without_its_open_files(root: Path) -> None:
+    store = PackedStore(root)
+    before = store.read_bytes(1, [4])
+    data = pickle.dumps(store)
+    assert len(data) < 1000
+    assert pickle.loads(data).read_bytes(1, [4]) == before
+
+
+def test_a_forked_process_reads_beside_its_parent(root: Path) -> None:
+    store = PackedStore(root)
+    expected = [store.read_bytes(1, [frame])[0] for frame in range(8)]
+    child = os.fork()
+    if child == 0:
+        fine = all(store.read_bytes(1, [f])[0] == expected[f] for _ in range(50) for f in range(8))
+        os._exit(0 if fine else 1)
+    assert all(store.read_bytes(1, [f])[0] == expected[f] for _ in range(50) for f in reversed(range(8)))
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_only_so_many_files_are_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tcore.data.packed.OPEN_SHARDS", 3)
+    store = PackedStore(pack(tmp_path, [[(f"v{i}", 1)] for i in range(8)]))
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(2):
+        for video in range(8):
+            store.read_bytes(video, [0])
+    assert len(os.listdir("/proc/self/fd")) == before + 3
+
+
+def test_cuts_of_a_packed_store_split_its_videos(root: Path) -> None:
+    clips = list_clips(PackedStore(root), split_at_cuts=True)
+    assert clips.video.tolist() == [0, 1, 1, 1, 2]
+    assert clips.start.tolist() == [0, 0, 2, 5, 0]
+    assert clips.length.tolist() == [3, 2, 3, 3, 1]
+
+
+def test_a_truncated_shard_is_named(root: Path) -> None:
+    path = shard_path(root, 0)
+    os.truncate(path, path.stat().st_size - 2000)
+    store = PackedStore(root)
+    with pytest.raises(InputError, match=r"000000\.tar is cut off: \d+ bytes instead of \d+"):
+        store.read(1, [0])
+    assert store.read(2, [0])
+    assert len(store.verify()) == 1
+    assert "000000.tar" in store.verify()[0]
+
+
+def test_a_shard_truncated_while_it_is_open_is_named(root: Path) -> None:
+    store = PackedStore(root)
+    store.read(1, [7])
+    os.truncate(shard_path(root, 0), 3000)
+    with pytest.raises(InputError, match=r"000000\.tar is cut off"):
+        store.read(1, [7])
+
+
+def test_a_missing_shard_is_named(root: Path) -> None:
+    shard_path(root, 1).unlink()
+    store = PackedStore(root)
+    with pytest.raises(InputError, match=r"000001\.tar: No such file"):
+        store.read(2, [0])
+    assert store.verify() == [f"{shard_path(root, 1)}: missing."]
+
+
+def test_flipped_bytes_are_found(root: Path) -> None:
+    for path in (shard_path(root, 1), index_path(root, "heights")):
+        data = bytearray(path.read_bytes())
+        data[-9 if path.suffix == ".tar" else -1] ^= 1
+        path.write_bytes(data)
+    problems = PackedStore(root).verify()
+    assert len(problems) == 2
+    assert all("sha256" in line for line in problems)
+
+
+@pytest.mark.parametrize("name", list(INDEX))
+def test_a_truncated_index_is_named(root: Path, name: str) -> None:
+    path = index_path(root, name)
+    path.write_bytes(path.read_bytes()[:60])
+    with pytest.raises(InputError, match=f"{name}"):
+        PackedStore(root)
+
+
+def change(root: Path, name: str, array: np.ndarray) -> None:
+    np.save(index_path(root, name), array, allow_pickle=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "array"),
+    [
+        ("shards", np.array([0, 0, 2], np.int32)),
+        ("shards", np.array([0, -1, 1], np.int32)),
+        ("shards", np.array([0.0, 0.0, 1.0])),
+        ("shards", np.array([{}, {}, {}])),
+        ("frame_ends", np.array([3, 11, 13])),
+        ("frame_ends", np.array([3, 2, 12])),
+        ("frame_ends", np.array([-3, 11, 12])),
+        ("name_ends", np.array([5, 10**12, 16])),
+        ("cut_ends", np.array([0, 3, 2])),
+        ("sizes", np.array([1, 2, 3])),
+        ("heights", np.array([6, 0, 6], np.int32)),
+        ("widths", np.array([[6, 6, 6]], np.int32)),
+    ],
+)
+def test_an_index_that_cannot_be_true_is_refused(root: Path, name: str, array: np.ndarray) -> None:
+    change(root, name, array)
+    with pytest.raises(InputError, match=r"index|damaged"):
+        PackedStore(root)
+
+
+@pytest.mark.parametrize(
+    ("offset", "size"), [(-5, 100), (10**15, 100), (0, 10**15), (0, 0), (2**63 - 1, 2**63 - 1)]
+)
+def test_an_index_that_points_outside_reads_nothing(root: Path, offset: int, size: int) -> None:
+    store = PackedStore(root)
+    offsets, sizes = store._index["offsets"].copy(), store._index["sizes"].copy()
+    offsets[4], sizes[4] = offset, size
+    change(root, "offsets", offsets)
+    change(root, "sizes", sizes)
+    store = PackedStore(root)
+    with pytest.raises(InputError, match=r"points outside .*000000\.tar"):
+        store.read(1, [1])
+    assert any("video a/two points outside" in line for line in store.verify())
+
+
+@pytest.mark.parametrize(
+    "change_",
+    [
+        {"format": "other"},
+        {"shards": None},
+        {"shards": [{"bytes": "many", "sha256": ""}]},
+        {"fps": -1},
+        {"fps": "2"},
+        {"kind": 3},
+        {"index": []},
+    ],
+)
+def test_a_description_that_cannot_be_true_is_refused(root: Path, change_: dict[str, object]) -> None:
+    about = json.loads((root / "store.json").read_text())
+    (root / "store.json").write_text(json.dumps(about | change_))
+    with pytest.raises(InputError, match=r"store\.json"):
+        FrameStore.open(root)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "3", "{", '{"format": null}'])
+def test_a_description_that_is_none_is_refused(root: Path, text: str) -> None:
+    (root / "store.json").write_text(text)
+    with pytest.raises(InputError, match=r"store\.json"):
+        FrameStore.open(root)
+
+
+def test_bytes_that_are_no_image_are_named_by_video_and_shard(tmp_path: Path) -> None:
+    with shard_writer(tmp_path, 0) as write:
+        write.add("video", b"\xff\xd8 no image")
+        write.finish("video", (6, 8), [])
+        shard = write.close()
+    write_index(tmp_path, [shard], "videos", 2.0, {})
+    with pytest.raises(InputError, match=r"cannot read frame 0 of video video in .*000000\.tar"):
+        PackedStore(tmp_path).read(0, [0])
+
+
+def test_both_forms_decode_alike(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    Image.fromarray(rng.integers(0, 256, (31, 45, 3), np.uint8)).save(tmp_path / "noise.jpg")
+    data = (tmp_path / "noise.jpg").read_bytes()
+    with shard_writer(tmp_path / "store", 0) as write:
+        write.add("video", data)
+        write.finish("video", (31, 45), [])
+        shard = write.close()
+    write_index(tmp_path / "store", [shard], "frames", None, {})
+    packed = FrameStore.open(tmp_path / "store").read(0, [0])[0]
+    plain = FrameStore.open(tmp_path).read(0, [0])[0]
+    with Image.open(tmp_path / "noise.jpg") as image:
+        assert np.abs(packed.astype(int) - np.asarray(image)).max() <= 1
+    assert np.array_equal(packed, plain)
