@@ -8,7 +8,7 @@ import numpy as np
 from tcore.config import Config
 from tcore.data import kinetics
 from tcore.data.check_sandwich import check_cuts, check_sandwich, mean_distance
-from tcore.data.findings import Findings, bars, commonest, for_each, name_some, say_seconds
+from tcore.data.findings import NAMED, Findings, bars, count, commonest, for_each, name_some, say_seconds
 from tcore.data.frames import FolderStore, FrameStore
 from tcore.data.loader import num_cores
 from tcore.data.look import (
@@ -21,9 +21,10 @@ from tcore.data.look import (
     look_at,
     same_bytes,
 )
-from tcore.errors import InputError
+from tcore.data.packed import PackedStore, shard_path
 
 LENGTHS = (1, 2, 4, 7, 10, 15, 20, 25, 50, 100, 500, 1000, 5000)
+VERIFIED_BYTES = 2 * 2**30  # a packed store up to this size is compared byte by byte
 MOTIONS = (0, 1, 2, 5, 10, 20, 40)
 
 
@@ -37,7 +38,7 @@ def check_store(
     usable = check_sandwich(findings, store, config)
     check_cuts(findings, store, config, chosen)
     check_kinetics(findings, store.names)
-    check_shards(findings, store)
+    check_shards(findings, store, full)
     looks = take_looks(findings, store, chosen, mean_distance(store, config), config, full)
     check_frames(findings, store, looks, config, usable)
     check_motion(findings, store, looks)
@@ -47,12 +48,13 @@ def check_store(
 
 def describe(store: FrameStore) -> str:
     """What kind of store it is."""
-    return "a folder of frame folders" if isinstance(store, FolderStore) else "a packed frame store"
+    return "a packed frame store" if isinstance(store, PackedStore) else "a folder of frame folders"
 
 
-def check_images(path: str, store: ImageFiles, config: Config, *, sample: int, full: bool) -> Findings:
+def check_images(path: str, store: FrameStore, config: Config, *, sample: int, full: bool) -> Findings:
     """Check a folder of photographs, for training on images as videos."""
-    findings = Findings("a folder of images (each one by itself, not frames of videos)", path)
+    packed = isinstance(store, PackedStore)
+    findings = Findings(f"{'a packed store' if packed else 'a folder'} of images, each one by itself", path)
     folders = {name.rpartition("/")[0] for name in store.names}
     findings.say(
         "images",
@@ -60,15 +62,17 @@ def check_images(path: str, store: ImageFiles, config: Config, *, sample: int, f
         images=len(store),
         folders=len(folders),
     )
+    check_shards(findings, store, full)
     chosen = choose_videos(len(store), sample, config.seed, full)
     looks = take_looks(findings, store, chosen, np.ones(len(store), np.int64), config, full)
     check_frames(findings, store, looks, config, np.ones(len(store), dtype=bool))
     check_duplicates(findings, store, looks, "image")
-    findings.add(
-        "advice",
-        "these are taken for photographs, since their sizes differ within a folder: "
-        "if they are frames of videos, say --kind frames.",
-    )
+    if not packed:
+        findings.add(
+            "advice",
+            "these are taken for photographs, since their sizes differ within a folder: "
+            "if they are frames of videos, say --kind frames.",
+        )
     return findings
 
 
@@ -128,15 +132,37 @@ def check_kinetics(findings: Findings, names: Sequence[str]) -> None:
         )
 
 
-def check_shards(findings: Findings, store: FrameStore) -> None:
-    """Ask a packed store whether its files are whole."""
-    verify = getattr(store, "verify", None)
-    if verify is None:
+def check_shards(findings: Findings, store: FrameStore, full: bool) -> None:
+    """Compare the files of a packed store with what was written: sizes, or every byte."""
+    if not isinstance(store, PackedStore):
         return
-    problems: list[str] = verify()
-    findings.say("shards", f"{len(problems)} problems" if problems else "whole", shard_problems=problems)
-    for text in problems[:10]:
-        findings.add("error", text)
+    shards = store.about["shards"]
+    total = sum(shard["bytes"] for shard in shards)
+    thorough = full or total <= VERIFIED_BYTES
+    problems = store.verify() if thorough else shard_sizes(store)
+    how = "every byte compared" if thorough else "sizes compared (--full compares every byte)"
+    whole = count(len(problems), "problem") if problems else "all whole"
+    findings.say(
+        "shards",
+        f"{count(len(shards), 'file')}, {total / 2**30:.1f} GiB: {whole}, {how}",
+        shards=len(shards),
+        shard_problems=problems,
+    )
+    for text in problems[:NAMED]:
+        findings.add("error", f"{text} Copy this file again, or prepare the store anew.")
+    if len(problems) > NAMED:
+        findings.add("error", f"{len(problems) - NAMED:,} more such files; --json FILE lists them all.")
+
+
+def shard_sizes(store: PackedStore) -> list[str]:
+    """Shards that are missing or of another size than was written."""
+    problems = []
+    for number, shard in enumerate(store.about["shards"]):
+        path = shard_path(store.root, number)
+        found = path.stat().st_size if path.is_file() else 0
+        if found != shard["bytes"]:
+            problems.append(f"{path}: {found} bytes instead of {shard['bytes']}.")
+    return problems
 
 
 def take_looks(
@@ -186,11 +212,11 @@ def check_frames(
     fatal = [look for look in broken if usable[look.video]]
     findings.figures["unreadable"] = {store.names[look.video]: list(look.unreadable) for look in broken}
     if broken:
-        count = sum(len(look.unreadable) for look in broken)
+        lost = sum(len(look.unreadable) for look in broken)
         names = name_some([store.names[look.video] for look in broken])
         findings.add(
             "error" if fatal else "warning",
-            f"{count:,} unreadable frames in {len(broken):,} of {len(looks):,} videos looked at "
+            f"{count(lost, 'unreadable frame')} in {len(broken):,} of {len(looks):,} videos looked at "
             f"({len(broken) / len(looks):.1%}); training stops at such a frame: extract them again or remove "
             f"these videos. {broken[0].unreadable[0]} Videos: {names}.",
         )
@@ -199,7 +225,7 @@ def check_frames(
     if mixed:
         findings.add(
             "warning",
-            f"{len(mixed):,} videos have frames of differing sizes ({name_some(mixed)}): past, current and "
+            f"{count(len(mixed), 'video')} with frames of differing sizes ({name_some(mixed)}): past, current and "
             "future would not line up; is each folder one video? Extract them again at one size.",
         )
     small = sum(min(look.sizes[0]) < config.views.global_size / 2 for look in looks if look.sizes)
@@ -237,22 +263,24 @@ def check_motion(findings: Findings, store: FrameStore, looks: list[Look]) -> No
 def check_duplicates(findings: Findings, store: FrameStore, looks: list[Look], noun: str) -> None:
     """The same video twice, byte by byte in the whole store, or nearly the same among those looked at."""
     exact: list[list[int]] = []
+    readable = {look.video for look in looks if not look.unreadable}
     if isinstance(store, FolderStore | ImageFiles):
-        try:
-            exact = same_bytes(store, range(len(store)))
-        except OSError as error:
-            raise InputError(f"cannot read {error.filename}: {error.strerror}.") from error
+        exact = same_bytes(store, range(len(store)))
+    elif isinstance(store, PackedStore):  # without files of their own, those that were looked at will do
+        exact = same_bytes(store, sorted(readable))
     near = [group for group in look_alike(looks) if not any(set(group) <= set(same) for same in exact)]
     named = {
         kind: [[store.names[video] for video in group] for group in groups]
         for kind, groups in (("duplicates", exact), ("near_duplicates", near))
     }
     extra = sum(len(group) - 1 for group in exact)
-    alike = "not sought among so many" if len(looks) > MOST_COMPARED else f"{len(near):,} groups look alike"
-    findings.say("duplicates", f"{extra:,} with the same bytes; {alike}", **named)
+    alike = f"{count(len(near), 'group')} that look alike"
+    if len(looks) > MOST_COMPARED:
+        alike = "whether others look alike is not sought among so many"
+    findings.say("duplicates", f"{count(extra, noun)} with the bytes of another; {alike}", **named)
     for kind, what in (
-        ("duplicates", "the same bytes as another"),
-        ("near_duplicates", "nearly the same as another"),
+        ("duplicates", "the bytes of another"),
+        ("near_duplicates", "nearly the pictures of another"),
     ):
         groups = named[kind]
         if groups:
@@ -260,6 +288,6 @@ def check_duplicates(findings: Findings, store: FrameStore, looks: list[Look], n
             pairs = [" = ".join(group[:3]) + (" ..." if len(group) > 3 else "") for group in groups]
             findings.add(
                 "warning" if kind == "duplicates" else "advice",
-                f"{surplus:,} {noun}s are {what} ({name_some(pairs)}): keep one of each, or it counts twice"
+                f"{count(surplus, noun)} with {what} ({name_some(pairs)}): keep one of each, or it counts twice"
                 + ("." if kind == "duplicates" else "; look at them first."),
             )

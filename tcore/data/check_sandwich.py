@@ -1,10 +1,12 @@
 """What the sandwich settings make of a store: usable videos, offsets in seconds, shot cuts."""
 
+from dataclasses import replace
+
 import numpy as np
 from jaxtyping import Bool, Int64
 
 from tcore.config import Config
-from tcore.data.findings import Findings, name_some, say_seconds
+from tcore.data.findings import Findings, count, name_some, say_seconds
 from tcore.data.frames import FrameStore, list_clips
 from tcore.data.loader import offset_in_frames
 from tcore.data.sandwich import sample_sandwich, usable
@@ -40,10 +42,10 @@ def check_sandwich(findings: Findings, store: FrameStore, config: Config) -> Boo
         )
     elif short:
         of_one = f", {single:,} of them with one frame" if single else ""
-        fate = "are repeated" if config.sandwich.short_videos == "repeat" else "are left out"
+        fate = "training repeats" if config.sandwich.short_videos == "repeat" else "training leaves out"
         findings.add(
             "warning" if len(short) > 0.05 * len(store) else "advice",
-            f"{len(short):,} videos have fewer than {need} frames{of_one} and {fate} "
+            f"{count(len(short), 'video')} of fewer than {need} frames{of_one}, which {fate} "
             f"({name_some(short)}): extract more frames per second to use them.",
         )
     propose_seconds(findings, store, config, good)
@@ -130,16 +132,16 @@ def propose_seconds(
 
 def check_cuts(findings: Findings, store: FrameStore, config: Config, chosen: list[int]) -> None:
     """Count shot cuts where the store knows them, and sandwiches that cross one."""
-    known = {video: cuts for video in chosen if (cuts := store.cuts(video))}
-    if not known:
+    videos, _ = store.all_cuts()
+    if not len(videos):
         findings.say("cuts", "this store knows none", cuts=0)
         return
     crossing = share_crossing(store, config, chosen)
     findings.say(
         "cuts",
-        f"{sum(map(len, known.values())):,} in {len(known):,} of {len(chosen):,} videos; "
-        f"{crossing:.0%} of the sandwiches would cross one",
-        cuts=sum(map(len, known.values())),
+        f"{len(videos):,} in {len(np.unique(videos)):,} of {len(store):,} videos; "
+        f"{crossing:.0%} of the sandwiches {'would ' if config.sandwich.cuts == 'split' else ''}cross one",
+        cuts=len(videos),
         crossing_a_cut=crossing,
     )
     if crossing > CROSSING and config.sandwich.cuts == "ignore":
@@ -151,12 +153,13 @@ def check_cuts(findings: Findings, store: FrameStore, config: Config, chosen: li
 
 
 def share_crossing(store: FrameStore, config: Config, chosen: list[int]) -> float:
-    """Share of some drawn sandwiches with a cut between their first and last frame."""
-    rng = np.random.default_rng(config.seed)
+    """Share of some drawn sandwiches of whole videos with a cut between their first and last frame."""
+    whole = replace(config, sandwich=replace(config.sandwich, cuts="ignore"))
+    rng, good = np.random.default_rng(config.seed), usable_videos(store, whole)
     in_frames = offset_in_frames(store, config)
-    good = usable_videos(store, config)
     crossed = []
-    for video in (v for v in chosen if good[v]):
+    for video in (video for video in chosen if good[video]):
+        cuts = store.cuts(video)
         for _ in range(DRAWS):
             drawn = sample_sandwich(
                 int(store.lengths[video]),
@@ -166,7 +169,7 @@ def share_crossing(store: FrameStore, config: Config, chosen: list[int]) -> floa
                 offset_frames=in_frames,
                 frames=config.sandwich.frames,
             )
-            crossed.append(any(min(drawn) < cut <= max(drawn) for cut in store.cuts(video)))
+            crossed.append(any(min(drawn) < cut <= max(drawn) for cut in cuts))
     return float(np.mean(crossed)) if crossed else 0.0
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from tcore.config import Config
 from tcore.data.check import check_kinetics, choose_videos
 from tcore.data.check_sandwich import check_sandwich
-from tcore.data.findings import Findings, bars, commonest, for_each, name_some, say_seconds
+from tcore.data.findings import Findings, bars, count, commonest, for_each, name_some, say_seconds
 from tcore.data.loader import num_cores
 from tcore.data.look import STILL, Look, look_alike
 from tcore.data.video_files import Probe, VideoFiles, list_videos, probe
@@ -112,7 +112,8 @@ def check_same(findings: Findings, root: Path, good: Sequence[Probe]) -> None:
     still = [good[look.video].name for look in looks if look.most_motion < STILL]
     findings.say(
         "duplicates",
-        f"{sum(len(group) - 1 for group in exact):,} with the same bytes; {len(near):,} groups look alike",
+        f"{count(sum(len(group) - 1 for group in exact), 'file')} with the bytes of another; "
+        f"{count(len(near), 'group')} that look alike",
         duplicates=exact,
         near_duplicates=near,
         still=still,
@@ -125,5 +126,5 @@ def check_same(findings: Findings, root: Path, good: Sequence[Probe]) -> None:
         findings.add("advice", f"these look alike: {name_some([' = '.join(g) for g in near])}; look at them.")
     if still:
         findings.add(
-            "warning", f"{len(still):,} videos seem to stand still ({name_some(still)}): leave them out."
+            "warning", f"{count(len(still), 'video')} without motion ({name_some(still)}): leave them out."
         )

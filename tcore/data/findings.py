@@ -69,6 +69,15 @@ class Findings:
         }
 
 
+def count(number: int, noun: str) -> str:
+    """A number of things.
+
+    >>> count(1, "video"), count(1200, "video")
+    ('1 video', '1,200 videos')
+    """
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
 def name_some(names: Sequence[str]) -> str:
     """A few names, and how many more there are.
 

@@ -1,6 +1,7 @@
 """A look at videos: frames decoded small, to see whether they can be read, move, and are alike."""
 
 import hashlib
+import io
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,9 +9,10 @@ from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float32, UInt8
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
-from tcore.data.frames import FolderStore, Frame, FrameStore, image_problem, read_image
+from tcore.data.frames import FolderStore, Frame, FrameStore, read_image
+from tcore.data.packed import PackedStore
 from tcore.errors import InputError
 
 THUMB, PORTRAIT = 32, 8  # sides of the grey thumbnails that are compared
@@ -101,17 +103,39 @@ def choose_frames(length: int, distance: int, full: bool) -> list[int]:
 
 def read_thumb(store: FrameStore, video: int, index: int) -> tuple[tuple[int, int], Thumb]:
     """Size of a frame, and the frame in grey and small."""
-    if not isinstance(store, FolderStore | ImageFiles):
+    data = frame_bytes(store, video, index)
+    if data is None:
         frame = store.read(video, [index])[0]
         return (frame.shape[0], frame.shape[1]), _thumb(Image.fromarray(frame))
-    path = store.path(video, index)
     try:
-        with Image.open(path) as image:
+        with Image.open(io.BytesIO(data)) as image:
             width, height = image.size
             image.draft("L", (2 * THUMB, 2 * THUMB))  # a JPEG is decoded small: several times faster
             return (height, width), _thumb(image)
+    except UnidentifiedImageError as error:
+        raise InputError(f"cannot read frame {name_frame(store, video, index)}: it is no image.") from error
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise InputError(f"cannot read frame {path}: {image_problem(error, path)}.") from error
+        raise InputError(f"cannot read frame {name_frame(store, video, index)}: {error}.") from error
+
+
+def frame_bytes(store: FrameStore, video: int, frame: int) -> bytes | None:
+    """A frame as it is stored; None where it is not stored as a file."""
+    if isinstance(store, PackedStore):
+        return store.read_bytes(video, [frame])[0]
+    if not isinstance(store, FolderStore | ImageFiles):
+        return None
+    path = store.path(video, frame)
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise InputError(f"cannot read frame {path}: {error.strerror}.") from error
+
+
+def name_frame(store: FrameStore, video: int, frame: int) -> str:
+    """Where a frame is."""
+    if isinstance(store, FolderStore | ImageFiles):
+        return str(store.path(video, frame))
+    return f"{frame} of video {store.names[video]}"
 
 
 def _thumb(image: Image.Image) -> Thumb:
@@ -125,22 +149,27 @@ def shrink(thumb: Thumb) -> UInt8[np.ndarray, "8 8"]:
     return blocks.round().astype(np.uint8)
 
 
-def same_bytes(store: FolderStore | ImageFiles, videos: Sequence[int]) -> list[list[int]]:
-    """Videos whose files are the same: candidates by three file sizes, then by the bytes of all frames."""
-    by_size: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
+def same_bytes(store: FrameStore, videos: Sequence[int]) -> list[list[int]]:
+    """Videos that are stored as the same bytes; candidates share first, middle and last frame."""
+    candidates: defaultdict[tuple[object, ...], list[int]] = defaultdict(list)
     for video in videos:
         length = int(store.lengths[video])
-        ends = (store.path(video, frame).stat().st_size for frame in (0, length // 2, length - 1))
-        by_size[(length, *ends)].append(video)
-    by_bytes: defaultdict[bytes, list[int]] = defaultdict(list)
-    for candidates in by_size.values():
-        if len(candidates) > 1:
-            for video in candidates:
-                digest = hashlib.sha256()
-                for frame in range(int(store.lengths[video])):
-                    digest.update(store.path(video, frame).read_bytes())
-                by_bytes[digest.digest()].append(video)
-    return [group for group in by_bytes.values() if len(group) > 1]
+        ends = (0, length // 2, length - 1)
+        candidates[(length, *(_hint(store, video, frame) for frame in ends))].append(video)
+    same: defaultdict[bytes, list[int]] = defaultdict(list)
+    for video in (video for group in candidates.values() if len(group) > 1 for video in group):
+        digest = hashlib.sha256()
+        for frame in range(int(store.lengths[video])):
+            digest.update(frame_bytes(store, video, frame) or b"")
+        same[digest.digest()].append(video)
+    return [group for group in same.values() if len(group) > 1]
+
+
+def _hint(store: FrameStore, video: int, frame: int) -> object:
+    """Something that the same frames have in common: the size of a file, for it is cheap, or a hash."""
+    if isinstance(store, FolderStore | ImageFiles):
+        return store.path(video, frame).stat().st_size
+    return hash(frame_bytes(store, video, frame))
 
 
 def look_alike(looks: Sequence[Look]) -> list[list[int]]:

@@ -29,6 +29,7 @@ class ClipCheck(NamedTuple):
     sizes: tuple[tuple[int, int], ...] = ()
     ids: frozenset[int] = frozenset()
     """Ids of the first mask."""
+    masks: int = 0
 
 
 def recognise(root: Path) -> Benchmark | None:
@@ -121,7 +122,9 @@ def check_masks(
             ids = frozenset(np.unique(mask).tolist())
         if mask.shape != sizes.get(path.stem, mask.shape):
             problems.append(f"mask {path} is {_size(mask.shape)}, its frame {_size(sizes[path.stem])}.")
-    return ClipCheck(tuple(problems), len(clip.frames), tuple(sorted(set(sizes.values()))), ids)
+    return ClipCheck(
+        tuple(problems), len(clip.frames), tuple(sorted(set(sizes.values()))), ids, len(clip.masks)
+    )
 
 
 def check_joints(name: str, images: Path, joints: Path) -> ClipCheck:
@@ -188,7 +191,14 @@ def _say_objects(findings: Findings, checks: Sequence[ClipCheck], count: int) ->
             f"masks of {len(binary):,} of {count:,} clips hold only 0 and 255, as in DAVIS-2016: "
             "evaluate with --binary.",
         )
-    elif count == OFFICIAL["davis"] and objects != DAVIS_OBJECTS:
+    first_only = sum(check.masks == 1 and not check.problems for check in checks)
+    if first_only:
+        findings.add(
+            "warning",
+            f"{first_only:,} of {count:,} clips have no masks beyond the first frame, as in the test sets: "
+            "labels can be carried through them, but not scored; use val.",
+        )
+    elif not binary and count == OFFICIAL["davis"] and objects != DAVIS_OBJECTS:
         findings.add("warning", f"{objects} objects, where DAVIS-2017 val has {DAVIS_OBJECTS}: other masks?")
 
 

@@ -15,6 +15,7 @@ from tcore.data.check_videos import check_videos
 from tcore.data.findings import Findings
 from tcore.data.frames import IMAGE_SUFFIXES, VIDEO_SUFFIXES, FolderStore, FrameStore
 from tcore.data.look import ImageFiles
+from tcore.data.packed import STORE, PackedStore
 from tcore.errors import InputError
 from tcore.evaluation import check as benchmark
 from tcore.files import write_text
@@ -50,8 +51,9 @@ def check(
     elif found == "videos":
         findings, store = check_videos(path, config, sample=sample, full=full)
     elif found == "images":
-        store = images = ImageFiles(path)
-        findings = check_images(str(path), images, config, sample=sample, full=full)
+        opened = FrameStore.open(path)
+        store = ImageFiles(path) if isinstance(opened, FolderStore) else opened
+        findings = check_images(str(path), store, config, sample=sample, full=full)
         # Neighbours are found later; the crops of the images themselves can be seen now.
         config = replace(
             config,
@@ -94,13 +96,14 @@ def recognise(path: Path) -> Kind:
     layout = benchmark.recognise(path)
     if layout is not None:
         return layout
-    images, videos = count_files(path)
-    if videos > images:
-        return "videos"
+    if not (path / STORE).exists():
+        images, videos = count_files(path)
+        if videos > images:
+            return "videos"
     store = FrameStore.open(path)  # where nothing is found, this says what was expected
-    if isinstance(store, FolderStore) and holds_photographs(store):
-        return "images"
-    return "frames"
+    if isinstance(store, PackedStore):
+        return "images" if store.kind == "images" else "frames"
+    return "images" if isinstance(store, FolderStore) and holds_photographs(store) else "frames"
 
 
 def count_files(path: Path) -> tuple[int, int]:

@@ -35,7 +35,8 @@ class Watched(FrameStore):
 
     def __init__(self, store: FrameStore) -> None:
         self.store, self.names, self.lengths, self.fps = store, store.names, store.lengths, store.fps
-        self.video, self.frames = 0, (0,)
+        self.video: int = 0
+        self.frames: tuple[int, ...] = ()
 
     def read(self, video: int, frames: Sequence[int]) -> list[Frame]:
         """Read, and remember."""
@@ -48,7 +49,7 @@ class Watched(FrameStore):
 
 
 class Shown(NamedTuple):
-    """One sample of the sheet: its video, the frames that were read of it, and what the loader handed over."""
+    """One sample: its video, the frames that were read of it, and what the loader handed over."""
 
     video: int
     frames: tuple[int, ...]
