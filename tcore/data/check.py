@@ -8,7 +8,7 @@ import numpy as np
 from tcore.config import Config
 from tcore.data import kinetics
 from tcore.data.check_sandwich import check_cuts, check_sandwich, mean_distance
-from tcore.data.findings import NAMED, Findings, bars, count, commonest, for_each, name_some, say_seconds
+from tcore.data.findings import NAMED, Findings, bars, commonest, count, for_each, name_some, say_seconds
 from tcore.data.frames import FolderStore, FrameStore
 from tcore.data.loader import num_cores
 from tcore.data.look import (
@@ -225,8 +225,8 @@ def check_frames(
     if mixed:
         findings.add(
             "warning",
-            f"{count(len(mixed), 'video')} with frames of differing sizes ({name_some(mixed)}): past, current and "
-            "future would not line up; is each folder one video? Extract them again at one size.",
+            f"{count(len(mixed), 'video')} with frames of differing sizes ({name_some(mixed)}): past, current "
+            "and future would not line up; is each folder one video? Extract them again at one size.",
         )
     small = sum(min(look.sizes[0]) < config.views.global_size / 2 for look in looks if look.sizes)
     if small:
@@ -288,6 +288,6 @@ def check_duplicates(findings: Findings, store: FrameStore, looks: list[Look], n
             pairs = [" = ".join(group[:3]) + (" ..." if len(group) > 3 else "") for group in groups]
             findings.add(
                 "warning" if kind == "duplicates" else "advice",
-                f"{count(surplus, noun)} with {what} ({name_some(pairs)}): keep one of each, or it counts twice"
-                + ("." if kind == "duplicates" else "; look at them first."),
+                f"{count(surplus, noun)} with {what} ({name_some(pairs)}): keep one of each"
+                + (", or it counts twice." if kind == "duplicates" else "; look at them first."),
             )

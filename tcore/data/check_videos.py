@@ -11,7 +11,7 @@ import numpy as np
 from tcore.config import Config
 from tcore.data.check import check_kinetics, choose_videos
 from tcore.data.check_sandwich import check_sandwich
-from tcore.data.findings import Findings, bars, count, commonest, for_each, name_some, say_seconds
+from tcore.data.findings import Findings, bars, commonest, count, for_each, name_some, say_seconds
 from tcore.data.loader import num_cores
 from tcore.data.look import STILL, Look, look_alike
 from tcore.data.video_files import Probe, VideoFiles, list_videos, probe

@@ -171,6 +171,8 @@ def decode_image(data: bytes, name: str) -> Frame:
             if image.mode == "I" or image.mode.startswith("I;16"):  # Pillow would cut 16 bits off at 255
                 grey = (np.asarray(image) >> 8).astype(np.uint8)
                 return np.repeat(grey[:, :, None], 3, axis=2)
+            if image.mode == "RGB":  # converting would copy it
+                return np.asarray(image)
             with_alpha = image.mode == "P" and "transparency" in image.info
             return np.asarray((image.convert("RGBA") if with_alpha else image).convert("RGB"))
     except UnidentifiedImageError as error:

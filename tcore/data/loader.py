@@ -5,6 +5,7 @@ number of reading processes nor the parts a step is computed in change what is s
 frames of different sizes are padded to the largest of a part).
 """
 
+import math
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Int64, UInt8
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from tcore.config import Config
 from tcore.data.batch import Batch, Counts, make_batch
@@ -117,10 +118,14 @@ class Source(Dataset[RawBatch]):
         # Masks first: past and future of a video without a mask are not even read.
         masks = step_masks(config, step)
         masked = np.asarray(masks.any(axis=(0, 2)))
-        samples = [self._sample(step, slot, int(chosen[slot]), bool(masked[slot])) for slot in slots]
+        wanted = [self._needs(place, bool(masked[slot])) for slot in slots for place in range(3)]
+        frames = FrameBuffer(sum(wanted))
+        samples = [
+            frames.take(self._sample(step, slot, int(chosen[slot]), bool(masked[slot]))) for slot in slots
+        ]
         mask = masks[:, slots.start : slots.stop].reshape(2 * size, -1)
         counts = Counts(config.optim.batch, int(masks.any(axis=-1).sum()), int(masks.sum()))
-        return _collate(samples, mask, counts)
+        return _collate(samples, frames.pixels, mask, counts)
 
     def _sample(self, step: int, slot: int, clip: int, masked: bool) -> Sample:
         """The frames that are looked at, and the views to be made of them."""
@@ -202,13 +207,43 @@ def _order(seed: int, epoch: int, num_clips: int, batch: int) -> Int64[np.ndarra
     return np.concatenate([rng.permutation(num_clips) for _ in range(rounds)])
 
 
-def _collate(samples: list[Sample], mask: np.ndarray, counts: Counts) -> RawBatch:
-    """Frames padded to a common size; views crop-major, auxiliary ones of masked crops alone."""
-    frames = [frame for sample in samples for frame in sample.frames.values()]
-    height, width = (max(frame.shape[axis] for frame in frames) for axis in (0, 1))
-    padded = torch.zeros(len(frames), height, width, 3, dtype=torch.uint8)
-    for row, frame in zip(padded.numpy(), frames, strict=True):
-        row[: frame.shape[0], : frame.shape[1]] = frame
+class FrameBuffer:
+    """Frames of a batch behind one another, padded to the largest; each is taken over once it is decoded."""
+
+    def __init__(self, count: int) -> None:
+        self.count, self.taken = count, 0
+        self.pixels: UInt8[Tensor, "read height width 3"] = torch.zeros(count, 0, 0, 3, dtype=torch.uint8)
+
+    def take(self, sample: Sample) -> Sample:
+        """Copy the frames of a sample; what it holds then is the copy."""
+        return sample._replace(frames={place: self._add(frame) for place, frame in sample.frames.items()})
+
+    def _add(self, frame: UInt8[np.ndarray, "height width 3"]) -> UInt8[np.ndarray, "height width 3"]:
+        height, width = frame.shape[:2]
+        if height > self.pixels.shape[1] or width > self.pixels.shape[2]:
+            self._grow(max(height, self.pixels.shape[1]), max(width, self.pixels.shape[2]))
+        row: UInt8[np.ndarray, "height width 3"] = self.pixels[self.taken].numpy()[:height, :width]
+        row[:] = frame
+        self.taken += 1
+        return row
+
+    def _grow(self, height: int, width: int) -> None:
+        """Move to larger frames; where all have one size, this is where the memory comes from."""
+        before, shape = self.pixels, (self.count, height, width, 3)
+        if get_worker_info() is None:
+            self.pixels = torch.zeros(shape, dtype=torch.uint8)
+        else:
+            # In shared memory, whose pages begin as zeros, it is handed over without another copy.
+            storage = torch.UntypedStorage._new_shared(math.prod(shape))
+            self.pixels = torch.empty(0, dtype=torch.uint8).set_(storage).view(shape)
+        if self.taken:
+            self.pixels[: self.taken, : before.shape[1], : before.shape[2]] = before[: self.taken]
+
+
+def _collate(
+    samples: list[Sample], frames: UInt8[Tensor, "read height width 3"], mask: np.ndarray, counts: Counts
+) -> RawBatch:
+    """Views crop-major, auxiliary ones of masked crops alone."""
     # Where the frame of a sample (0 past, 1 current, 2 future) lies among those that were read.
     where = np.full(3 * len(samples), -1)
     where[[3 * i + position for i, sample in enumerate(samples) for position in sample.frames]] = np.arange(
@@ -218,7 +253,7 @@ def _collate(samples: list[Sample], mask: np.ndarray, counts: Counts) -> RawBatc
     plans = [sample.plan for sample in samples]
     students = [plan.student for plan in plans if plan.student is not None]
     return RawBatch(
-        frames=padded,
+        frames=frames,
         global_=_crop_major([plan.global_ for plan in plans], where),
         local=_crop_major([plan.local for plan in plans], where),
         past=_crop_major([plan.past for plan in plans], where).select(masked),
