@@ -10,6 +10,7 @@ import torch
 from tyro.conf import FlagCreatePairsOff, Positional, arg
 
 from tcore.cli_check import check_verb
+from tcore.cli_data import prepare_verb
 from tcore.cli_evaluation import evaluate_verb, propagate_verb, score_verb
 from tcore.cli_parsing import check_flags, parse, suggest
 from tcore.config import Config
@@ -20,6 +21,7 @@ from tcore.recipes import RECIPES, recipe
 ABOUT = """\
 tcore: self-supervised video representation by temporal correspondence
 
+  tcore prepare SOURCE STORE                                   videos, frame folders or images to a store
   tcore train RECIPE [--frames STORE] [--run RUN] [settings]   pre-train an encoder, or go on with a run
   tcore train RECIPE --plan                                    what that would take, from a few real steps
   tcore quickstart                                             train on rendered videos, see what it is worth
@@ -43,7 +45,7 @@ class TrainCommand:
     run: Path | None = None
     """Folder of the run: settings, metrics, checkpoint, encoder (default: runs/RECIPE)."""
     frames: str | None = None
-    """Frame store: a folder of frame folders, or `rendered` for rendered videos (quickstart's default)."""
+    """A store of `tcore prepare`, a folder of frame folders, or `rendered` (quickstart's default)."""
     plan: FlagCreatePairsOff[bool] = False
     """Train nothing: print sizes, memory, speed and first losses, measured in a few real steps."""
     config: Annotated[Config, arg(name="")] = field(default_factory=Config)
@@ -76,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     except torch.OutOfMemoryError:
         _fail("the GPU is out of memory: use a smaller --optim.batch, or --optim.accumulate 2 and more.", 1)
     except KeyboardInterrupt:
-        _fail("interrupted; a run goes on from its last checkpoint with the same command.", 130)
+        _fail("interrupted; the same command goes on from what was saved.", 130)
 
 
 def _fail(text: str, code: int) -> None:
@@ -159,6 +161,7 @@ def _quickstart(argv: list[str]) -> None:
 
 
 VERBS: dict[str, Callable[[list[str]], None]] = {
+    "prepare": prepare_verb,
     "train": _train,
     "quickstart": _quickstart,
     "check": check_verb,

@@ -1,6 +1,7 @@
 """Writing files so that a reader finds the old one or the new one, never half of one."""
 
 import os
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -11,7 +12,8 @@ TEMPORARY = ".tmp"  # ending of a file that is being written
 @contextmanager
 def atomic(path: Path) -> Iterator[Path]:
     """A temporary path beside `path` that takes its place when the block ends well."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}{TEMPORARY}")
+    # Processes of several machines or containers may share a folder, and a process number.
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}{TEMPORARY}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield temporary

@@ -134,7 +134,7 @@ def check_cuts(findings: Findings, store: FrameStore, config: Config, chosen: li
     """Count shot cuts where the store knows them, and sandwiches that cross one."""
     videos, _ = store.all_cuts()
     if not len(videos):
-        findings.say("cuts", "this store knows none", cuts=0)
+        findings.say("cuts", "this store knows none (tcore prepare marks those of videos)", cuts=0)
         return
     crossing = share_crossing(store, config, chosen)
     findings.say(

@@ -6,9 +6,8 @@ import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Int64, UInt8
@@ -20,7 +19,10 @@ from tcore.errors import InputError
 Frame = UInt8[np.ndarray, "height width 3"]
 
 IMAGE_SUFFIXES = {".jpg", ".jpeg", ".png"}
-VIDEO_SUFFIXES = {".mp4", ".avi", ".mkv", ".webm", ".mov", ".m4v", ".mpg", ".mpeg", ".flv", ".wmv"}
+VIDEO_SUFFIXES = set(
+    ".mp4 .avi .mkv .webm .mov .m4v .mpg .mpeg .flv .wmv .ts .mts .m2ts .3gp .ogv .vob .mxf .f4v .asf .divx "
+    ".rm .rmvb .gif .y4m .ivf .h264 .264 .h265 .265 .hevc".split()
+)
 
 
 class FrameStore(ABC):
@@ -89,7 +91,7 @@ class FolderStore(FrameStore):
             what = "is a file" if root.exists() else "does not exist"
             raise InputError(f"frame store {root} {what}: give a folder of frame folders.")
         self.root = root
-        files = dict(_walk(root))
+        files = dict(walk_frames(root))
         if not files:
             raise InputError(_explain_empty(root))
         self.names = sorted(files, key=natural)
@@ -164,8 +166,6 @@ def read_image(path: Path) -> Frame:
 
 def decode_image(data: bytes, name: str) -> Frame:
     """Decode one image to RGB, turned as its pixels are stored; an error calls it by `name`."""
-    if data[:2] == b"\xff\xd8" and (frame := _decode_fast(data)) is not None:
-        return frame
     try:
         with Image.open(io.BytesIO(data)) as image:
             if image.mode == "I" or image.mode.startswith("I;16"):  # Pillow would cut 16 bits off at 255
@@ -181,37 +181,12 @@ def decode_image(data: bytes, name: str) -> Frame:
         raise InputError(f"cannot read frame {name}: {error}.") from error
 
 
-def _decode_fast(data: bytes) -> Frame | None:
-    """A JPEG through simplejpeg, where that is installed and understands it."""
-    simplejpeg = _simplejpeg()
-    if simplejpeg is None:
-        return None
-    try:
-        height, width = simplejpeg.decode_jpeg_header(data)[:2]
-        if height * width > (Image.MAX_IMAGE_PIXELS or 0):  # Pillow warns of these, or refuses them
-            return None
-        # The slow, exact transform and smooth chroma: what Pillow does.
-        return simplejpeg.decode_jpeg(data, "RGB", fastdct=False, fastupsample=False)
-    except ValueError:  # CMYK, damaged: Pillow knows better, or says what is wrong
-        return None
-
-
-@cache
-def _simplejpeg() -> Any:
-    """The faster decoder, or None: looking for what is not there takes longer than it would save."""
-    try:
-        import simplejpeg
-    except ImportError:
-        return None
-    return simplejpeg
-
-
 def image_problem(error: Exception, path: Path) -> str:
     """What is wrong with an image, without naming the path once more."""
     return getattr(error, "strerror", None) or str(error).replace(repr(str(path)), "").strip()
 
 
-def _walk(root: Path) -> list[tuple[str, list[str]]]:
+def walk_frames(root: Path) -> list[tuple[str, list[str]]]:
     """Folders that hold images, with the images in natural order; links are followed, but not in circles."""
     found, seen = [], {os.path.realpath(root)}
     for folder, below, files in os.walk(root, followlinks=True):

@@ -19,7 +19,7 @@ FORMAT = "tcore frames 1"
 KINDS = ("videos", "frames", "images")
 OPEN_SHARDS = 64  # kept open by each process
 
-# Names are bytes behind one another, frames and cuts are rows behind one another; the ends say whose they are.
+# Names, frames and cuts of all videos lie behind one another; the ends say whose they are.
 INDEX: dict[str, np.dtype[Any]] = {
     "names": np.dtype(np.uint8),
     "name_ends": np.dtype(np.int64),
@@ -160,7 +160,7 @@ class PackedStore(FrameStore):
         return shard
 
     def _check_index(self) -> None:
-        """Refuse an index that does not fit together; whether frames lie inside is seen when they are read."""
+        """Refuse an index that does not fit together; each frame is looked at when it is read."""
         index, root = self._index, self.root
         videos = len(index["shards"])
         if videos == 0 or any(len(index[name]) != videos for name in PER_VIDEO):

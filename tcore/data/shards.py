@@ -57,8 +57,9 @@ class ShardWriter:
         self._offsets: list[int] = []
         self._sizes: list[int] = []
 
-    def add(self, name: str, data: bytes, suffix: str = ".jpg") -> None:
-        """Append the next frame of the current video."""
+    def add(self, name: str, data: bytes) -> None:
+        """Append the next frame of the current video, a JPEG or PNG file."""
+        suffix = ".png" if data[:4] == b"\x89PNG" else ".jpg"
         head = _header(f"{name}/{len(self._sizes):05d}{suffix}", len(data))
         self._file.write(head + data + bytes(_padded(len(data)) - len(data)))
         self._offsets.append(self._end + len(head))

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import UInt8
 
+from tcore.data.decode import import_av, open_container, upright
 from tcore.data.frames import VIDEO_SUFFIXES, Frame, FrameStore, natural
 from tcore.data.look import THUMB, shrink
 from tcore.errors import InputError
@@ -47,7 +48,7 @@ def list_videos(root: Path) -> list[str]:
 
 def probe(root: Path, name: str, full: bool) -> Probe:
     """Open a file and decode its first, middle and last part, or all of it."""
-    av, path = import_av(), root / name
+    av, path = import_av("checking video files"), root / name
     if path.stat().st_size == 0:
         return Probe(name, "empty (0 bytes): get it again")
     try:
@@ -115,19 +116,18 @@ def decode_from(container: Any, stream: Any, seconds: float) -> Iterator[Any]:
 
 @contextmanager
 def open_video(path: Path) -> Iterator[tuple[Any, Any]]:
-    """A container and its first video stream."""
-    av = import_av()
+    """A container and its main video stream."""
+    av = import_av("checking video files")
     try:
-        # Some files hold titles in an old encoding; nobody reads them here.
-        container = av.open(os.fspath(path), metadata_errors="ignore")
+        container = open_container(path)
     except (av.FFmpegError, OSError) as error:
         reason = error.strerror or str(error)
         raise InputError(f"cannot be opened ({reason}): no video, or cut off; get it again") from error
     with container:
-        if not container.streams.video:
-            raise InputError("holds no video stream: remove it")
-        container.streams.video[0].thread_type = "AUTO"
-        yield container, container.streams.video[0]
+        stream = container.streams.best("video")
+        if stream is None or stream.codec_context is None:
+            raise InputError("holds no video that can be decoded: remove it")
+        yield container, stream
 
 
 class VideoFiles(FrameStore):
@@ -149,16 +149,5 @@ class VideoFiles(FrameStore):
                         break
                 if frame is None:
                     raise InputError(f"cannot read frame {index} of {path}: cut off; get it again.")
-                found.append(frame.to_ndarray(format="rgb24"))
+                found.append(upright(frame.to_ndarray(format="rgb24"), frame.rotation))
         return found
-
-
-def import_av() -> Any:
-    """PyAV, or an error that says how to get it."""
-    try:
-        import av
-    except ImportError as error:
-        raise InputError(
-            f"checking video files needs PyAV, which cannot be imported ({error}): pip install av."
-        ) from error
-    return av

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import UInt8
 
+from tcore.data.decode import import_av, open_container, upright
 from tcore.data.frames import VIDEO_SUFFIXES, Frame, read_image
 from tcore.errors import InputError
 from tcore.evaluation.masks import list_images
@@ -114,7 +114,7 @@ class FileVideo(Video):
     def _open(self) -> Iterator[Any]:
         av = import_av(f"video file {self.path}")
         try:
-            container = av.open(os.fspath(self.path))
+            container = open_container(self.path)
         except (av.FFmpegError, OSError) as error:
             reason = error.strerror or str(error)
             raise InputError(
@@ -143,11 +143,6 @@ def open_video(path: Path) -> Video:
     if not path.exists():
         raise InputError(f"video {path} does not exist: give a video file or a folder of images.")
     return FolderVideo(path) if path.is_dir() else FileVideo(path)
-
-
-def upright(frame: Frame, degrees: int) -> UInt8[np.ndarray, "rows columns 3"]:
-    """Turn a frame counterclockwise by a multiple of 90 degrees, as a camera held upright asks for."""
-    return np.ascontiguousarray(np.rot90(frame, round(degrees / 90)))
 
 
 def h264_encoder() -> str | None:
@@ -185,15 +180,3 @@ def video_writer(path: Path, rate: Fraction, size: tuple[int, int]) -> Iterator[
             container.mux(stream.encode())
     except (av.FFmpegError, OSError) as error:
         raise InputError(f"cannot write {path}: {error.strerror or error}.") from error
-
-
-def import_av(what: str) -> Any:
-    """PyAV, or an error that says how to get it."""
-    try:
-        import av
-    except ImportError as error:
-        raise InputError(
-            f"{what} needs PyAV, which cannot be imported ({error}): pip install av, "
-            "or give a folder of images."
-        ) from error
-    return av

@@ -100,9 +100,13 @@ def test_a_video_that_is_begun_again_leaves_nothing_behind(tmp_path: Path) -> No
 
 
 def test_a_shard_that_is_not_finished_does_not_appear(tmp_path: Path) -> None:
-    with pytest.raises(KeyError), shard_writer(tmp_path, 0) as write:
-        write.add("a", b"data")
-        raise KeyError
+    def stop_in_the_middle() -> None:
+        with shard_writer(tmp_path, 0) as write:
+            write.add("a", b"data")
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        stop_in_the_middle()
     assert list((tmp_path / "shards").iterdir()) == []
 
 
@@ -138,11 +142,11 @@ def test_a_forked_process_reads_beside_its_parent(root: Path) -> None:
 def test_only_so_many_files_are_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tcore.data.packed.OPEN_SHARDS", 3)
     store = PackedStore(pack(tmp_path, [[(f"v{i}", 1)] for i in range(8)]))
-    before = len(os.listdir("/proc/self/fd"))
+    before = len(list(Path("/proc/self/fd").iterdir()))
     for _ in range(2):
         for video in range(8):
             store.read_bytes(video, [0])
-    assert len(os.listdir("/proc/self/fd")) == before + 3
+    assert len(list(Path("/proc/self/fd").iterdir())) == before + 3
 
 
 def test_cuts_of_a_packed_store_split_its_videos(root: Path) -> None:

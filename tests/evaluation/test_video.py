@@ -5,9 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tcore.data.decode import upright
 from tcore.data.synthetic import render_video
 from tcore.errors import InputError
-from tcore.evaluation.video import open_video, upright, video_writer
+from tcore.evaluation.video import open_video, video_writer
 from tests.evaluation.clips import cut, need_av, turn, write_file, write_folder
 
 

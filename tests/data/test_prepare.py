@@ -1,0 +1,465 @@
+"""tcore prepare: a folder of videos becomes a store."""
+
+import errno
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tcore.cli import main
+from tcore.data.frames import FrameStore
+from tcore.data.loader import RawBatch, Source
+from tcore.data.packed import PackedStore, shard_path
+from tcore.data.packing import Settings, Task, record_path, write_shard
+from tcore.data.prepare import merge, prepare
+from tcore.data.shards import ShardWriter
+from tcore.data.sources import Item, list_source, plan_shards, unique_names
+from tcore.data.synthetic import render_video
+from tcore.errors import InputError
+from tests.evaluation.clips import cut, need_av, write_file
+from tests.tiny import tiny
+
+
+@pytest.fixture(scope="module")
+def videos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four good files in two folders, two of them with one name, and four bad ones."""
+    need_av()
+    root = tmp_path_factory.mktemp("videos")
+    frames = [render_video(7, video, num_frames=16, size=64).frames for video in range(5)]
+    write_file(root / "a" / "x.mp4", frames[0], rate=4)
+    write_file(root / "b" / "x.mp4", frames[1], rate=4)
+    write_file(root / "b" / "x.mkv", frames[2], rate=4)
+    write_file(root / "b" / "shots.mp4", np.concatenate(frames[3:5]), rate=2)
+    cut(write_file(root / "cut-late.mp4", np.concatenate(frames[:2]), rate=2), 0.7)
+    cut(write_file(root / "cut-soon.mp4", frames[0], rate=4), 0.4)
+    (root / "empty.mp4").write_bytes(b"")
+    (root / "text.avi").write_text("hello")
+    (root / "notes.txt").write_text("no video")
+    return root
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Five videos as folders of frames, one of them PNG."""
+    root = tmp_path_factory.mktemp("folders")
+    for video in range(5):
+        suffix = "png" if video == 3 else "jpg"
+        (root / f"v{video}").mkdir()
+        for index, frame in enumerate(render_video(8, video, num_frames=9, size=48).frames):
+            Image.fromarray(frame).save(root / f"v{video}" / f"{index:05d}.{suffix}")
+    return root
+
+
+def contents(root: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(root)): p.read_bytes() for p in root.rglob("*") if p.is_file()}
+
+
+def prepare_here(source: Path, store: Path, **changes: Any) -> PackedStore:
+    summary = prepare(source, store, engine="here", **changes)
+    assert summary is not None
+    return summary.store
+
+
+@pytest.fixture(scope="module")
+def whole(videos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    store = tmp_path_factory.mktemp("whole") / "store"
+    prepare_here(videos, store)
+    return store
+
+
+def test_good_videos_are_taken_in_and_bad_ones_listed(whole: Path) -> None:
+    store = PackedStore(whole)
+    assert list(store.names) == ["a/x", "b/shots", "b/x.mkv", "b/x.mp4", "cut-late"]
+    assert store.lengths.tolist()[:4] == [8, 32, 8, 8]
+    assert store.fps == 2.0
+    assert store.cuts(1) == (16,)
+    assert store.verify() == []
+    rows = (whole / "skipped.csv").read_text().splitlines()
+    assert rows[0] == "file,outcome,frames,reason"
+    assert rows[1].startswith("cut-late.mp4,partial,")
+    assert f"the {store.lengths[4]} frames before that were kept" in rows[1]
+    assert rows[2].startswith("cut-soon.mp4,skipped,0,")
+    assert "fewer than 7" in rows[2]
+    assert rows[3] == "empty.mp4,skipped,0,the file is empty"
+    assert rows[4].startswith("text.avi,skipped,0,")
+    assert "not a video" in rows[4]
+    assert sorted(path.name for path in whole.iterdir()) == ["index", "shards", "skipped.csv", "store.json"]
+
+
+def test_frames_look_as_in_the_video(whole: Path) -> None:
+    frames = render_video(7, 0, num_frames=16, size=64).frames[::2]
+    kept = np.stack(PackedStore(whole).read(0, range(8)))
+    assert np.abs(kept.astype(int) - frames).mean() < 8
+
+
+def test_two_processes_make_the_same_bytes(videos: Path, whole: Path, tmp_path: Path) -> None:
+    prepare(videos, tmp_path / "store", workers=2)
+    assert contents(tmp_path / "store") == contents(whole)
+
+
+def test_parts_make_the_same_bytes(videos: Path, whole: Path, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    for part in (3, 1):
+        assert prepare(videos, store, engine="here", part=(part, 3)) is None
+    with pytest.raises(InputError, match=r"2 of 8 shards are missing|3 of 8 shards are missing") as caught:
+        merge(store)
+    assert "of --part 2/3: run or finish" in str(caught.value)
+    with pytest.raises(InputError, match="unfinished"):
+        FrameStore.open(store)
+    prepare(videos, store, engine="here", part=(2, 3))
+    merge(store)
+    assert contents(store) == contents(whole)
+    assert len(merge(store).store) == 5
+
+
+def test_a_part_with_other_settings_is_refused(videos: Path, tmp_path: Path) -> None:
+    prepare(videos, tmp_path / "store", engine="here", part=(1, 8))
+    with pytest.raises(InputError, match=r"another store \(fps 2.0 there, 3 here\)"):
+        prepare(videos, tmp_path / "store", engine="here", part=(2, 8), fps=3)
+
+
+def test_a_stopped_preparation_goes_on_without_doing_work_twice(
+    videos: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, add = tmp_path / "store", ShardWriter.add
+
+    def full(self: ShardWriter, name: str, data: bytes) -> None:
+        if name == "b/x.mkv":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        add(self, name, data)
+
+    monkeypatch.setattr(ShardWriter, "add", full)
+    with pytest.raises(OSError, match="No space left"):
+        prepare_here(videos, store)
+    assert not list(store.rglob("*.tmp"))
+    done = shard_path(store, 0)
+    before = done.stat().st_mtime_ns
+    monkeypatch.setattr(ShardWriter, "add", add)
+    prepare_here(videos, store)
+    assert done.stat().st_mtime_ns == before
+    assert contents(store) == contents(whole)
+
+
+def test_a_finished_store_is_not_made_again(videos: Path, whole: Path) -> None:
+    before = contents(whole)
+    assert len(prepare_here(videos, whole)) == 5
+    assert contents(whole) == before
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [({"fps": 3.0}, "fps 2.0 there, 3.0 here"), ({"short_side": 32}, "short_side 256 there, 32 here")],
+)
+def test_a_store_of_other_settings_is_refused(
+    videos: Path, whole: Path, changes: dict[str, Any], said: str
+) -> None:
+    before = contents(whole)
+    with pytest.raises(InputError, match=said):
+        prepare_here(videos, whole, **changes)
+    assert contents(whole) == before
+
+
+def test_a_store_of_another_source_is_refused(folders: Path, tmp_path: Path) -> None:
+    shutil.copytree(folders, tmp_path / "source")
+    prepare_here(tmp_path / "source", tmp_path / "store")
+    shutil.rmtree(tmp_path / "source" / "v4")
+    with pytest.raises(InputError, match="5 videos there, 4 here"):
+        prepare_here(tmp_path / "source", tmp_path / "store")
+
+
+def test_a_folder_that_holds_other_things_is_left_alone(videos: Path, tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("years of work")
+    with pytest.raises(InputError, match="is not empty and holds no store"):
+        prepare_here(videos, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+@pytest.mark.parametrize("inside", [".", "store", "a/store"])
+def test_nothing_is_written_into_the_source(folders: Path, inside: str) -> None:
+    before = contents(folders)
+    with pytest.raises(InputError, match="lie inside each other"):
+        prepare_here(folders, folders / inside)
+    assert contents(folders) == before
+
+
+def batches(frames: Path) -> list[RawBatch]:
+    source = Source(FrameStore.open(frames), tiny(optim__batch=4))
+    return [source.read(step, 0) for step in range(3)]
+
+
+def test_folder_form_and_packed_form_give_the_same_samples(folders: Path, tmp_path: Path) -> None:
+    store = prepare_here(folders, tmp_path / "store")
+    assert store.kind == "frames"
+    assert store.fps is None
+    assert store.fingerprint() == FrameStore.open(folders).fingerprint()
+    for one, other in zip(batches(folders), batches(tmp_path / "store"), strict=True):
+        assert np.array_equal(one.frames, other.frames)
+        assert np.array_equal(one.mask, other.mask)
+        assert repr(one.global_) == repr(other.global_)
+
+
+def test_frame_folders_can_be_made_smaller(folders: Path, tmp_path: Path) -> None:
+    store = prepare_here(folders, tmp_path / "store", short_side=24, fps=4)
+    assert store.sizes.tolist() == [[24, 24]] * 5
+    assert store.read(3, [0])[0].shape == (24, 24, 3)
+    assert store.fps == 4
+
+
+def test_a_folder_with_a_broken_frame_is_skipped_by_name(folders: Path, tmp_path: Path) -> None:
+    shutil.copytree(folders, tmp_path / "source")
+    broken = tmp_path / "source" / "v1" / "00003.jpg"
+    broken.write_bytes(broken.read_bytes()[:500])
+    (tmp_path / "source" / "v2" / "00003.jpg").write_text("no image")
+    store = prepare_here(tmp_path / "source", tmp_path / "store")
+    assert list(store.names) == ["v0", "v3", "v4"]
+    rows = (tmp_path / "store" / "skipped.csv").read_text().splitlines()
+    assert rows[1].startswith("v1,skipped,0,00003.jpg: ")
+    assert "truncated" in rows[1].lower()
+    assert rows[2] == "v2,skipped,0,00003.jpg: cannot identify image file"
+
+
+def test_every_image_can_be_a_video_of_one_frame(folders: Path, tmp_path: Path) -> None:
+    store = prepare_here(folders, tmp_path / "store", images=True)
+    assert store.kind == "images"
+    assert set(store.lengths.tolist()) == {1}
+    assert len(store) == 45
+    assert store.names[0] == "v0/00000"
+    assert store.read_bytes(0, [0])[0] == (folders / "v0" / "00000.jpg").read_bytes()
+
+
+def test_names_are_unique() -> None:
+    assert unique_names(["a.mp4", "a.avi", "a.mp4.mkv", "b/a.mp4"]) == ["a.mp4", "a.avi", "a.mp4.mkv", "b/a"]
+
+
+def test_strange_file_names_are_kept(folders: Path, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    shutil.copytree(folders / "v0", source / "ünï, \udcff")
+    (source / "-x\udcfe").mkdir()
+    (source / "-x\udcfe" / "0.jpg").write_text("no image")
+    store = prepare_here(source, tmp_path / "store")
+    assert list(store.names) == ["ünï, \udcff"]
+    assert "-x\\xfe,skipped" in (tmp_path / "store" / "skipped.csv").read_text()
+
+
+def test_shards_depend_on_the_listing_alone() -> None:
+    items = [Item(str(i), str(i), (), 10) for i in range(100_000)]
+    sizes = [len(shard) for shard in plan_shards(items)]
+    assert set(sizes[:-1]) == {256}
+    assert sum(sizes) == 100_000
+    assert [len(shard) for shard in plan_shards(items[:17])] == [1] * 17
+    large = [Item(str(i), str(i), (), 2**29) for i in range(1000)]
+    assert {len(shard) for shard in plan_shards(large)} == {2}
+
+
+def one_task(videos: Path, store: Path) -> Task:
+    items = tuple(item for item in list_source(videos, images=False).items if item.name.startswith("b/x"))
+    return Task(videos, store, Settings("videos", 2.0, 256, 90), 0, items)
+
+
+def test_a_video_tried_in_a_process_of_its_own_gives_the_same_bytes(videos: Path, tmp_path: Path) -> None:
+    for store in ("plain", "alone"):
+        task = one_task(videos, tmp_path / store)
+        if store == "alone":  # what a process leaves behind that died while it read the second video
+            record_path(task.store, 0).parent.mkdir(parents=True)
+            record_path(task.store, 0).with_suffix(".trying").write_text("1")
+        write_shard(task, lambda what, frames: None)
+    assert contents(tmp_path / "plain") == contents(tmp_path / "alone")
+
+
+@pytest.mark.parametrize(
+    ("shell", "said"), [("kill -SEGV $$", "crashes on it (SIGSEGV)"), ("exec sleep 100", "hangs")]
+)
+def test_a_video_that_kills_its_process_again_is_skipped(
+    videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shell: str, said: str
+) -> None:
+    fake = tmp_path / "python"
+    fake.write_text(f"#!/bin/sh\n{shell}\n")
+    fake.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(fake))
+    monkeypatch.setattr("tcore.data.packing.STALL_S", 0.2)
+    task = one_task(videos, tmp_path / "store")
+    record_path(task.store, 0).parent.mkdir(parents=True)
+    record_path(task.store, 0).with_suffix(".trying").write_text("0")
+    write_shard(task, lambda what, frames: None)
+    record = json.loads(record_path(task.store, 0).read_text())
+    assert [video["name"] for video in record["shard"]["videos"]] == ["b/x.mp4"]
+    assert [note["file"] for note in record["notes"]] == ["b/x.mkv"]
+    assert said in record["notes"][0]["reason"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--fps", "0"], "--fps 0: need"),
+        (["--fps", "nan"], "--fps nan: need"),
+        (["--quality", "-1"], "--quality -1: need"),
+        (["--short-side", "0"], "--short-side 0: need"),
+        (["--workers", "0"], "--workers 0: need"),
+        (["--part", "3/2"], "--part 3/2: need"),
+        (["--part", "x"], "--part 'x': need i/n"),
+        (["--engine", "spark"], "--engine spark: need"),
+        (["--fsp", "2"], "did you mean --fps"),
+    ],
+)
+def test_settings_that_cannot_work_are_one_line(
+    videos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str], said: str
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["prepare", str(videos), str(tmp_path / "store"), *flags])
+    error = capsys.readouterr().err
+    assert stop.value.code == 2
+    assert said in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "store").exists()
+
+
+@pytest.mark.parametrize("what", ["missing", "empty", "texts", "all bad", "target is a file", "unwritable"])
+def test_places_that_cannot_work_are_one_line(
+    tmp_path: Path, folders: Path, capsys: pytest.CaptureFixture[str], what: str
+) -> None:
+    source, store = tmp_path / "source", tmp_path / "store"
+    if what != "missing":
+        source.mkdir()
+    if what == "texts":
+        (source / "readme.txt").write_text("hello")
+    if what == "all bad":
+        (source / "bad.mp4").write_text("hello")
+    if what == "target is a file":
+        store.write_text("hello")
+    if what in ("target is a file", "unwritable"):
+        source = folders
+    if what == "unwritable":
+        store = Path("/proc/nowhere/store")
+    with pytest.raises(SystemExit) as stop:
+        main(["prepare", str(source), str(store), "--engine", "here"])
+    error = capsys.readouterr().err.splitlines()
+    assert stop.value.code == 2
+    assert error[-1].startswith("tcore: error: ")
+    said = {"missing": "does not exist", "texts": "found 1 other files", "all bad": "not one of 1 videos"}
+    assert said.get(what, "/") in error[-1]
+
+
+def test_a_full_disk_is_one_line_and_leaves_no_half_shard(
+    folders: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(self: ShardWriter, name: str, data: bytes) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(ShardWriter, "add", full)
+    with pytest.raises(SystemExit) as stop:
+        main(["prepare", str(folders), str(tmp_path / "store"), "--engine", "here"])
+    assert stop.value.code == 2
+    assert "000000.tar: No space left on device. What was saved" in capsys.readouterr().err
+    assert list((tmp_path / "store" / "shards").iterdir()) == []
+
+
+def test_the_end_says_what_was_made_and_what_comes_next(
+    videos: Path, whole: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["prepare", str(videos), str(whole)])
+    said = capsys.readouterr().out
+    assert "5 videos, " in said
+    assert "skipped: 3 (" in said
+    assert "kept in part: 1 (" in said
+    assert "empty.mp4: the file is empty" in said
+    assert f"next: tcore train quickstart --frames {whole} --run RUN" in said
+
+
+def test_training_on_a_truncated_shard_names_it(
+    folders: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from tcore import train
+
+    prepare_here(folders, tmp_path / "store")
+    os.truncate(shard_path(tmp_path / "store", 2), 5000)
+    with pytest.raises(InputError, match=r"000002\.tar is cut off"):
+        train(tiny(runtime__workers=1), tmp_path / "run", tmp_path / "store", quiet=True)
+
+
+def run_tcore(arguments: list[str], **environment: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "tcore", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | environment,
+    )
+
+
+@pytest.mark.long
+def test_a_killed_preparation_ends_with_the_same_bytes(videos: Path, whole: Path, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    with run_tcore(["prepare", str(videos), str(store), "--workers", "1"]) as child:
+        while not list(store.glob("parts/000000.*")):  # in the middle of the first shard, or a little later
+            time.sleep(0.002)
+        child.send_signal(signal.SIGKILL)
+    assert child.returncode == -signal.SIGKILL
+    assert not (store / "store.json").exists()
+    with run_tcore(["prepare", str(videos), str(store), "--workers", "2"]) as child:
+        child.communicate()
+    assert child.returncode == 0
+    assert contents(store) == contents(whole)
+
+
+CRASH = """
+import os
+import tcore.data.decode as decode
+before = decode.SampledVideo.__iter__
+def crash(self):
+    if self.path.name == "shots.mp4":
+        os.abort()
+    return before(self)
+decode.SampledVideo.__iter__ = crash
+"""
+
+
+@pytest.mark.long
+def test_a_video_that_crashes_the_decoder_is_skipped_and_the_rest_is_done(
+    videos: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(CRASH)
+    path = os.pathsep.join([str(tmp_path), str(Path.cwd()), os.environ.get("PYTHONPATH", "")])
+    with run_tcore(
+        ["prepare", str(videos), str(tmp_path / "store"), "--workers", "2"], PYTHONPATH=path
+    ) as child:
+        said, errors = child.communicate()
+    assert child.returncode == 0, errors
+    assert "b/shots.mp4: the decoder crashes on it (SIGABRT), twice" in said
+    assert list(PackedStore(tmp_path / "store").names) == ["a/x", "b/x.mkv", "b/x.mp4", "cut-late"]
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore")
+def test_ray_makes_the_same_bytes(videos: Path, whole: Path, tmp_path: Path) -> None:
+    ray = pytest.importorskip("ray", reason="Ray is not installed")
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    try:
+        prepare(videos, tmp_path / "store", engine="ray")
+    finally:
+        ray.shutdown()
+    assert contents(tmp_path / "store") == contents(whole)
+
+
+DATA = os.environ.get("TCORE_DATA")
+
+
+@pytest.mark.skipif(DATA is None, reason="TCORE_DATA is not set: no real videos")
+def test_real_videos_and_clips_are_prepared(tmp_path: Path) -> None:
+    need_av()
+    store = prepare_here(Path(str(DATA)) / "videos", tmp_path / "videos")
+    assert len(store) == 14
+    reasons = (tmp_path / "videos" / "skipped.csv").read_text()
+    assert [name in reasons for name in ("empty.mp4", "not_a_video.mp4", "truncated.mp4")] == [True] * 3
+    clips = Path(str(DATA)) / "clips192" / "train"
+    prepare_here(clips, tmp_path / "clips")
+    for one, other in zip(batches(clips), batches(tmp_path / "clips"), strict=True):
+        assert np.array_equal(one.frames, other.frames)
