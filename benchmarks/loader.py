@@ -1,4 +1,4 @@
-"""Where the time of loading goes: `python benchmarks/loader.py [--frames STORE] [--workers N] [--recipe NAME]`.
+"""Where the time of loading goes: `python benchmarks/loader.py [--frames STORE] [--workers N]`.
 
 Without a store, it writes a small one of rendered videos, 340x256 JPEG, in a temporary folder.
 """
@@ -33,6 +33,7 @@ class Timed(FrameStore):
         self.asked: list[tuple[int, Sequence[int]]] = []
 
     def read(self, video: int, frames: Sequence[int]) -> list[Frame]:
+        """Read, and time it."""
         started = time.perf_counter()
         read = self.store.read(video, frames)
         self.seconds += time.perf_counter() - started

@@ -225,8 +225,8 @@ def check_frames(
     if mixed:
         findings.add(
             "warning",
-            f"{count(len(mixed), 'video')} with frames of differing sizes ({name_some(mixed)}): past, current "
-            "and future would not line up; is each folder one video? Extract them again at one size.",
+            f"{count(len(mixed), 'video')} with frames of differing sizes ({name_some(mixed)}): past, "
+            "current and future would not line up; is each folder one video? Extract them again at one size.",
         )
     small = sum(min(look.sizes[0]) < config.views.global_size / 2 for look in looks if look.sizes)
     if small:

@@ -311,13 +311,18 @@ def num_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def num_workers(source: Source) -> int:
+    """Reading processes of a source."""
+    if source.config.runtime.workers is not None:
+        return source.config.runtime.workers
+    return 0 if isinstance(source.store, RenderedStore) else min(16, num_cores())
+
+
 def load(source: Source, first_step: int, num_steps: int, device: torch.device) -> Iterator[RawBatch]:
     """Parts of steps `first_step` to `num_steps` - 1, in order, read ahead by worker processes."""
     accumulate = source.config.optim.accumulate
     indices = range(first_step * accumulate, num_steps * accumulate)
-    workers = source.config.runtime.workers
-    if workers is None:
-        workers = 0 if isinstance(source.store, RenderedStore) else min(16, num_cores())
+    workers = num_workers(source)
     loader = DataLoader(
         Carrier(source),
         batch_size=None,

@@ -36,6 +36,7 @@ from tcore.training.checkpoint import (
 )
 from tcore.training.journal import Journal, environment, peak_memory_gib
 from tcore.training.optim import Optimizer, StepValues
+from tcore.training.wait import DataWait
 from tcore.validation import validate
 
 
@@ -62,6 +63,7 @@ def train(config: Config, run: str | Path, frames: str | Path | None = None, *, 
     write_text(run / "environment.json", json.dumps(made_with, indent=2) + "\n")
     for line in introduce(source, trainer, schedule.num_steps, first_step):
         journal.say(line)
+    wait = DataWait(source)
     try:
         parts = load(source, first_step, schedule.num_steps, trainer.device)
         for step in range(first_step, schedule.num_steps):
@@ -72,6 +74,8 @@ def train(config: Config, run: str | Path, frames: str | Path | None = None, *, 
             except DivergedError as error:
                 raise DivergedError(f"{error} {what_remains(run, saved)}") from error
             journal.record(done, metrics, trainer.health() if look else None)
+            if slow := wait.note(done, metrics, look):
+                journal.say(slow)
             if last or keeps(done, schedule.num_steps, config.keep_every):
                 keep_encoder(run, done, trainer.model)
             if last or done % config.checkpoint_every == 0:
