@@ -76,9 +76,10 @@ def make_batch(
         past=past,
         future=future,
         teacher_crops=global_crops if teacher_crops is None else teacher_crops,
-        mask=mask.to(device),
-        masked=found.masked.to(device),
-        holes=found.holes.to(device),
-        hole_weights=found.hole_weights.to(device),
+        # A copy that waits would wait for the pixels that are being made.
+        mask=mask.to(device, non_blocking=True),
+        masked=found.masked.to(device, non_blocking=True),
+        holes=found.holes.to(device, non_blocking=True),
+        hole_weights=found.hole_weights.to(device, non_blocking=True),
         counts=counts,
     )

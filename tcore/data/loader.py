@@ -5,7 +5,6 @@ number of reading processes nor the parts a step is computed in change what is s
 frames of different sizes are padded to the largest of a part).
 """
 
-import math
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,10 +15,11 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Int64, UInt8
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, get_worker_info
+from torch.utils.data import DataLoader, Dataset
 
 from tcore.config import Config
 from tcore.data.batch import Batch, Counts, make_batch
+from tcore.data.buffer import FrameBuffer
 from tcore.data.frames import FrameStore, RenderedStore, list_clips
 from tcore.data.masking import sample_step_masks
 from tcore.data.render import render
@@ -44,8 +44,9 @@ class RawBatch:
     counts: Counts
 
     def pin_memory(self) -> "RawBatch":
-        """Prepare the frames for an asynchronous copy; called by the loader."""
+        """Prepare frames and mask for an asynchronous copy; called by the loader."""
         object.__setattr__(self, "frames", self.frames.pin_memory())
+        object.__setattr__(self, "mask", self.mask.pin_memory())
         return self
 
 
@@ -119,13 +120,13 @@ class Source(Dataset[RawBatch]):
         masks = step_masks(config, step)
         masked = np.asarray(masks.any(axis=(0, 2)))
         wanted = [self._needs(place, bool(masked[slot])) for slot in slots for place in range(3)]
-        frames = FrameBuffer(sum(wanted))
-        samples = [
-            frames.take(self._sample(step, slot, int(chosen[slot]), bool(masked[slot]))) for slot in slots
-        ]
+        buffer, samples = FrameBuffer(sum(wanted)), []
+        for slot in slots:
+            sample = self._sample(step, slot, int(chosen[slot]), bool(masked[slot]))
+            samples.append(sample._replace(frames={k: buffer.add(f) for k, f in sample.frames.items()}))
         mask = masks[:, slots.start : slots.stop].reshape(2 * size, -1)
         counts = Counts(config.optim.batch, int(masks.any(axis=-1).sum()), int(masks.sum()))
-        return _collate(samples, frames.pixels, mask, counts)
+        return _collate(samples, buffer.pixels, mask, counts)
 
     def _sample(self, step: int, slot: int, clip: int, masked: bool) -> Sample:
         """The frames that are looked at, and the views to be made of them."""
@@ -205,39 +206,6 @@ def _order(seed: int, epoch: int, num_clips: int, batch: int) -> Int64[np.ndarra
     rng = np.random.default_rng((seed, ORDER, epoch))
     rounds = max(1, -(-batch // num_clips))
     return np.concatenate([rng.permutation(num_clips) for _ in range(rounds)])
-
-
-class FrameBuffer:
-    """Frames of a batch behind one another, padded to the largest; each is taken over once it is decoded."""
-
-    def __init__(self, count: int) -> None:
-        self.count, self.taken = count, 0
-        self.pixels: UInt8[Tensor, "read height width 3"] = torch.zeros(count, 0, 0, 3, dtype=torch.uint8)
-
-    def take(self, sample: Sample) -> Sample:
-        """Copy the frames of a sample; what it holds then is the copy."""
-        return sample._replace(frames={place: self._add(frame) for place, frame in sample.frames.items()})
-
-    def _add(self, frame: UInt8[np.ndarray, "height width 3"]) -> UInt8[np.ndarray, "height width 3"]:
-        height, width = frame.shape[:2]
-        if height > self.pixels.shape[1] or width > self.pixels.shape[2]:
-            self._grow(max(height, self.pixels.shape[1]), max(width, self.pixels.shape[2]))
-        row: UInt8[np.ndarray, "height width 3"] = self.pixels[self.taken].numpy()[:height, :width]
-        row[:] = frame
-        self.taken += 1
-        return row
-
-    def _grow(self, height: int, width: int) -> None:
-        """Move to larger frames; where all have one size, this is where the memory comes from."""
-        before, shape = self.pixels, (self.count, height, width, 3)
-        if get_worker_info() is None:
-            self.pixels = torch.zeros(shape, dtype=torch.uint8)
-        else:
-            # In shared memory, whose pages begin as zeros, it is handed over without another copy.
-            storage = torch.UntypedStorage._new_shared(math.prod(shape))
-            self.pixels = torch.empty(0, dtype=torch.uint8).set_(storage).view(shape)
-        if self.taken:
-            self.pixels[: self.taken, : before.shape[1], : before.shape[2]] = before[: self.taken]
 
 
 def _collate(
