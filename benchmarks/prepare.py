@@ -47,9 +47,7 @@ def main() -> None:
                 prepare(source, item, Path(folder) / "video.tar")
                 best["prepare"] = min(best["prepare"], time.process_time() - started)
             ratio = best["decode"] / best["prepare"]
-            print(
-                f"{item.name[:36]:36}  {frames:5} frames  {frames / best['prepare']:6.0f}/s  ratio {ratio:.2f}"
-            )
+            print(f"{item.name[:36]:36}  {frames:5} frames  {frames / best['prepare']:6.0f}/s  x {ratio:.2f}")
             total = {"frames": total["frames"] + frames} | {k: total[k] + best[k] for k in best}
     speed = {name: total["frames"] / total[name] for name in ("decode", "prepare")}
     print(

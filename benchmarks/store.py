@@ -23,7 +23,7 @@ MEMBER = 512 + -(-SIZE // 512) * 512
 def make(root: Path) -> None:
     """Shards of holes: only the index is written out."""
     (root / "shards").mkdir(parents=True)
-    shards = []
+    shards: list[Shard] = []
     for first in range(0, VIDEOS, PER_SHARD):
         videos = []
         for number in range(first, min(first + PER_SHARD, VIDEOS)):

@@ -118,7 +118,8 @@ class _Clock:
         self.unit = Fraction(stream.time_base) if stream.time_base else 1 / rate
         self._usual = max(1, round(1 / rate / self.unit))
         self._gap = max(self._usual, int(GAP_S / self.unit))
-        self._now, self._stamp, self._length = -1, None, self._usual
+        self._now, self._length = -1, self._usual
+        self._stamp: int | None = None
         self._last: dict[str, int] = {}
         self._faults = {"pts": 0, "dts": 0}
 

@@ -212,4 +212,7 @@ def _explain_empty(root: Path) -> str:
     names = [name for _, _, files in os.walk(root) for name in files]
     videos = sum(Path(name).suffix.lower() in VIDEO_SUFFIXES for name in names)
     found = f"found {len(names)} other files" + (f", {videos} of them video files" if videos else "")
-    return f"no frames under {root} ({found}): expected folders of images such as {root}/VIDEO/00000.jpg."
+    hint = f"; tcore prepare {root} STORE makes a store of videos." if videos else "."
+    return (
+        f"no frames under {root} ({found}): expected folders of images such as {root}/VIDEO/00000.jpg{hint}"
+    )

@@ -51,6 +51,8 @@ class Summary:
                 lines.append(f"{verb}: {len(notes):,} ({root / SKIPPED})")
                 lines += [f"  {printable(note.file)}: {note.reason}" for note in notes[:5]]
                 lines += [f"  and {len(notes) - 5:,} more"] if len(notes) > 5 else []
+        if store.kind == "images":
+            return [*lines, "each image is a video of one frame"]
         return [*lines, f"next: tcore train quickstart --frames {shlex.quote(os.fspath(root))} --run RUN"]
 
 

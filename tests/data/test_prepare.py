@@ -13,11 +13,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from tcore.cli import main
 from tcore.data.frames import FrameStore
-from tcore.data.loader import RawBatch, Source
+from tcore.data.loader import RawBatch, Source, load
 from tcore.data.packed import PackedStore, shard_path
 from tcore.data.packing import Settings, Task, record_path, write_shard
 from tcore.data.prepare import merge, prepare
@@ -374,15 +375,12 @@ def test_the_end_says_what_was_made_and_what_comes_next(
     assert f"next: tcore train quickstart --frames {whole} --run RUN" in said
 
 
-def test_training_on_a_truncated_shard_names_it(
-    folders: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from tcore import train
-
-    prepare_here(folders, tmp_path / "store")
+def test_training_on_a_truncated_shard_names_it(folders: Path, tmp_path: Path) -> None:
+    store = prepare_here(folders, tmp_path / "store")
     os.truncate(shard_path(tmp_path / "store", 2), 5000)
+    batches = load(Source(store, tiny(runtime__workers=1)), 0, 6, torch.device("cpu"))
     with pytest.raises(InputError, match=r"000002\.tar is cut off"):
-        train(tiny(runtime__workers=1), tmp_path / "run", tmp_path / "store", quiet=True)
+        list(batches)
 
 
 def run_tcore(arguments: list[str], **environment: str) -> subprocess.Popen[str]:
