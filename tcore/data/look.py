@@ -93,7 +93,7 @@ def choose_frames(length: int, distance: int, full: bool) -> list[int]:
     """Frames to look at: all of a short video, pairs that are `distance` apart spread over a long one.
 
     >>> choose_frames(5, 2, full=False), len(choose_frames(7200, 1440, full=False))
-    ([0, 1, 2, 3, 4], 66)
+    ([0, 1, 2, 3, 4], 65)
     """
     if full or length <= FRAMES_PER_VIDEO:
         return list(range(length))
