@@ -42,7 +42,7 @@ def check_store(
     looks = take_looks(findings, store, chosen, mean_distance(store, config), config, full)
     check_frames(findings, store, looks, config, usable)
     check_motion(findings, store, looks)
-    check_duplicates(findings, store, looks, "video")
+    check_duplicates(findings, store, looks, "video", num_threads(config))
     return findings
 
 
@@ -66,7 +66,7 @@ def check_images(path: str, store: FrameStore, config: Config, *, sample: int, f
     chosen = choose_videos(len(store), sample, config.seed, full)
     looks = take_looks(findings, store, chosen, np.ones(len(store), np.int64), config, full)
     check_frames(findings, store, looks, config, np.ones(len(store), dtype=bool))
-    check_duplicates(findings, store, looks, "image")
+    check_duplicates(findings, store, looks, "image", num_threads(config))
     if not packed:
         findings.add(
             "advice",
@@ -74,6 +74,11 @@ def check_images(path: str, store: FrameStore, config: Config, *, sample: int, f
             "if they are frames of videos, say --kind frames.",
         )
     return findings
+
+
+def num_threads(config: Config) -> int:
+    """Threads that read: as many as there are reading processes in training."""
+    return num_cores() if config.runtime.workers is None else config.runtime.workers
 
 
 def choose_videos(count: int, sample: int, seed: int, full: bool) -> list[int]:
@@ -174,13 +179,12 @@ def take_looks(
     full: bool,
 ) -> list[Look]:
     """Look into the chosen videos, and say how thoroughly."""
-    workers = config.runtime.workers
     looks = list(
         for_each(
             lambda video: look_at(store, video, int(distance[video]), full),
             chosen,
             "looking",
-            num_cores() if workers is None else workers,
+            num_threads(config),
         )
     )
     frames = sum(look.num_frames for look in looks)
@@ -260,14 +264,16 @@ def check_motion(findings: Findings, store: FrameStore, looks: list[Look]) -> No
         )
 
 
-def check_duplicates(findings: Findings, store: FrameStore, looks: list[Look], noun: str) -> None:
+def check_duplicates(
+    findings: Findings, store: FrameStore, looks: list[Look], noun: str, threads: int
+) -> None:
     """The same video twice, byte by byte in the whole store, or nearly the same among those looked at."""
     exact: list[list[int]] = []
     readable = {look.video for look in looks if not look.unreadable}
     if isinstance(store, FolderStore | ImageFiles):
-        exact = same_bytes(store, range(len(store)))
+        exact = same_bytes(store, range(len(store)), threads)
     elif isinstance(store, PackedStore):  # without files of their own, those that were looked at will do
-        exact = same_bytes(store, sorted(readable))
+        exact = same_bytes(store, sorted(readable), threads)
     near = [group for group in look_alike(looks) if not any(set(group) <= set(same) for same in exact)]
     named = {
         kind: [[store.names[video] for video in group] for group in groups]

@@ -9,10 +9,9 @@ from pathlib import Path
 import numpy as np
 
 from tcore.config import Config
-from tcore.data.check import check_kinetics, choose_videos
+from tcore.data.check import check_kinetics, choose_videos, num_threads
 from tcore.data.check_sandwich import check_sandwich
 from tcore.data.findings import Findings, bars, commonest, count, for_each, name_some, say_seconds
-from tcore.data.loader import num_cores
 from tcore.data.look import STILL, Look, look_alike
 from tcore.data.video_files import Probe, VideoFiles, list_videos, probe
 from tcore.errors import InputError
@@ -30,9 +29,7 @@ def check_videos(
         raise InputError(f"no video files under {root}.")
     findings = Findings("a folder of video files", str(root))
     chosen = [names[i] for i in choose_videos(len(names), sample, config.seed, full)]
-    workers = config.runtime.workers
-    threads = num_cores() if workers is None else workers
-    probes = list(for_each(lambda name: probe(root, name, full), chosen, "decoding", threads))
+    probes = list(for_each(lambda name: probe(root, name, full), chosen, "decoding", num_threads(config)))
     good = [found for found in probes if not found.problem]
     say_files(findings, names, probes, good, full)
     check_kinetics(findings, names)

@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Float32, UInt8
 from PIL import Image, UnidentifiedImageError
 
+from tcore.data.findings import for_each
 from tcore.data.frames import FolderStore, Frame, FrameStore, read_image
 from tcore.data.packed import PackedStore
 from tcore.errors import InputError
@@ -149,13 +150,16 @@ def shrink(thumb: Thumb) -> UInt8[np.ndarray, "8 8"]:
     return blocks.round().astype(np.uint8)
 
 
-def same_bytes(store: FrameStore, videos: Sequence[int]) -> list[list[int]]:
+def same_bytes(store: FrameStore, videos: Sequence[int], threads: int) -> list[list[int]]:
     """Videos that are stored as the same bytes; candidates share first, middle and last frame."""
-    candidates: defaultdict[tuple[object, ...], list[int]] = defaultdict(list)
-    for video in videos:
+
+    def hints(video: int) -> tuple[object, ...]:
         length = int(store.lengths[video])
-        ends = (0, length // 2, length - 1)
-        candidates[(length, *(_hint(store, video, frame) for frame in ends))].append(video)
+        return length, *(_hint(store, video, frame) for frame in (0, length // 2, length - 1))
+
+    candidates: defaultdict[tuple[object, ...], list[int]] = defaultdict(list)
+    for video, found in zip(videos, for_each(hints, videos, "comparing", threads), strict=True):
+        candidates[found].append(video)
     same: defaultdict[bytes, list[int]] = defaultdict(list)
     for video in (video for group in candidates.values() if len(group) > 1 for video in group):
         digest = hashlib.sha256()
@@ -168,7 +172,10 @@ def same_bytes(store: FrameStore, videos: Sequence[int]) -> list[list[int]]:
 def _hint(store: FrameStore, video: int, frame: int) -> object:
     """Something that the same frames have in common: the size of a file, for it is cheap, or a hash."""
     if isinstance(store, FolderStore | ImageFiles):
-        return store.path(video, frame).stat().st_size
+        try:
+            return store.path(video, frame).stat().st_size
+        except OSError:
+            return video, frame  # like no other; a look at it will say what is wrong
     return hash(frame_bytes(store, video, frame))
 
 

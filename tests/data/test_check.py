@@ -249,3 +249,10 @@ def test_nothing_is_written_into_the_store(store: Path, tmp_path: Path) -> None:
     check(store, CONFIG, sheet=tmp_path / "sheet.png")
     assert sorted(store.rglob("*")) == before
     assert FrameStore.open(store).fingerprint()
+
+
+def test_a_link_to_nowhere_is_an_unreadable_frame(store: Path) -> None:
+    (store / "good1" / "00019.jpg").unlink()
+    (store / "good1" / "00019.jpg").symlink_to(store / "gone.jpg")
+    findings = check(store, CONFIG)
+    assert "good1/00019.jpg: No such file" in told(findings, "error")
