@@ -9,6 +9,7 @@ from typing import Annotated
 import torch
 from tyro.conf import FlagCreatePairsOff, Positional, arg
 
+from tcore.cli_check import check_verb
 from tcore.cli_data import prepare_verb
 from tcore.cli_evaluation import evaluate_verb, propagate_verb, score_verb
 from tcore.cli_export import export_verb
@@ -27,6 +28,7 @@ tcore: self-supervised video representation by temporal correspondence
   tcore train RECIPE [--frames STORE] [--run RUN] [settings]   pre-train an encoder, or go on with a run
   tcore train RECIPE --plan                                    what that would take, from a few real steps
   tcore quickstart                                             train on rendered videos, see what it is worth
+  tcore check STORE|VIDEOS|DATASET [--sheet FILE.png]          what is there, and would training work
   tcore evaluate ENCODER --davis DIR --jhmdb DIR --out OUT     what an encoder is worth, by label propagation
   tcore score davis|vip|jhmdb --truth DIR --predictions DIR    score anybody's predictions, as JSON
   tcore propagate ENCODER VIDEO --labels FIRST --out OUT       masks or points of a frame, through a video
@@ -187,6 +189,7 @@ VERBS: dict[str, Callable[[list[str]], None]] = {
     "prepare": prepare_verb,
     "train": _train,
     "quickstart": _quickstart,
+    "check": check_verb,
     "evaluate": evaluate_verb,
     "score": score_verb,
     "propagate": propagate_verb,

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tcore import FrameStore, load_encoder, train
+from tcore import FrameStore, load_encoder, recipe, train
 from tcore.data.neighbors import load_neighbors
 from tcore.evaluation.neighbors import find_all
+from tcore.show.check import check
 from tests.tiny import tiny
 
 DATA = os.environ.get("TCORE_DATA")
@@ -38,3 +39,27 @@ def test_real_photographs_find_neighbours_and_train_with_them(tmp_path: Path) ->
     second = train(tiny(source="images", auxiliary="past"), tmp_path / "B", folder, quiet=True)
     lines = [json.loads(line) for line in (second / "metrics.jsonl").read_text().splitlines()]
     assert all(math.isfinite(line["past_teacher"]) for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("folder", "kind", "code"),
+    [
+        ("clips192/train", "frame folders", 0),
+        ("images160", "images", 0),
+        ("videos", "video files", 1),
+        ("davis2016", "DAVIS", 0),
+        ("jhmdb_clip", "JHMDB", 0),
+    ],
+)
+def test_real_folders_are_recognised_and_checked(folder: str, kind: str, code: int, tmp_path: Path) -> None:
+    findings = check(
+        Path(str(DATA)) / folder, recipe("vits16-k400"), sample=100, sheet=tmp_path / "sheet.png"
+    )
+    assert kind in findings.kind
+    assert findings.exit_code == code
+    assert (tmp_path / "sheet.png").exists() == (kind not in ("DAVIS", "JHMDB"))
+
+
+def test_bad_real_videos_are_named() -> None:
+    findings = check(Path(str(DATA)) / "videos", recipe("vits16-k400"))
+    assert set(findings.figures["bad"]) == {"empty.mp4", "not_a_video.mp4", "truncated.mp4"}

@@ -74,15 +74,21 @@ def make_batch(
         if views is not None and views.shape[0] != found.masked.shape[0]:
             raise ValueError(f"{name} has {views.shape[0]} views for {found.masked.shape[0]} masked crops.")
     device = global_crops.device
+
+    def send(x: Tensor) -> Tensor:
+        # A copy from memory that is not pinned would wait for the pixels that are being made.
+        on_its_way = device.type == "cuda" and not x.is_cuda
+        return x.pin_memory().to(device, non_blocking=True) if on_its_way else x.to(device)
+
     return Batch(
         global_crops=global_crops,
         local_crops=local_crops,
         past=past,
         future=future,
         teacher_crops=global_crops if teacher_crops is None else teacher_crops,
-        mask=mask.to(device),
-        masked=found.masked.to(device),
-        holes=found.holes.to(device),
-        hole_weights=found.hole_weights.to(device),
+        mask=send(mask),
+        masked=send(found.masked),
+        holes=send(found.holes),
+        hole_weights=send(found.hole_weights),
         counts=counts,
     )

@@ -100,8 +100,11 @@ class FolderStore(FrameStore):
 
     def read(self, video: int, frames: Sequence[int]) -> list[Frame]:
         """Decode some frames of one video."""
-        folder = self.root / self.names[video]
-        return [read_image(folder / self.files[video][index]) for index in frames]
+        return [read_image(self.path(video, index)) for index in frames]
+
+    def path(self, video: int, frame: int) -> Path:
+        """The file of a frame."""
+        return self.root / self.names[video] / self.files[video][frame]
 
 
 class RenderedStore(FrameStore):
@@ -168,6 +171,8 @@ def decode_image(data: bytes, name: str) -> Frame:
             if image.mode == "I" or image.mode.startswith("I;16"):  # Pillow would cut 16 bits off at 255
                 grey = (np.asarray(image) >> 8).astype(np.uint8)
                 return np.repeat(grey[:, :, None], 3, axis=2)
+            if image.mode == "RGB":  # converting would copy it
+                return np.asarray(image)
             with_alpha = image.mode == "P" and "transparency" in image.info
             return np.asarray((image.convert("RGBA") if with_alpha else image).convert("RGB"))
     except UnidentifiedImageError as error:

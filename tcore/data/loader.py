@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from tcore.config import Config
 from tcore.data.batch import Batch, Counts, make_batch
+from tcore.data.buffer import FrameBuffer
 from tcore.data.frames import Frame, FrameStore, RenderedStore, list_clips
 from tcore.data.masking import sample_step_masks
 from tcore.data.render import PLAIN, Kernels, render
@@ -43,8 +44,9 @@ class RawBatch:
     counts: Counts
 
     def pin_memory(self) -> "RawBatch":
-        """Prepare the frames for an asynchronous copy; called by the loader."""
+        """Prepare frames and mask for an asynchronous copy; called by the loader."""
         object.__setattr__(self, "frames", self.frames.pin_memory())
+        object.__setattr__(self, "mask", self.mask.pin_memory())
         return self
 
 
@@ -117,17 +119,24 @@ class Source(Dataset[RawBatch]):
 
     def read(self, step: int, part: int) -> RawBatch:
         """Read one part of a step."""
-        config = self.config
-        size = config.optim.batch // config.optim.accumulate
-        slots = range(part * size, (part + 1) * size)
+        size = self.config.optim.batch // self.config.optim.accumulate
+        return self.read_slots(step, range(part * size, (part + 1) * size))
+
+    def read_slots(self, step: int, slots: range) -> RawBatch:
+        """Read some samples of a step, by their places in its batch."""
+        config, size = self.config, len(slots)
         chosen = self.chosen(step)
         # Masks first: past and future of a video without a mask are not even read.
         masks = step_masks(config, step)
         masked = np.asarray(masks.any(axis=(0, 2)))
-        samples = [self._sample(step, slot, int(chosen[slot]), bool(masked[slot])) for slot in slots]
+        wanted = [self._needs(place, bool(masked[slot])) for slot in slots for place in range(3)]
+        buffer, samples = FrameBuffer(sum(wanted)), []
+        for slot in slots:
+            sample = self._sample(step, slot, int(chosen[slot]), bool(masked[slot]))
+            samples.append(sample._replace(frames={k: buffer.add(f) for k, f in sample.frames.items()}))
         mask = masks[:, slots.start : slots.stop].reshape(2 * size, -1)
         counts = Counts(config.optim.batch, int(masks.any(axis=-1).sum()), int(masks.sum()))
-        return _collate(samples, mask, counts)
+        return _collate(samples, buffer.pixels, mask, counts)
 
     def _sample(self, step: int, slot: int, clip: int, masked: bool) -> Sample:
         """The frames that are looked at, and the views to be made of them."""
@@ -216,13 +225,10 @@ def _order(seed: int, epoch: int, num_clips: int, batch: int) -> Int64[np.ndarra
     return np.concatenate([rng.permutation(num_clips) for _ in range(rounds)])
 
 
-def _collate(samples: list[Sample], mask: np.ndarray, counts: Counts) -> RawBatch:
-    """Frames padded to a common size; views crop-major, auxiliary ones of masked crops alone."""
-    frames = [frame for sample in samples for frame in sample.frames.values()]
-    height, width = (max(frame.shape[axis] for frame in frames) for axis in (0, 1))
-    padded = torch.zeros(len(frames), height, width, 3, dtype=torch.uint8)
-    for row, frame in zip(padded.numpy(), frames, strict=True):
-        row[: frame.shape[0], : frame.shape[1]] = frame
+def _collate(
+    samples: list[Sample], frames: UInt8[Tensor, "read height width 3"], mask: np.ndarray, counts: Counts
+) -> RawBatch:
+    """Views crop-major, auxiliary ones of masked crops alone."""
     # Where the frame of a sample (0 past, 1 current, 2 future) lies among those that were read.
     where = np.full(3 * len(samples), -1)
     where[[3 * i + position for i, sample in enumerate(samples) for position in sample.frames]] = np.arange(
@@ -232,7 +238,7 @@ def _collate(samples: list[Sample], mask: np.ndarray, counts: Counts) -> RawBatc
     plans = [sample.plan for sample in samples]
     students = [plan.student for plan in plans if plan.student is not None]
     return RawBatch(
-        frames=padded,
+        frames=frames,
         global_=_crop_major([plan.global_ for plan in plans], where),
         local=_crop_major([plan.local for plan in plans], where),
         past=_crop_major([plan.past for plan in plans], where).select(masked),
@@ -308,13 +314,18 @@ def num_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def num_workers(source: Source) -> int:
+    """Reading processes of a source."""
+    if source.config.runtime.workers is not None:
+        return source.config.runtime.workers
+    return 0 if isinstance(source.store, RenderedStore) else min(16, num_cores())
+
+
 def load(source: Source, first_step: int, num_steps: int, device: torch.device) -> Iterator[RawBatch]:
     """Parts of steps `first_step` to `num_steps` - 1, in order, read ahead by worker processes."""
     accumulate = source.config.optim.accumulate
     indices = range(first_step * accumulate, num_steps * accumulate)
-    workers = source.config.runtime.workers
-    if workers is None:
-        workers = 0 if isinstance(source.store, RenderedStore) else min(16, num_cores())
+    workers = num_workers(source)
     loader = DataLoader(
         Carrier(source),
         batch_size=None,

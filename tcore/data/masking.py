@@ -54,9 +54,9 @@ def _block_mask(rng: np.random.Generator, grid: int, count: int) -> Bool[np.ndar
             block[:] = True
             remaining -= new
             failures = 0
-    # Where no block fits any more, single patches fill the rest.
-    free = np.flatnonzero(~mask)
-    mask.ravel()[rng.choice(free, size=remaining, replace=False)] = True
+    if remaining:  # no block fits any more: single patches fill the rest
+        free = np.flatnonzero(~mask)
+        mask.ravel()[rng.choice(free, size=remaining, replace=False)] = True
     return mask.ravel()
 
 

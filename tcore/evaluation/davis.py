@@ -24,10 +24,11 @@ def find_clips(root: Path) -> tuple[list[MaskClip], bool]:
     names, listed = chosen_names(root, LISTS, images)
     if not names:
         raise InputError(f"no clips under {images}: need a folder of frames for each.")
-    return [_clip(name, images, masks) for name in names], listed
+    return [find_clip(name, images, masks) for name in names], listed
 
 
-def _clip(name: str, images: Path, masks: Path) -> MaskClip:
+def find_clip(name: str, images: Path, masks: Path) -> MaskClip:
+    """One clip; an error says what it lacks."""
     for folder, what in ((images / name, "frames"), (masks / name, "masks")):
         if not folder.is_dir():
             raise InputError(f"clip {name} has no {what}: {folder} does not exist.")

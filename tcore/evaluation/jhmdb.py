@@ -33,20 +33,27 @@ def find_clips(root: Path) -> tuple[list[JointClip], bool]:
     """Test clips of split 1, or all clips where there are no splits; and whether there were."""
     images = need_folder(root, ("Rename_Images",), "frames")
     joints = need_folder(root, ("joint_positions",), "joints")
+    names, listed = chosen_clips(root, images)
+    if not names:
+        raise InputError(f"no clips under {images}: need folders ACTION/CLIP of frames.")
+    return [find_clip(action, name, images, joints) for action, name in names], listed
+
+
+def chosen_clips(root: Path, images: Path) -> tuple[list[tuple[str, str]], bool]:
+    """Actions and names of the test clips of split 1, or of all; and whether there were splits."""
     splits = root / "splits"
     listed = splits.is_dir() and any(splits.glob("*_test_split1.txt"))
-    found = _listed(splits) if listed else _all(images)
-    clips = []
-    for action, name in found:
-        annotation = joints / action / name / "joint_positions.mat"
-        if not (images / action / name).is_dir():
-            raise InputError(f"clip {action}/{name} has no frames: {images / action / name} does not exist.")
-        if not annotation.is_file():
-            raise InputError(f"clip {action}/{name} has no joints: {annotation} does not exist.")
-        clips.append(JointClip(f"{action}/{name}", list_images(images / action / name), annotation))
-    if not clips:
-        raise InputError(f"no clips under {images}: need folders ACTION/CLIP of frames.")
-    return clips, listed
+    return (_listed(splits) if listed else _all(images)), listed
+
+
+def find_clip(action: str, name: str, images: Path, joints: Path) -> JointClip:
+    """One clip; an error says what it lacks."""
+    annotation = joints / action / name / "joint_positions.mat"
+    if not (images / action / name).is_dir():
+        raise InputError(f"clip {action}/{name} has no frames: {images / action / name} does not exist.")
+    if not annotation.is_file():
+        raise InputError(f"clip {action}/{name} has no joints: {annotation} does not exist.")
+    return JointClip(f"{action}/{name}", list_images(images / action / name), annotation)
 
 
 def _listed(splits: Path) -> list[tuple[str, str]]:

@@ -15,20 +15,20 @@ def find_clips(root: Path) -> tuple[list[MaskClip], bool]:
     images = need_folder(root, ("Images",), "frames")
     masks = need_folder(root, ("Annotations/Category_ids",), "masks")
     names, listed = chosen_names(root, LISTS, images)
-    clips = []
-    for name in names:
-        for folder, what in ((images / name, "frames"), (masks / name, "masks")):
-            if not folder.is_dir():
-                raise InputError(f"clip {name} has no {what}: {folder} does not exist.")
-        frames, labels = list_images(images / name), list_images(masks / name)
-        if {p.stem for p in frames} != {p.stem for p in labels} or not frames:
-            raise InputError(
-                f"clip {name} has {len(frames)} frames and {len(labels)} masks; need one for each."
-            )
-        clips.append(MaskClip(name, frames, labels))
-    if not clips:
+    if not names:
         raise InputError(f"no clips under {images}: need a folder of frames for each.")
-    return clips, listed
+    return [find_clip(name, images, masks) for name in names], listed
+
+
+def find_clip(name: str, images: Path, masks: Path) -> MaskClip:
+    """One clip; an error says what it lacks."""
+    for folder, what in ((images / name, "frames"), (masks / name, "masks")):
+        if not folder.is_dir():
+            raise InputError(f"clip {name} has no {what}: {folder} does not exist.")
+    frames, labels = list_images(images / name), list_images(masks / name)
+    if {p.stem for p in frames} != {p.stem for p in labels} or not frames:
+        raise InputError(f"clip {name} has {len(frames)} frames and {len(labels)} masks; need one for each.")
+    return MaskClip(name, frames, labels)
 
 
 def input_size(frame: tuple[int, int]) -> tuple[int, int]:

@@ -26,6 +26,7 @@ from tcore.training.checkpoint import (
 from tcore.training.init import apply_init, read_init, record_init
 from tcore.training.journal import Journal, environment
 from tcore.training.step import Outcome, Trainer
+from tcore.training.wait import DataWait
 from tcore.validation import validate
 
 
@@ -68,6 +69,7 @@ def train(
     write_text(run / "environment.json", json.dumps(made_with, indent=2) + "\n")
     for line in (*introduce(source, trainer, schedule.num_steps, first_step), *(init.lines if init else ())):
         journal.say(line)
+    wait = DataWait(source)
     try:
         parts = load(source, first_step, schedule.num_steps, trainer.device)
         unread: list[Outcome] = []
@@ -80,7 +82,10 @@ def train(
             # A GPU works on while the outcome of the step before is read; nothing is saved unread.
             while len(unread) > (0 if look or keep or save else 1):
                 outcome = unread.pop(0)
-                journal.record(outcome.step + 1, outcome.metrics(), outcome.health())
+                metrics, health = outcome.metrics(), outcome.health()
+                journal.record(outcome.step + 1, metrics, health)
+                if slow := wait.note(outcome.step + 1, metrics, health is not None):
+                    journal.say(slow)
             if keep:
                 keep_encoder(run, done, trainer.model)
             if save:

@@ -175,6 +175,35 @@ def test_the_number_of_readers_does_not_change_the_batches() -> None:
     assert all(same(a, b) for a, b in zip(alone, together, strict=True))
 
 
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")  # on a machine with one core
+def test_frames_of_differing_sizes_are_padded_with_zeros_by_every_reader() -> None:
+    store = Painted([20] * 4, sizes=[(8, 20), (20, 8), (6, 6), (24, 10)])
+    for workers in (0, 1):
+        source = Source(store, replace(ALL_MASKED, runtime=RuntimeConfig(workers=workers)))
+        (raw,) = load(source, 0, 1, CPU)
+        assert raw.frames.shape == (12, 24, 20, 3)
+        for slot, clip in enumerate(source.chosen(0).tolist()):
+            height, width = [(8, 20), (20, 8), (6, 6), (24, 10)][clip]
+            for frame in raw.frames[3 * slot : 3 * slot + 3]:
+                assert (frame[:height, :width, 2] == 60).all()
+                assert frame[height:].sum() == frame[:, width:].sum() == 0
+
+
+def test_some_samples_of_a_step_are_those_of_the_whole() -> None:
+    source = Source(Painted([20] * 8), ALL_MASKED)
+    whole, middle = source.read(2, 0), source.read_slots(2, range(1, 3))
+    assert torch.equal(middle.frames, whole.frames[3:9])
+    assert torch.equal(middle.mask, whole.mask[[1, 2, 5, 6]])
+    assert np.array_equal(middle.global_.box, whole.global_.box[[1, 2, 5, 6]])
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="only a GPU needs pinned memory")
+def test_what_goes_to_the_device_is_pinned() -> None:
+    (raw,) = load(Source(Painted([20] * 4), TINY), 0, 1, torch.device("cuda"))
+    assert raw.frames.is_pinned()
+    assert raw.mask.is_pinned()
+
+
 def test_loading_starts_at_any_step_and_ends_before_the_last() -> None:
     source = Source(Painted([20] * 8), TINY)
     loaded = list(load(source, 3, 5, CPU))

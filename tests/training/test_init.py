@@ -15,8 +15,9 @@ from tcore.model.vit import VisionTransformer
 from tcore.training import init as starting
 from tcore.training.build import build_schedule
 from tcore.training.init import apply_init, read_init
-from tcore.training.loop import Trainer, open_store
+from tcore.training.loop import open_store
 from tcore.training.plan import plan
+from tcore.training.step import Trainer
 from tests.tiny import TINY, tiny
 
 
