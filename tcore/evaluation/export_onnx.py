@@ -72,7 +72,7 @@ class GridEncoder(nn.Module):
         frame = (vit.cls_token + vit.pos_embed[:, :1]).expand(x.shape[0], -1, -1)
         x = torch.cat([frame, vit.register_tokens.expand(x.shape[0], -1, -1), x], dim=1)
         for block in vit.blocks:
-            x = block(x, None, False)
+            x = block(x)
         x = vit.norm(x)
         patches = x[:, 1 + vit.num_registers :]
         return GridTokens(patches.transpose(1, 2).reshape(x.shape[0], dim, rows, columns), x[:, 0])

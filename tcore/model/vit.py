@@ -259,7 +259,7 @@ class VisionTransformer(nn.Module):
         frame = (self.cls_token + position[:, :1]).expand(x.shape[0], -1, -1)
         registers = self.register_tokens.expand(x.shape[0], -1, -1)
         x = torch.cat([frame, registers, x + position[:, 1:]], dim=1)
-        subsets: list[Subset | None] = [None] * (2 * self.depth)
+        subsets: list[Subset | None] = [None] * (2 * len(self.blocks))
         if self.training and stochastic_depth and self.drop_path > 0:
             subsets[:] = draw_subsets(len(subsets), x.shape[0], self.drop_path, generator, x.device)
         for block, attended, transformed in zip(self.blocks, subsets[::2], subsets[1::2], strict=True):

@@ -1,0 +1,114 @@
+"""Training fed from JPEGs: `python benchmarks/end_to_end.py vits16-k400 --steps 200`.
+
+Reads a packed store (`--frames STORE`), or one of rendered videos (340x256, quality 90) that is made first in
+a temporary folder. Prints samples/s over the steps after the warm-up, and how long the GPU waited for data.
+"""
+
+import argparse
+import tempfile
+import time
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+
+from tcore.config import Config
+from tcore.data.frames import FrameStore
+from tcore.data.loader import Source, load, num_workers
+from tcore.data.prepare import prepare
+from tcore.data.synthetic import render_video
+from tcore.recipes import recipe
+from tcore.training.build import build_schedule
+from tcore.training.journal import peak_memory_gib
+from tcore.training.loop import resolve
+from tcore.training.step import Trainer
+
+WIDTH, HEIGHT = 340, 256
+WARMUP = 10
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    on_gpu = torch.cuda.is_available()
+    parser.add_argument("recipe", nargs="?", default="vits16-k400" if on_gpu else "quickstart")
+    parser.add_argument("--frames", type=Path, help="a store of tcore prepare")
+    parser.add_argument(
+        "--videos", type=int, default=160 if on_gpu else 32, help="rendered, without --frames"
+    )
+    parser.add_argument("--batch", type=int, help="videos per step (default: the recipe's)")
+    parser.add_argument("--steps", type=int, default=200 if on_gpu else 10)
+    parser.add_argument("--workers", type=int, help="reading processes (default: one per core up to 16)")
+    options = parser.parse_args()
+    config = recipe(options.recipe)
+    batch = options.batch or config.optim.batch
+    config = replace(
+        config,
+        optim=replace(config.optim, batch=batch),
+        runtime=replace(config.runtime, workers=options.workers),
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        store = options.frames or rendered_store(Path(folder), options.videos)
+        report(resolve(config), options.recipe, store, options.steps)
+
+
+def report(config: Config, name: str, store: Path, steps: int) -> None:
+    """Train for some steps and print the figures."""
+    source = Source(FrameStore.open(store), config)
+    trainer, schedule = Trainer(config), build_schedule(config, 1000)
+    parts = load(source, 0, WARMUP + steps, trainer.device)
+    waited, unread = 0.0, list[Any]()
+    for step in range(WARMUP + steps):
+        if step == WARMUP:
+            while unread:
+                unread.pop(0).metrics()
+            started = now(trainer)
+        unread.append(trainer.step(parts, step, schedule.at(step)))
+        if len(unread) > 1:
+            waited += note(unread.pop(0))
+    waited += note(unread.pop(0))
+    seconds = now(trainer) - started
+    gpu = torch.cuda.get_device_name() if trainer.device.type == "cuda" else "CPU"
+    frames = int(source.store.lengths.sum())
+    print(
+        f"{name}, batch {config.optim.batch}, {config.optim.precision}, {gpu}, {num_workers(source)} workers"
+    )
+    print(
+        f"fed from {len(source.store)} videos, {frames} JPEGs: {config.optim.batch * steps / seconds:.1f} "
+        f"samples/s over {steps} steps, data wait {waited / seconds:.1%}, "
+        f"peak memory {peak_memory_gib(trainer.device):.2f} GiB"
+    )
+
+
+def note(outcome: Any) -> float:
+    """Seconds that a step waited for data."""
+    outcome.metrics()
+    return float(outcome.timing.read()[1]) if outcome.step >= WARMUP else 0.0
+
+
+def now(trainer: Trainer) -> float:
+    if trainer.device.type == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def rendered_store(folder: Path, videos: int) -> Path:
+    """A packed store of rendered videos."""
+    with ProcessPoolExecutor() as pool:
+        list(pool.map(write_video, [folder / "frames"] * videos, range(videos)))
+    prepare(folder / "frames", folder / "store")
+    return folder / "store"
+
+
+def write_video(root: Path, index: int) -> None:
+    video = render_video(0, index, num_frames=20, size=WIDTH)
+    target = root / f"{index:05d}"
+    target.mkdir(parents=True)
+    for number, frame in enumerate(video.frames):
+        Image.fromarray(frame[:HEIGHT]).save(target / f"{number:05d}.jpg", quality=90)
+
+
+if __name__ == "__main__":
+    main()
