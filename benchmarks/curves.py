@@ -1,4 +1,4 @@
-"""The same training twice, plain in fp32 and fast in bf16: do the curves lie on each other?
+"""The same training twice, plain in fp32 and fast in bf16, to see whether the curves lie on each other.
 
 `python benchmarks/curves.py --out docs/curves.png`: 300 steps of a ViT-S/16 with settings that leave the
 start-up plateau (LayerScale .1, gains fixed, K 2,048). Prints the largest distance of the smoothed losses.
