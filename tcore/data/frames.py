@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Int64, UInt8
 from PIL import Image, UnidentifiedImageError
 
+from tcore.data.jpeg import decode_jpeg
 from tcore.data.synthetic import render_video
 from tcore.errors import InputError
 
@@ -166,6 +167,8 @@ def read_image(path: Path) -> Frame:
 
 def decode_image(data: bytes, name: str) -> Frame:
     """Decode one image to RGB, turned as its pixels are stored; an error calls it by `name`."""
+    if (frame := decode_jpeg(data)) is not None:
+        return frame
     try:
         with Image.open(io.BytesIO(data)) as image:
             if image.mode == "I" or image.mode.startswith("I;16"):  # Pillow would cut 16 bits off at 255

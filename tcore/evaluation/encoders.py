@@ -172,4 +172,4 @@ def _what_is_wrong(path: Path) -> str:
     kind, colon, name = str(path).partition(":")
     scheme = difflib.get_close_matches(kind.lower(), EXAMPLES, n=1) if colon else []
     guess = f"random:{size[0]}" if size else f"{scheme[0]}:{name}" if scheme else ""
-    return f"does not exist{f', did you mean {guess}?' if guess else ''}"
+    return f"does not exist{f' (did you mean {guess}?)' if guess else ''}"

@@ -66,7 +66,7 @@ def evaluate(
     ]
     if synthetic:
         benchmarks.append(open_rendered(synthetic, encoder.patch_size, others))
-    folder = None if out is None else Path(out)
+    folder = None if out is None else writable(Path(out))
     rank, count = join()
     device = next(encoder.parameters()).device
     identity = {"name": encoder.name, "weights": encoder.fingerprint()}
@@ -86,6 +86,18 @@ def evaluate(
     if folder is not None and rank == 0:
         write_text(folder / "results.json", json.dumps(card, indent=1) + "\n")
     return card
+
+
+def writable(folder: Path) -> Path:
+    """The folder, made where it is not there; one that cannot be written to is refused before any work."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with atomic(folder / "writable") as temporary:
+            temporary.touch()
+        (folder / "writable").unlink(missing_ok=True)
+    except OSError as error:
+        raise InputError(f"cannot write to {folder}: {error.strerror}.") from error
+    return folder
 
 
 def run_benchmark(

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tcore.data.frames import RenderedStore
+from tcore.data.jpeg import simplejpeg
 from tcore.data.loader import Source, num_cores, num_workers
 from tcore.data.packed import PackedStore
 
@@ -47,6 +48,8 @@ class DataWait:
             advice.append(f"--runtime.workers {cores} reads with every core (now {workers})")
         if not isinstance(self._source.store, PackedStore):
             advice.append("tcore prepare packs the frames into few large files")
+        if simplejpeg() is None:
+            advice.append("pip install simplejpeg decodes several times faster")
         if not advice:
             advice.append("tcore prepare --short-side 256 makes smaller frames, which decode faster")
         return ", ".join(advice) + "; benchmarks/loader.py shows where the time goes."

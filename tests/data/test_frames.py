@@ -1,5 +1,6 @@
 """FrameStore: videos as ordered frames."""
 
+import io
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,7 +10,9 @@ import pytest
 from jaxtyping import UInt8
 from PIL import Image
 
-from tcore.data.frames import FrameStore, list_clips, natural
+from tcore.data import frames as reading
+from tcore.data.frames import FrameStore, decode_image, list_clips, natural
+from tcore.data.jpeg import decode_jpeg
 from tcore.errors import InputError
 
 Colour = tuple[int, int, int]
@@ -297,3 +300,32 @@ def test_a_store_without_cut_marks_is_not_split() -> None:
 def test_some_clips_can_be_selected() -> None:
     clips = list_clips(Shots([10, 5, 7], [(), (), ()]), split_at_cuts=False)
     assert clips.select(clips.length > 5).video.tolist() == [0, 2]
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+@pytest.mark.parametrize("size", [(64, 48), (33, 17)])
+def test_simplejpeg_gives_the_pixels_of_pillow(
+    size: tuple[int, int], mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("simplejpeg")
+    noise = np.random.default_rng(0).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
+    for subsampling in (0, 2):
+        file = io.BytesIO()
+        Image.fromarray(noise).convert(mode).save(file, "JPEG", quality=80, subsampling=subsampling)
+        fast = decode_jpeg(file.getvalue())
+        assert fast is not None
+        with monkeypatch.context() as patch:
+            patch.setattr(reading, "decode_jpeg", lambda data: None)
+            assert np.array_equal(fast, decode_image(file.getvalue(), "noise"))
+
+
+def test_what_simplejpeg_cannot_read_is_left_to_pillow() -> None:
+    file = io.BytesIO()
+    Image.new("CMYK", (8, 8)).save(file, "JPEG")
+    assert decode_jpeg(file.getvalue()) is None
+    assert decode_image(file.getvalue(), "print").shape == (8, 8, 3)
+    whole = io.BytesIO()
+    Image.effect_noise((64, 64), 50).save(whole, "JPEG")
+    with pytest.raises(InputError, match="cannot read frame half"):
+        decode_image(whole.getvalue()[:700], "half")
+    assert decode_jpeg(b"no image") is None
