@@ -51,9 +51,15 @@ class Summary:
                 lines.append(f"{verb}: {len(notes):,} ({root / SKIPPED})")
                 lines += [f"  {printable(note.file)}: {note.reason}" for note in notes[:5]]
                 lines += [f"  and {len(notes) - 5:,} more"] if len(notes) > 5 else []
+        where = shlex.quote(os.fspath(root))
         if store.kind == "images":
-            return [*lines, "each image is a video of one frame"]
-        return [*lines, f"next: tcore train quickstart --frames {shlex.quote(os.fspath(root))} --run RUN"]
+            first = f"tcore train vits16-imagenet --auxiliary none --frames {where} --run RUN"
+            return [
+                *lines,
+                "each image is a video of one frame",
+                f"next: {first} (stage 1 of docs/images.md)",
+            ]
+        return [*lines, f"next: tcore train quickstart --frames {where} --run RUN"]
 
 
 def prepare(
@@ -75,6 +81,10 @@ def prepare(
     if not store.is_dir() and store.exists():
         raise InputError(f"store {store} is a file: give a new folder.")
     listing = list_source(source, images)
+    try:
+        store.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"cannot write to {store}: {error.strerror}; choose another folder.") from error
     settings = _settings(listing.kind, fps, short_side, quality)
     shards = plan_shards(listing.items)
     plan = _plan(settings, listing, len(shards))
