@@ -5,7 +5,7 @@ import io
 import os
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -189,9 +189,9 @@ def image_problem(error: Exception, path: Path) -> str:
     return getattr(error, "strerror", None) or str(error).replace(repr(str(path)), "").strip()
 
 
-def walk_frames(root: Path) -> list[tuple[str, list[str]]]:
-    """Folders that hold images, with the images in natural order; links are followed, but not in circles."""
-    found, seen = [], {os.path.realpath(root)}
+def walk(root: Path) -> Iterator[tuple[str, list[str]]]:
+    """Folders at any depth with their files, hidden ones left out; links are followed, but not in circles."""
+    seen = {os.path.realpath(root)}
     for folder, below, files in os.walk(root, followlinks=True):
         below[:] = sorted(name for name in below if not name.startswith("."))
         for name in list(below):
@@ -199,10 +199,16 @@ def walk_frames(root: Path) -> list[tuple[str, list[str]]]:
             if place in seen:
                 below.remove(name)
             seen.add(place)
-        images = [f for f in files if Path(f).suffix.lower() in IMAGE_SUFFIXES and not f.startswith(".")]
-        if images:
-            found.append((os.path.relpath(folder, root), sorted(images, key=natural)))
-    return found
+        yield os.path.relpath(folder, root), sorted(name for name in files if not name.startswith("."))
+
+
+def walk_frames(root: Path) -> list[tuple[str, list[str]]]:
+    """Folders that hold images, with the images in natural order."""
+    found = (
+        (folder, [f for f in files if Path(f).suffix.lower() in IMAGE_SUFFIXES])
+        for folder, files in walk(root)
+    )
+    return [(folder, sorted(images, key=natural)) for folder, images in found if images]
 
 
 def natural(name: str) -> tuple[list[tuple[int, int, str]], str]:

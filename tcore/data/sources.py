@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tcore.data.frames import IMAGE_SUFFIXES, VIDEO_SUFFIXES, natural, walk_frames
+from tcore.data.frames import IMAGE_SUFFIXES, VIDEO_SUFFIXES, natural, walk, walk_frames
 from tcore.errors import InputError
 
 SHARD_VIDEOS = 256
@@ -70,23 +70,9 @@ def _list_folders(root: Path, others: int) -> Listing:
 
 
 def _walk(root: Path) -> list[str]:
-    """Files at any depth, hidden ones left out; links are followed, but not in circles."""
-    found: list[str] = []
-    seen = {os.path.realpath(root)}
-    for folder, below, files in os.walk(root, followlinks=True):
-        below[:] = sorted(name for name in below if not name.startswith("."))
-        for name in list(below):
-            place = os.path.realpath(Path(folder) / name)
-            if place in seen:
-                below.remove(name)
-            seen.add(place)
-        inside = os.path.relpath(folder, root)
-        found += [
-            os.path.normpath(f"{inside}/{name}")
-            for name in sorted(files)
-            if not name.startswith(".") and (Path(folder) / name).is_file()
-        ]
-    return found
+    """Files at any depth."""
+    paths = (os.path.normpath(f"{folder}/{name}") for folder, files in walk(root) for name in files)
+    return [path for path in paths if (root / path).is_file()]
 
 
 def unique_names(files: Sequence[str]) -> list[str]:

@@ -87,10 +87,15 @@ def _foundations(name: str, result: Card) -> Iterator[str]:
         f"{name}: protocol {knobs['name']}, context {knobs['context']}, {knobs['window']} "
         f"{knobs['radius']:g}, top-{knobs['topk']}, temperature {knobs['temperature']}, "
         f"first frame {knobs['first_frame']}, {knobs['precision']}; "
-        f"{len(result['clips'])} clips ({result['clips_from']}); truth {result['truth']}"
+        f"{clips(len(result['clips']))} ({result['clips_from']}); truth {result['truth']}"
     )
     if name in OFFICIAL_CLIPS and result["differs"]:
         yield f"{name}: not comparable with the published rows: {'; '.join(result['differs'])}"
+
+
+def clips(count: int) -> str:
+    """A number of clips in words."""
+    return f"{count} clip{'' if count == 1 else 's'}"
 
 
 def differences(name: str, result: Card, fixed_size: tuple[int, int] | None) -> list[str]:
@@ -99,7 +104,7 @@ def differences(name: str, result: Card, fixed_size: tuple[int, int] | None) -> 
         return []
     found = []
     if len(result["clips"]) != OFFICIAL_CLIPS[name]:
-        found.append(f"{len(result['clips'])} clips instead of {OFFICIAL_CLIPS[name]}")
+        found.append(f"{clips(len(result['clips']))} instead of {OFFICIAL_CLIPS[name]}")
     if fixed_size is not None:
         found.append(f"input {fixed_size[0]}x{fixed_size[1]}")
     if result["binary"]:

@@ -7,8 +7,8 @@ from tcore.evaluation.masks import (
     Ids,
     MaskClip,
     as_binary,
-    chosen_names,
-    list_images,
+    find_mask_clips,
+    list_pair,
     need_folder,
     read_ids,
     refuse_binary_look,
@@ -21,18 +21,12 @@ def find_clips(root: Path) -> tuple[list[MaskClip], bool]:
     """Clips of a dataset, and whether an official list chose them."""
     images = need_folder(root, ("JPEGImages/480p", "JPEGImages"), "frames")
     masks = need_folder(root, ("Annotations/480p", "Annotations"), "masks")
-    names, listed = chosen_names(root, LISTS, images)
-    if not names:
-        raise InputError(f"no clips under {images}: need a folder of frames for each.")
-    return [find_clip(name, images, masks) for name in names], listed
+    return find_mask_clips(root, images, masks, LISTS, find_clip)
 
 
 def find_clip(name: str, images: Path, masks: Path) -> MaskClip:
     """One clip; an error says what it lacks."""
-    for folder, what in ((images / name, "frames"), (masks / name, "masks")):
-        if not folder.is_dir():
-            raise InputError(f"clip {name} has no {what}: {folder} does not exist.")
-    frames, labels = list_images(images / name), list_images(masks / name)
+    frames, labels = list_pair(name, images, masks)
     if not frames or not labels:
         raise InputError(f"clip {name} has {len(frames)} frames and {len(labels)} masks; need both.")
     missing = {p.stem for p in frames} ^ {p.stem for p in labels}

@@ -1,6 +1,6 @@
 """Masks and frames of a benchmark on disk: found by their layout, read one at a time."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -90,3 +90,25 @@ def chosen_names(root: Path, lists: Sequence[str], frames: Path) -> tuple[list[s
             lines = (root / name).read_text(encoding="utf-8").splitlines()
             return [line.strip() for line in lines if line.strip()], True
     return sorted(p.name for p in frames.iterdir() if p.is_dir() and p.name[0] != "."), False
+
+
+def find_mask_clips(
+    root: Path,
+    images: Path,
+    masks: Path,
+    lists: Sequence[str],
+    find_clip: Callable[[str, Path, Path], MaskClip],
+) -> tuple[list[MaskClip], bool]:
+    """Clips of a dataset, and whether an official list chose them."""
+    names, listed = chosen_names(root, lists, images)
+    if not names:
+        raise InputError(f"no clips under {images}: need a folder of frames for each.")
+    return [find_clip(name, images, masks) for name in names], listed
+
+
+def list_pair(name: str, images: Path, masks: Path) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
+    """Frames and masks of one clip; an error says which folder is not there."""
+    for folder, what in ((images / name, "frames"), (masks / name, "masks")):
+        if not folder.is_dir():
+            raise InputError(f"clip {name} has no {what}: {folder} does not exist.")
+    return list_images(images / name), list_images(masks / name)

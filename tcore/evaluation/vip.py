@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from tcore.errors import InputError
-from tcore.evaluation.masks import MaskClip, chosen_names, list_images, need_folder
+from tcore.evaluation.masks import MaskClip, find_mask_clips, list_pair, need_folder
 
 NUM_CLASSES = 20
 LISTS = ("lists/val_videos.txt",)
@@ -14,18 +14,12 @@ def find_clips(root: Path) -> tuple[list[MaskClip], bool]:
     """Clips of a dataset, and whether the official list chose them."""
     images = need_folder(root, ("Images",), "frames")
     masks = need_folder(root, ("Annotations/Category_ids",), "masks")
-    names, listed = chosen_names(root, LISTS, images)
-    if not names:
-        raise InputError(f"no clips under {images}: need a folder of frames for each.")
-    return [find_clip(name, images, masks) for name in names], listed
+    return find_mask_clips(root, images, masks, LISTS, find_clip)
 
 
 def find_clip(name: str, images: Path, masks: Path) -> MaskClip:
     """One clip; an error says what it lacks."""
-    for folder, what in ((images / name, "frames"), (masks / name, "masks")):
-        if not folder.is_dir():
-            raise InputError(f"clip {name} has no {what}: {folder} does not exist.")
-    frames, labels = list_images(images / name), list_images(masks / name)
+    frames, labels = list_pair(name, images, masks)
     if {p.stem for p in frames} != {p.stem for p in labels} or not frames:
         raise InputError(f"clip {name} has {len(frames)} frames and {len(labels)} masks; need one for each.")
     return MaskClip(name, frames, labels)
