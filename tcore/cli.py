@@ -51,7 +51,7 @@ class TrainCommand:
     run: Path | None = None
     """Folder of the run: settings, metrics, checkpoint, encoder (default: runs/RECIPE)."""
     frames: str | None = None
-    """A store of `tcore prepare`, a folder of frame folders, of images (--source images), or `rendered`."""
+    """A store of `tcore prepare`, frame folders, images, or `rendered`; or a mixture as in docs/data.md."""
     neighbors: Path | None = None
     """With --source images: another file of neighbours than the one inside or beside the store."""
     plan: FlagCreatePairsOff[bool] = False

@@ -19,7 +19,7 @@ class PrepareCommand:
     """Turn a folder of videos, frame folders or images into a packed store for `tcore train`."""
 
     source: Positional[str] = ""
-    """A folder of video files, of frame folders, or of images (with --images), at any depth."""
+    """A folder of video files, frame folders or images (--images), at any depth; or rendered:N videos."""
     store: Positional[str] = ""
     """New folder for the store; after a stop, the same command goes on there."""
     fps: float | None = None

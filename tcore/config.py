@@ -210,7 +210,7 @@ class RenderedConfig:
     videos: int = 256
     """Number of videos."""
     frames: int = 20
-    """Sides of a video."""
+    """Frames of a video."""
     size: int = 128
     """Side of a frame, in pixels."""
 
@@ -248,7 +248,7 @@ class Config:
     seed: int = 0
     """Everything random follows from it."""
     fps: float = 2.0
-    """Sides per second of a store that does not know its own."""
+    """Frames per second of a store that does not know its own."""
     checkpoint_every: int = 500
     """Steps between two checkpoints."""
     keep_every: int | None = None

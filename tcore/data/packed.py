@@ -16,7 +16,7 @@ from tcore.errors import InputError
 
 STORE = "store.json"  # written last: where it is, the store is complete
 FORMAT = "tcore frames 1"
-KINDS = ("videos", "frames", "images")
+KINDS = ("videos", "frames", "images", "rendered")
 OPEN_SHARDS = 64  # kept open by each process
 
 # Names, frames and cuts of all videos lie behind one another; the ends say whose they are.

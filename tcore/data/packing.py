@@ -25,6 +25,7 @@ from tcore.data.frames import Frame, decode_image
 from tcore.data.packed import shard_path
 from tcore.data.shards import PackedVideo, Shard, ShardWriter, from_json, shard_writer, to_json
 from tcore.data.sources import Item
+from tcore.data.synthetic import render_video
 from tcore.errors import InputError
 from tcore.files import TEMPORARY, write_text
 
@@ -36,7 +37,7 @@ STALL_S = 240  # without a frame; then a video in its own process is given up
 class Settings:
     """What decides about the pixels of a store."""
 
-    kind: str  # videos, frames or images
+    kind: str  # videos, frames, images or rendered
     fps: float | None
     short_side: int | None
     quality: int
@@ -117,6 +118,8 @@ def pack_item(task: Task, item: Item, writer: ShardWriter, tell: Tell) -> Note |
     try:
         if task.settings.kind == "videos":
             damage = _pack_video(task, item, writer, tell)
+        elif task.settings.kind == "rendered":
+            damage = _pack_rendered(task, item, writer, tell)
         else:
             damage = _pack_images(task, item, writer, tell)
     except UnreadableError as error:
@@ -140,6 +143,17 @@ def _pack_video(task: Task, item: Item, writer: ShardWriter, tell: Tell) -> str:
         raise UnreadableError(f"{video.damage}: {looks.frames} good frames, fewer than {MIN_PARTIAL}")
     writer.finish(item.name, looks.size, find_cuts(looks.differences))
     return f"{video.damage}: the {looks.frames} frames before that were kept" if video.damage else ""
+
+
+def _pack_rendered(task: Task, item: Item, writer: ShardWriter, tell: Tell) -> str:
+    """Render a training video and encode its frames."""
+    settings = task.settings
+    side = settings.short_side or 0
+    for pixels in render_video(0, int(item.path), size=side).frames:
+        writer.add(item.name, encode_jpeg(pixels, settings.quality))
+        tell("frame", 0)
+    writer.finish(item.name, (side, side), [])
+    return ""
 
 
 def _pack_images(task: Task, item: Item, writer: ShardWriter, tell: Tell) -> str:

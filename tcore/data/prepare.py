@@ -170,8 +170,10 @@ def _settings(kind: str, fps: float | None, short_side: int | None, quality: int
     """Settings with the defaults of the kind: videos are reduced, frames and images stay as they are."""
     if kind == "videos":
         return Settings(kind, fps or VIDEO_FPS, short_side or VIDEO_SHORT_SIDE, quality)
-    if kind == "images" and fps is not None:
-        raise InputError(f"--fps {fps:g} has no meaning with --images: leave it out.")
+    if kind in ("images", "rendered") and fps is not None:
+        raise InputError(f"--fps {fps:g} has no meaning for {kind}: leave it out.")
+    if kind == "rendered":
+        return Settings(kind, VIDEO_FPS, short_side or VIDEO_SHORT_SIDE, quality)
     return Settings(kind, fps, short_side, quality)
 
 

@@ -1,6 +1,7 @@
 """What a folder offers to `tcore prepare`, and which videos share a shard."""
 
 import os
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,6 +14,9 @@ SHARD_VIDEOS = 256
 SHARD_BYTES = 2**30  # of the source
 FEWEST_SHARDS = 64  # small sources are divided further: a shard is what one process works on at a time
 FRAME_BYTES = 50_000  # about; looking up millions of file sizes takes long
+
+
+RENDERED_BYTES = 2**22  # about what a rendered video of 256 px takes before it is encoded
 
 
 @dataclass(frozen=True)
@@ -30,13 +34,16 @@ class Listing:
     """Everything that a source offers, in the order of the store."""
 
     root: Path
-    kind: str  # videos, frames or images
+    kind: str  # videos, frames, images or rendered
     items: list[Item]
     ignored: int  # files of other kinds
 
 
 def list_source(source: Path, images: bool) -> Listing:
-    """Video files, or else folders of frames; with `images`, every image by itself."""
+    """Video files, or else folders of frames; with `images`, every image by itself; or rendered:N videos."""
+    if (count := re.fullmatch(r"rendered:([0-9]{1,7})", str(source))) and not source.exists():
+        items = [Item(f"rendered-{n:05d}", str(n), (), RENDERED_BYTES) for n in range(int(count[1]))]
+        return Listing(Path(), "rendered", items, 0)
     if not source.exists():
         raise InputError(f"source {source} does not exist: give a folder of videos or of frame folders.")
     if source.is_file():

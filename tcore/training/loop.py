@@ -12,6 +12,7 @@ from tcore.config import Config
 from tcore.data.frames import FrameStore
 from tcore.data.images import ImageSource, open_images
 from tcore.data.loader import Source, load
+from tcore.data.mixed import open_mixture
 from tcore.data.neighbors import check_neighbors, find_neighbors, load_neighbors
 from tcore.errors import DivergedError, InputError
 from tcore.files import write_text
@@ -122,13 +123,13 @@ def what_remains(run: Path, saved: int) -> str:
 
 
 def open_store(config: Config, frames: str | Path | None) -> FrameStore:
-    """The store at a path, or rendered videos."""
+    """The store at a path, a mixture of stores, or rendered videos."""
     if config.source == "images":
         if frames is None:
             raise InputError("source=images needs --frames IMAGES, a folder of images or a packed store.")
         return open_images(frames)
     if frames is not None:
-        return FrameStore.open(frames)
+        return open_mixture(str(frames), config.seed)
     rendered = config.rendered
     return FrameStore.rendered(
         videos=rendered.videos, frames=rendered.frames, size=rendered.size, seed=config.seed
