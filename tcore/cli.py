@@ -15,6 +15,7 @@ from tcore.cli_evaluation import evaluate_verb, propagate_verb, score_verb
 from tcore.cli_export import export_verb
 from tcore.cli_figure import figure_verb
 from tcore.cli_images import neighbors_verb
+from tcore.cli_lab import lab_verb
 from tcore.cli_parsing import check_flags, parse, suggest
 from tcore.config import Config
 from tcore.config_file import flatten
@@ -35,6 +36,7 @@ tcore: self-supervised video representation by temporal correspondence
   tcore export ENCODER OUT --format FORMAT                     for torch, timm, transformers, ONNX runtimes
   tcore neighbors IMAGES --encoder RUN                         nearest other images, for training on images
   tcore figure neighbors IMAGES --out FILE.png                 a picture of them
+  tcore lab TABLE --out OUT [--seeds 3]                        an ablation table of the paper, trained and scored
 
 recipes
 {recipes}
@@ -196,4 +198,5 @@ VERBS: dict[str, Callable[[list[str]], None]] = {
     "export": export_verb,
     "neighbors": neighbors_verb,
     "figure": figure_verb,
+    "lab": lab_verb,
 }

@@ -10,6 +10,7 @@ from tcore import train
 from tcore.cli import parse_train
 from tcore.config import Config
 from tcore.recipes import recipe
+from tcore.show.tables import TABLES, Row
 
 SHRUNK = (
     "--views.global-size 64 --views.local-size 32 --views.num-local 2 --head.prototypes 64 --head.hidden 32 "
@@ -17,53 +18,40 @@ SHRUNK = (
     "--matching.num-heads 4 --rendered.videos 4 --rendered.frames 20 --rendered.size 64"
 ).split()
 
+
+def expected(table: str, row: Row) -> set[str]:
+    """The losses that a row has."""
+    if table == "alignment" or row.name == "none":
+        return ALONE
+    return {"past": PAST, "future": FUTURE}.get(row.name, ALL)
+
+
 FOUR = {"dino", "koleo", "past_teacher", "future_teacher"}
 ALL = FOUR | {"past_future"}
 ALONE = {"dino", "koleo", "patch_teacher"}
+PAST, FUTURE = {"dino", "koleo", "past_teacher"}, {"dino", "koleo", "future_teacher"}
 
-ROWS: dict[str, tuple[str, set[str]]] = {
-    "branch none": ("--auxiliary none", ALONE),
-    "branch past": ("--auxiliary past", {"dino", "koleo", "past_teacher"}),
-    "branch future": ("--auxiliary future", {"dino", "koleo", "future_teacher"}),
-    "branch both without L_pf": ("--loss.past-future 0", ALL),
-    "branch all": ("", ALL),
-    "alignment nothing": ("--auxiliary none --views.no-fixed-space --views.no-fixed-time", ALONE),
-    "alignment space": ("--auxiliary none --views.no-fixed-time", ALONE),
-    "alignment time": ("--auxiliary none --views.no-fixed-space", ALONE),
-    "alignment both": ("--auxiliary none", ALONE),
-    "offsets .05-.15": ("--sandwich.offset 0.05 0.15", ALL),
-    "offsets .10-.20": ("--sandwich.offset 0.10 0.20", ALL),
-    "offsets .15-.25": ("--sandwich.offset 0.15 0.25", ALL),
-    "offsets .20-.30": ("--sandwich.offset 0.20 0.30", ALL),
-    "offsets both past": ("--sandwich.frames past-past", ALL),
-    "offsets both future": ("--sandwich.frames future-future", ALL),
-    "masks .1": ("--masking.probability 0.1", ALL),
-    "masks .3": ("--masking.probability 0.3", ALL),
-    "masks .5": ("--masking.probability 0.5", ALL),
-    "masks .7": ("--masking.probability 0.7", ALL),
-    "masks .2-.6": ("--masking.ratio 0.2 0.6", ALL),
-    "masks .3-.7": ("--masking.ratio 0.3 0.7", ALL),
-}
+ROWS = {f"{table} {row.name}": (row, expected(table, row)) for table, rows in TABLES.items() for row in rows}
 
 
 @pytest.mark.parametrize("row", ROWS)
 def test_ablation_row_trains_two_steps(row: str, tmp_path: Path) -> None:
-    flags, expected = ROWS[row]
+    (_, flags, _), losses = ROWS[row]
     command = parse_train(["vits16-k400-100ep", "--run", str(tmp_path / "run"), *flags.split(), *SHRUNK])
     assert command.run is not None
     run = train(command.config, command.run, quiet=True)
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [1, 2]
     for line in lines:
-        assert {name for name in ALL | ALONE if name in line} == expected
-        assert all(math.isfinite(line[name]) for name in expected)
-    assert (run / "matching.safetensors").exists() == (expected != ALONE)
-    patch_terms = expected - {"dino", "koleo", "past_future"}
+        assert {name for name in ALL | ALONE if name in line} == losses
+        assert all(math.isfinite(line[name]) for name in losses)
+    assert (run / "matching.safetensors").exists() == (losses != ALONE)
+    patch_terms = losses - {"dino", "koleo", "past_future"}
     assert all(lines[0][name] > 0 for name in patch_terms), "no crop was masked"
 
 
 def test_rows_differ_from_one_another() -> None:
-    configs = [parse_train(["vits16-k400-100ep", *flags.split()]).config for flags, _ in ROWS.values()]
+    configs = [parse_train(["vits16-k400-100ep", *row.flags.split()]).config for row, _ in ROWS.values()]
     assert configs[4] == recipe("vits16-k400-100ep")
     # Three rows of the tables are the reference itself, and one is in two tables.
     assert len(set(map(str, configs))) == len(ROWS) - 3

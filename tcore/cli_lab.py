@@ -1,0 +1,80 @@
+"""The verb around experiments: lab."""
+
+import shlex
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from tyro.conf import FlagCreatePairsOff, Positional
+
+from tcore.cli_parsing import check_flags, parse
+from tcore.errors import InputError
+
+
+@dataclass(frozen=True)
+class LabCommand:
+    """Train and score the rows of an ablation table, and write one table beside the paper's."""
+
+    table: Positional[str] = ""
+    """branch, alignment, offsets or masks; or a JSON file: [{"name": "slow", "flags": "--seed 1"}, ...]."""
+    out: Path | None = None
+    """Folder for runs, scores, lab.md and lab.json; the same command goes on there."""
+    recipe: str = "quickstart"
+    """Settings that every row starts from."""
+    frames: str | None = None
+    """Training data, as for tcore train."""
+    budget: int | None = None
+    """Steps of a run (default: the recipe's own length)."""
+    seeds: int = 1
+    """Runs of every row, seeds 0, 1, ..."""
+    rows: tuple[str, ...] = ()
+    """Some rows only; others that are in OUT already stay in the table."""
+    davis: Path | None = None
+    """Score on a dataset laid out like DAVIS (default: held-out rendered videos)."""
+    binary: FlagCreatePairsOff[bool] = False
+    """DAVIS-2016: any id above 0 is the one object."""
+    size: tuple[int, int] | None = None
+    """Another input size for scoring (height, width), to save time."""
+    videos: int = 24
+    """Held-out rendered videos to score on, without --davis."""
+    extra: str = ""
+    """More flags for every training, in quotes."""
+    gpus: tuple[str, ...] = ()
+    """GPUs by number, a run at a time on each (default: one run at a time, where tcore train runs it)."""
+
+
+def lab_verb(argv: list[str]) -> None:
+    """`tcore lab`: an ablation table of one's own."""
+    check_flags(argv, "tcore lab", LabCommand())
+    command = parse(LabCommand, argv, "tcore lab", LabCommand())
+    from tcore.recipes import recipe
+    from tcore.show.lab import Plan, lab
+    from tcore.show.tables import TABLES
+
+    if not command.table or command.out is None:
+        raise InputError(
+            f"tcore lab needs a table and --out OUT: one of {', '.join(TABLES)}, or a JSON file."
+        )
+    if command.seeds < 1 or (command.budget is not None and command.budget < 1):
+        raise InputError(f"--seeds {command.seeds} --budget {command.budget}: need 1 or more.")
+    recipe(command.recipe)  # an unknown one is refused here, not in the first run
+    plan = Plan(
+        command.recipe,
+        command.frames,
+        command.budget,
+        command.davis,
+        command.binary,
+        command.size,
+        command.videos,
+        tuple(shlex.split(command.extra)),
+    )
+    lines = lab(
+        command.table,
+        command.out,
+        plan,
+        seeds=command.seeds,
+        only=command.rows,
+        devices=command.gpus or ("",),
+        say=lambda line: print(line, file=sys.stderr, flush=True),
+    )
+    print("\n".join(lines))

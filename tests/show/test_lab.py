@@ -1,0 +1,116 @@
+"""Ablation tables of one's own."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tcore.errors import InputError
+from tcore.files import write_text
+from tcore.show.lab import (
+    DONE,
+    Job,
+    Plan,
+    collect,
+    is_done,
+    lab,
+    markdown,
+    over_clips,
+    over_seeds,
+    read_table,
+)
+from tcore.show.tables import TABLES, Row
+
+TINY = (
+    "--views.global-size 32 --views.local-size 16 --views.num-local 1 --head.prototypes 16 --head.hidden 16 "
+    "--vit.dim 24 --vit.depth 1 --vit.num-heads 3 --optim.batch 2 --rendered.videos 2 --rendered.size 32"
+)
+PLAN = Plan("quickstart", None, 2, None, False, None, 2, tuple(TINY.split()))
+
+
+def card(values: list[float]) -> dict[str, Any]:
+    clips = {f"clip{i}": {"J&F": value} for i, value in enumerate(values)}
+    mean = sum(values) / len(values)
+    return {"benchmarks": {"davis": {"scores": {"J&F": mean, "J": mean, "F": mean}, "clips": clips}}}
+
+
+def finish(job: Job, values: list[float]) -> None:
+    write_text(job.folder / "scores" / "results.json", json.dumps(card(values)))
+    write_text(job.folder / DONE, json.dumps({"commands": job.commands(PLAN), "seconds": [60.0, 5.0]}))
+
+
+def test_a_table_is_trained_scored_and_written(tmp_path: Path) -> None:
+    """Real processes, as a user would start them; the second call finds everything done."""
+    table = tmp_path / "mine.json"
+    table.write_text(json.dumps([{"name": "with pf"}, {"name": "no pf", "flags": "--loss.past-future 0"}]))
+    said: list[str] = []
+    lines = lab(str(table), tmp_path / "out", PLAN, seeds=1, only=("no pf",), devices=("",), say=said.append)
+    assert "| no pf | `--loss.past-future 0` | 1 |" in lines[-1]
+    assert (tmp_path / "out" / "lab.md").read_text().splitlines() == lines
+    assert (tmp_path / "out" / "no-pf" / "seed-0" / "run" / "encoder.safetensors").exists()
+    again = lab(str(table), tmp_path / "out", PLAN, seeds=1, only=("no pf",), devices=("",), say=said.append)
+    assert again == lines
+    assert "1 of them done before" in said[-1]
+
+
+def test_every_row_of_the_paper_has_its_numbers() -> None:
+    assert {name: len(rows) for name, rows in TABLES.items()} == {
+        "branch": 5,
+        "alignment": 4,
+        "offsets": 6,
+        "masks": 6,
+    }
+    for rows in TABLES.values():
+        assert len({row.folder for row in rows}) == len(rows)
+        for row in rows:
+            assert row.published is not None
+            both, region, boundary = row.published
+            assert both == pytest.approx((region + boundary) / 2, abs=0.11)
+
+
+def test_rows_are_summed_up_over_seeds_and_clips(tmp_path: Path) -> None:
+    row = Row("none", "--auxiliary none", (61.9, 59.7, 64.0))
+    for seed, values in enumerate(([0.2, 0.4], [0.3, 0.5])):
+        finish(Job(row, seed, tmp_path / row.folder / f"seed-{seed}"), values)
+    (found,) = collect(tmp_path, [row, Row("never run")])
+    assert found["seeds"] == 2
+    assert found["J&F"] == pytest.approx(35)
+    assert found["over_seeds"] == pytest.approx(12.71 * 7.0711 / 2**0.5, rel=1e-3)
+    assert found["over_clips"] == pytest.approx([25, 45])
+    assert "61.9 (59.7 / 64.0)" in list(markdown("t", [found]))[-1]
+
+
+def test_one_seed_or_one_clip_has_no_interval() -> None:
+    import numpy as np
+
+    assert over_seeds([3.0]) is None
+    assert over_clips(np.array([3.0])) is None
+    assert over_seeds([2.0, 2.0, 2.0]) == 0
+
+
+def test_other_commands_in_a_folder_are_refused(tmp_path: Path) -> None:
+    job = Job(Row("none"), 0, tmp_path)
+    assert not is_done(job, PLAN)
+    finish(job, [0.1, 0.2])
+    assert is_done(job, PLAN)
+    with pytest.raises(InputError, match="made by other commands"):
+        is_done(job, Plan("quickstart", None, 3, None, False, None))
+
+
+def test_a_run_that_fails_is_named_with_its_last_line(tmp_path: Path) -> None:
+    plan = Plan("quickstart", str(tmp_path / "nowhere"), 1, None, False, None)
+    with pytest.raises(InputError, match=r"all, seed 0: `tcore train .*nowhere.* does not exist"):
+        lab("branch", tmp_path / "out", plan, seeds=1, only=("all",), devices=("",), say=lambda line: None)
+
+
+def test_tables_that_are_none_are_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no table 'brunch'"):
+        read_table("brunch")
+    bad = tmp_path / "bad.json"
+    for text in ("{", "[1]", "[]", '[{"name": "a"}, {"name": "a"}]'):
+        bad.write_text(text)
+        with pytest.raises(InputError, match=r"bad\.json"):
+            read_table(str(bad))
+    with pytest.raises(InputError, match="no row 'non' in branch"):
+        lab("branch", tmp_path, PLAN, seeds=1, only=("non",), devices=("",), say=lambda line: None)
