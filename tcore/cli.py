@@ -36,7 +36,7 @@ tcore: self-supervised video representation by temporal correspondence
   tcore export ENCODER OUT --format FORMAT                     for torch, timm, transformers, ONNX runtimes
   tcore neighbors IMAGES --encoder RUN                         nearest other images, for training on images
   tcore figure neighbors IMAGES --out FILE.png                 a picture of them
-  tcore lab TABLE --out OUT [--seeds 3]                        an ablation table of the paper, trained and scored
+  tcore lab TABLE --out OUT [--seeds 3]                        the paper's ablation tables, trained and scored
 
 recipes
 {recipes}
