@@ -269,11 +269,12 @@ def replicate(model: TCoRe, device: torch.device) -> nn.Module:
         return wrapped
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    # Centres are summed by their counts, so the wrapper must leave buffers alone; its word for that has changed.
-    replicated = nn.parallel.DistributedDataParallel
-    known = inspect.signature(replicated.__init__).parameters
+    # Centres are summed by their counts, so the wrapper must leave buffers alone; torch 2.13 renamed that.
+    replicas: Any = nn.parallel.DistributedDataParallel
+    known = inspect.signature(replicas.__init__).parameters
     buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
-    return replicated(wrapped, gradient_as_bucket_view=True, **{buffers: False})
+    replicated: nn.Module = replicas(wrapped, gradient_as_bucket_view=True, **{buffers: False})
+    return replicated
 
 
 def shard(model: TCoRe, device: torch.device) -> nn.Module:
