@@ -30,7 +30,7 @@ tcore: self-supervised video representation by temporal correspondence
   tcore prepare SOURCE STORE                                   videos, frame folders or images to a store
   tcore train RECIPE [--frames STORE] [--run RUN] [settings]   pre-train an encoder, or go on with a run
   tcore train RECIPE --plan                                    what that would take, from a few real steps
-  torchrun --nproc-per-node 8 -m tcore train RECIPE ...        the same on many GPUs or machines
+  torchrun --nproc-per-node 8 -m tcore -- train RECIPE ...     the same on many GPUs or machines
   tcore quickstart                                             train on rendered videos, see what it is worth
   tcore check STORE|VIDEOS|DATASET [--sheet FILE.png]          what is there, and would training work
   tcore evaluate ENCODER --davis DIR --jhmdb DIR --out OUT     what an encoder is worth, by label propagation
@@ -78,6 +78,10 @@ class QuickstartCommand:
 def main(argv: Sequence[str] | None = None) -> None:
     """Run a command; bad input is one line and exit code 2."""
     words = list(sys.argv[1:] if argv is None else argv)
+    if words[:1] == [
+        "--"
+    ]:  # torchrun -m tcore -- train ... --run RUN: without it torchrun reads --run itself
+        words = words[1:]
     try:
         _dispatch(words)
     except EchoError as error:

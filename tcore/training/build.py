@@ -3,7 +3,6 @@
 from functools import partial
 
 import torch
-import torch._dynamo
 
 from tcore.config import Compile, Config, VitConfig
 from tcore.data import render
@@ -75,6 +74,8 @@ def compile_model(model: TCoRe, *, fixed_shapes: bool = True, sharded: bool = Fa
     Their shapes are few, and fixed where each process has whole groups of masks. The number of masked
     patches is not: the losses have their own kernels.
     """
+    import torch._dynamo  # takes seconds
+
     # Replicas gather gradients from hooks of their own; cutting graphs at their buckets would gain nothing.
     torch._dynamo.config.optimize_ddp = False
     dynamic = False if fixed_shapes else None

@@ -129,8 +129,11 @@ def test_a_run_goes_on_with_more_and_with_fewer_processes(runs: Path) -> None:
     assert_same_losses(run, runs / "1-centering")
 
 
+@pytest.mark.long
 def test_an_error_reaches_all_processes_and_is_said_once(tmp_path: Path) -> None:
-    done = torchrun(2, "tcore", "train", "quickstart", "--optim.batch", "5", "--run", str(tmp_path / "run"))
+    done = torchrun(
+        2, "tcore", "--", "train", "quickstart", "--optim.batch", "5", "--run", str(tmp_path / "run")
+    )
     assert done.returncode != 0
     assert done.stderr.count("tcore: error") == 1
     assert "optim.batch=5 cannot be shared equally by 2 processes" in done.stderr
@@ -212,8 +215,8 @@ def test_any_number_of_processes_goes_on_with_the_run_of_any_other(runs: Path, t
 
 
 TINY_FLAGS = (
-    "--vit.dim 32 --vit.depth 2 --vit.num-heads 2 --vit.drop-path 0 --views.global-size 32 --views.local-size 16 "
-    "--views.num-local 2 --matching.num-heads 2 --head.hidden 32 --head.bottleneck 16 --head.prototypes 32 "
+    "--vit.dim 32 --vit.depth 2 --vit.num-heads 2 --vit.drop-path 0 --views.global-size 32 "
+    "--views.local-size 16 --views.num-local 2 --matching.num-heads 2 --head.hidden 32 --head.bottleneck 16 --head.prototypes 32 "
     "--optim.batch 8 --optim.steps 4 --rendered.videos 9 --rendered.frames 10 --rendered.size 32 "
     "--loss.koleo-global --checkpoint-every 2 --runtime.log-every 2"
 ).split()
@@ -221,7 +224,7 @@ TINY_FLAGS = (
 
 @pytest.mark.long
 def test_two_machines_train_as_one_process_and_only_the_first_speaks(tmp_path: Path) -> None:
-    train = ["tcore", "train", "quickstart", *TINY_FLAGS, "--run"]
+    train = ["tcore", "--", "train", "quickstart", *TINY_FLAGS, "--run"]
     rendezvous = f"127.0.0.1:{free_port()}"
     shared = [
         "--nnodes",
