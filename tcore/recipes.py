@@ -73,7 +73,7 @@ RECIPES: dict[str, Recipe] = {
             optim=OptimConfig(epochs=200, warmup_epochs=10, batch=128, base_lr=1e-3, matching_lr=0.13),
             runtime=RuntimeConfig(sharding="shard"),
         ),
-        "ViT-L/16 on Kinetics-400, 200 epochs with the settings of ViT-B, sharded; nobody published a number.",
+        "ViT-L/16 on Kinetics-400, 200 epochs with the settings of ViT-B, sharded; no published number.",
     ),
     "vits16-k400-100ep": Recipe(
         replace(VITS16_K400, optim=OptimConfig(epochs=100, warmup_epochs=10)),

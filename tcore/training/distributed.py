@@ -202,6 +202,11 @@ def largest(values: Sequence[float]) -> list[float]:
     return found.tolist()
 
 
+def anyone(says: bool) -> bool:
+    """Whether any process says so: what one is asked to do, such as to stop, all must do at the same step."""
+    return largest([float(says)])[0] > 0
+
+
 def all_rows(x: Float[Tensor, "n d"]) -> Float[Tensor, "m d"]:
     """Rows of all processes, however many each has; without gradient."""
     if world().size == 1:

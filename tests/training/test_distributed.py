@@ -4,9 +4,11 @@ import itertools
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -216,7 +218,8 @@ def test_any_number_of_processes_goes_on_with_the_run_of_any_other(runs: Path, t
 
 TINY_FLAGS = (
     "--vit.dim 32 --vit.depth 2 --vit.num-heads 2 --vit.drop-path 0 --views.global-size 32 "
-    "--views.local-size 16 --views.num-local 2 --matching.num-heads 2 --head.hidden 32 --head.bottleneck 16 --head.prototypes 32 "
+    "--views.local-size 16 --views.num-local 2 --matching.num-heads 2 --head.hidden 32 "
+    "--head.bottleneck 16 --head.prototypes 32 "
     "--optim.batch 8 --optim.steps 4 --rendered.videos 9 --rendered.frames 10 --rendered.size 32 "
     "--loss.koleo-global --checkpoint-every 2 --runtime.log-every 2"
 ).split()
@@ -224,25 +227,13 @@ TINY_FLAGS = (
 
 @pytest.mark.long
 def test_two_machines_train_as_one_process_and_only_the_first_speaks(tmp_path: Path) -> None:
-    train = ["tcore", "--", "train", "quickstart", *TINY_FLAGS, "--run"]
-    rendezvous = f"127.0.0.1:{free_port()}"
-    shared = [
-        "--nnodes",
-        "2",
-        "--nproc-per-node",
-        "2",
-        "--rdzv-backend",
-        "c10d",
-        "--rdzv-endpoint",
-        rendezvous,
-    ]
-    launch = [sys.executable, "-m", "torch.distributed.run", *shared, "--rdzv-id", "tcore", "-m"]
-    env = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    head = f"127.0.0.1:{free_port()}"
+    env = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PYTHON": sys.executable}
     nodes = [
         subprocess.Popen(
-            [*launch, *train, str(tmp_path / "run")],
+            [ROOT / "runs" / "torchrun.sh", "quickstart", *TINY_FLAGS, "--run", tmp_path / "run"],
             cwd=ROOT,
-            env=env,
+            env=env | {"NODES": "2", "PROCESSES": "2", "HEAD": head},
             text=True,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -255,8 +246,8 @@ def test_two_machines_train_as_one_process_and_only_the_first_speaks(tmp_path: P
     assert together.count("batch 8 (2 in each of 4 processes, the whole model each)") == 1
     assert together.count("step 4/4") == 1
     assert together.count("encoder: ") == 1
-    alone = [sys.executable, "-m", *train, str(tmp_path / "alone")]
-    subprocess.run(alone, cwd=ROOT, env=env, capture_output=True, check=True)
+    alone = ["-m", "tcore", "train", "quickstart", *TINY_FLAGS, "--run", str(tmp_path / "alone")]
+    subprocess.run([sys.executable, *alone], cwd=ROOT, env=env, capture_output=True, check=True)
     assert_same_losses(tmp_path / "run", tmp_path / "alone", steps=4)
 
 
@@ -264,6 +255,44 @@ def free_port() -> int:
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return int(found.getsockname()[1])
+
+
+@pytest.mark.parametrize("asked", [signal.SIGTERM, signal.SIGUSR1])
+def test_slurm_job_that_is_asked_to_leave_stops_its_processes_and_is_requeued(
+    tmp_path: Path, asked: signal.Signals
+) -> None:
+    # Stand-ins for SLURM's commands write down how they are called.
+    commands = {
+        "srun": 'echo "srun $*" >> log\ntrap "echo stopped >> log; exit 143" TERM\nsleep 20 & wait',
+        "scontrol": 'echo "scontrol $*" >> log\n[[ $1 != show ]] || printf "node1\\nnode2\\n"',
+    }
+    for name, body in commands.items():
+        (tmp_path / name).write_text(f"#!/usr/bin/env bash\n{body}\n")
+        (tmp_path / name).chmod(0o755)
+    slurm = {"SLURM_JOB_ID": "20007", "SLURM_JOB_NODELIST": "node[1-2]", "SLURM_JOB_NUM_NODES": "2"}
+    env = os.environ | slurm | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    job = subprocess.Popen(
+        [ROOT / "runs" / "slurm.sh", "vits16-k400", "--run", "r"],
+        cwd=tmp_path,
+        env=env,
+        stderr=subprocess.PIPE,
+    )
+    log = tmp_path / "log"
+    deadline = time.monotonic() + 20
+    while not (log.exists() and "srun" in log.read_text()) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    time.sleep(0.1)  # until the stand-in minds signals
+    job.send_signal(asked)
+    assert job.wait(timeout=20) == 0
+    assert job.stderr is not None
+    said = job.stderr.read().decode()
+    assert "job 20007" in said
+    assert "back into the queue" in said
+    lines = log.read_text().splitlines()
+    assert "--nnodes 2" in lines[1]
+    assert "--rdzv-endpoint node1:20007" in lines[1]
+    assert lines[1].endswith("-m tcore -- train vits16-k400 --run r")
+    assert lines[2:] == ["stopped", "scontrol requeue 20007"]
 
 
 @pytest.mark.long
