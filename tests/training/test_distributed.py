@@ -139,7 +139,7 @@ def test_an_error_reaches_all_processes_and_is_said_once(tmp_path: Path) -> None
     assert done.returncode != 0
     assert done.stderr.count("tcore: error") == 1
     assert "optim.batch=5 cannot be shared equally by 2 processes" in done.stderr
-    assert "Traceback (most recent call last):\n  File" not in done.stderr.split("torch.distributed")[0]
+    assert "cli.py" not in done.stderr  # torchrun shows its own stack, we do not
     assert not (tmp_path / "run").exists()
 
 
@@ -263,7 +263,7 @@ def test_slurm_job_that_is_asked_to_leave_stops_its_processes_and_is_requeued(
 ) -> None:
     # Stand-ins for SLURM's commands write down how they are called.
     commands = {
-        "srun": 'echo "srun $*" >> log\ntrap "echo stopped >> log; exit 143" TERM\nsleep 20 & wait',
+        "srun": 'echo "srun $*" >> log\ntrap "echo stopped >> log; exit 143" TERM\nsleep 20 > /dev/null 2>&1 & wait',
         "scontrol": 'echo "scontrol $*" >> log\n[[ $1 != show ]] || printf "node1\\nnode2\\n"',
     }
     for name, body in commands.items():
@@ -283,9 +283,8 @@ def test_slurm_job_that_is_asked_to_leave_stops_its_processes_and_is_requeued(
         time.sleep(0.02)
     time.sleep(0.1)  # until the stand-in minds signals
     job.send_signal(asked)
-    assert job.wait(timeout=20) == 0
-    assert job.stderr is not None
-    said = job.stderr.read().decode()
+    said = job.communicate(timeout=20)[1].decode()
+    assert job.returncode == 0
     assert "job 20007" in said
     assert "back into the queue" in said
     lines = log.read_text().splitlines()
