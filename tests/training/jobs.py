@@ -14,8 +14,7 @@ import torch
 
 from tcore import train
 from tcore.training import distributed
-from tcore.training.build import build_schedule
-from tcore.training.loop import open_source, resolve
+from tcore.training.optim import Optimizer
 from tcore.training.step import Trainer
 from tests.tiny import tiny
 
@@ -39,43 +38,37 @@ class StoppedError(Exception):
 
 
 def work(run: Path, stop: int | None = None, gradients: bool = False, **changes: Any) -> None:
-    """Train in a run folder, up to some step; or write the gradients of the first step to a file."""
-    if gradients:
-        write_gradients(run, **changes)
-        return
-    step = Trainer.step
+    """Train in a run folder, up to some step; on demand the first gradients are written beside it."""
+    step, clip = Trainer.step, Optimizer.clip
 
     def interrupted(self: Trainer, parts: Any, index: int, *rest: Any) -> Any:
         if index == stop:
             raise StoppedError
         return step(self, parts, index, *rest)
 
-    Trainer.step = interrupted  # type: ignore[assignment, method-assign]
+    def noted(self: Optimizer) -> Any:
+        if gradients and not run.with_suffix(".pt").exists():
+            write_gradients(self, run.with_suffix(".pt"))
+        return clip(self)
+
     try:
+        Trainer.step = interrupted  # type: ignore[assignment, method-assign]
+        Optimizer.clip = noted  # type: ignore[method-assign]
         train(tiny(**SAME | changes), run, quiet=True)
     except StoppedError:
         pass
     finally:
-        Trainer.step = step  # type: ignore[method-assign]
+        Trainer.step, Optimizer.clip = step, clip  # type: ignore[method-assign]
 
 
-def write_gradients(path: Path, **changes: Any) -> None:
-    distributed.join("cpu")
-    config = resolve(tiny(**SAME | changes))
-    source, trainer = open_source(config, None), Trainer(config)
-    found: dict[str, torch.Tensor] = {}
-
-    def note() -> dict[str, torch.Tensor]:
-        for name, parameter in trainer.model.named_parameters():
-            if parameter.grad is not None:
-                found[name] = distributed.plain(parameter.grad).clone()
-        return {}
-
-    trainer.optimizer.clip = note  # type: ignore[method-assign]
-    parts = (source[index] for index in range(config.optim.accumulate))
-    trainer.step(parts, 0, build_schedule(config, 1).at(3))
-    if trainer.world.first:
-        torch.save(found, path)
+def write_gradients(optimizer: Optimizer, path: Path) -> None:
+    found = {
+        f"{part} {index}": distributed.plain(parameter.grad)
+        for part, parameters in optimizer.parameters.items()
+        for index, parameter in enumerate(parameters)
+        if parameter.grad is not None
+    }
+    distributed.on_first(lambda: torch.save(found, path))
 
 
 def torchrun(processes: int, *command: str, timeout: float = 240) -> "subprocess.CompletedProcess[str]":
