@@ -40,6 +40,7 @@ class StoppedError(Exception):
 def work(run: Path, stop: int | None = None, gradients: bool = False, **changes: Any) -> None:
     """Train in a run folder, up to some step; on demand the first gradients are written beside it."""
     step, clip = Trainer.step, Optimizer.clip
+    written: list[bool] = []
 
     def interrupted(self: Trainer, parts: Any, index: int, *rest: Any) -> Any:
         if index == stop:
@@ -47,7 +48,8 @@ def work(run: Path, stop: int | None = None, gradients: bool = False, **changes:
         return step(self, parts, index, *rest)
 
     def noted(self: Optimizer) -> Any:
-        if gradients and not run.with_suffix(".pt").exists():
+        if gradients and not written:
+            written.append(True)
             write_gradients(self, run.with_suffix(".pt"))
         return clip(self)
 
