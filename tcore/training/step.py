@@ -42,7 +42,7 @@ class Trainer:
         self.model.peers = distributed.peers()
         self.model.glimpse_rows = max(1, GLIMPSE_ROWS // self.world.size)
         self.render = render.PLAIN
-        sharded = config.runtime.sharding == "shard" and self.world.size > 1
+        self.sharded = sharded = config.runtime.sharding == "shard" and self.world.size > 1
         if compiles(config.runtime.compile, self.device):
             own = config.optim.batch // (config.optim.accumulate * self.world.size)
             whole_groups = own % config.masking.group == 0 or own == config.optim.batch
@@ -96,7 +96,8 @@ class Trainer:
     def _autocast(self) -> AbstractContextManager[Any]:
         if self.dtype == torch.float32:
             return nullcontext()
-        return torch.autocast(self.device.type, dtype=self.dtype)
+        # A cast that two passes share would hand its gradient over after the first pass' share was collected.
+        return torch.autocast(self.device.type, dtype=self.dtype, cache_enabled=not self.sharded)
 
 
 class Outcome:
