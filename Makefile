@@ -29,4 +29,4 @@ $(VENV)/.ready: pyproject.toml
 	touch $@
 
 clean:
-	rm -rf $(VENV) runs .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) $(filter-out runs/%.sh,$(wildcard runs/*)) .mypy_cache .ruff_cache .pytest_cache

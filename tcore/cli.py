@@ -1,6 +1,9 @@
 """The command line: a verb, a function; flags and help come from the settings themselves."""
 
+import os
+import socket
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +22,7 @@ from tcore.cli_lab import lab_verb
 from tcore.cli_parsing import check_flags, parse, suggest
 from tcore.config import Config
 from tcore.config_file import flatten
-from tcore.errors import InputError
+from tcore.errors import EchoError, InputError
 from tcore.recipes import RECIPES, recipe
 
 ABOUT = """\
@@ -28,6 +31,7 @@ tcore: self-supervised video representation by temporal correspondence
   tcore prepare SOURCE STORE                                   videos, frame folders or images to a store
   tcore train RECIPE [--frames STORE] [--run RUN] [settings]   pre-train an encoder, or go on with a run
   tcore train RECIPE --plan                                    what that would take, from a few real steps
+  torchrun --nproc-per-node 8 -m tcore -- train RECIPE ...     the same on many GPUs or machines
   tcore quickstart                                             train on rendered videos, see what it is worth
   tcore check STORE|VIDEOS|DATASET [--sheet FILE.png]          what is there, and would training work
   tcore evaluate ENCODER --davis DIR --jhmdb DIR --out OUT     what an encoder is worth, by label propagation
@@ -76,8 +80,15 @@ class QuickstartCommand:
 def main(argv: Sequence[str] | None = None) -> None:
     """Run a command; bad input is one line and exit code 2."""
     words = list(sys.argv[1:] if argv is None else argv)
+    if words[:1] == [
+        "--"
+    ]:  # torchrun -m tcore -- train ... --run RUN: without it torchrun reads --run itself
+        words = words[1:]
     try:
         _dispatch(words)
+    except EchoError as error:
+        time.sleep(1)  # torchrun ends all processes with the first that stops: the other one speaks first
+        raise SystemExit(error.exit_code) from None
     except InputError as error:
         _fail(str(error), error.exit_code)
     except BrokenPipeError:  # the reader of our output has seen enough
@@ -101,7 +112,9 @@ LIGHTER = {
 
 
 def _fail(text: str, code: int) -> None:
-    print("tcore: error: " + " ".join(text.split()), file=sys.stderr)
+    rank = os.environ.get("RANK", "0")
+    where = "" if rank == "0" else f" (process {rank} on {socket.gethostname()})"
+    print(f"tcore: error{where}: " + " ".join(text.split()), file=sys.stderr)
     raise SystemExit(code)
 
 
@@ -122,22 +135,33 @@ def _dispatch(argv: list[str]) -> None:
 
 
 def _train(argv: list[str]) -> None:
-    command = parse_train(argv)
-    store = None if command.frames == "rendered" else command.frames
-    if command.frames == "":
-        raise InputError("--frames is empty: give a folder of frame folders, or rendered.")
-    if command.frames is None and command.recipe != "quickstart":
-        raise InputError(_what_frames(command))
+    first = os.environ.get("RANK", "0") == "0"
+    try:
+        command = parse_train(argv)
+        store = None if command.frames == "rendered" else command.frames
+        if command.frames == "":
+            raise InputError("--frames is empty: give a folder of frame folders, or rendered.")
+        if command.frames is None and command.recipe != "quickstart":
+            raise InputError(_what_frames(command))
+    except InputError as error:  # torchrun gives all processes the same words: one of them complains
+        if first:
+            raise
+        raise EchoError(str(error)) from error
+    from tcore.training.distributed import leave
+
     if command.plan:
         from tcore.training.plan import plan
 
-        print(plan(command.config, store, command.neighbors))
-        return
-    from tcore.training.loop import train
+        said = plan(command.config, store, command.neighbors)
+    else:
+        from tcore.training.loop import train
 
-    run = command.run or Path("runs") / command.recipe
-    train(command.config, run, store, neighbors=command.neighbors)
-    print(f"encoder: {run / 'encoder.safetensors'}")
+        run = command.run or Path("runs") / command.recipe
+        train(command.config, run, store, neighbors=command.neighbors)
+        said = f"encoder: {run / 'encoder.safetensors'}"
+    if first:
+        print(said)
+    leave()
 
 
 def _what_frames(command: TrainCommand) -> str:

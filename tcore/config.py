@@ -11,6 +11,7 @@ from tcore.model.tcore import Auxiliary, LossForm, Targets
 
 Range = tuple[float, float]
 Compile = Literal["auto", "on", "off"]
+Sharding = Literal["replicate", "shard"]
 
 
 @dataclass(frozen=True)
@@ -151,11 +152,15 @@ class LossConfig:
     """Weight of the patch loss that takes the place of the middle three with --auxiliary none."""
     student_temperature: float = 0.1
     """Temperature of the student's predictions."""
+    koleo_global: bool = False
+    """Neighbours of L_koleo among the videos of all processes, not of the own process (as published)."""
 
     def weights(self) -> dict[str, float]:
         """The weights by the names of the losses."""
         named = dataclasses.asdict(self)
-        return {name: named[name] for name in named if name not in ("form", "student_temperature")}
+        return {
+            name: named[name] for name in named if name not in ("form", "student_temperature", "koleo_global")
+        }
 
 
 @dataclass(frozen=True)
@@ -224,7 +229,9 @@ class RuntimeConfig:
     compile: Compile = "auto"
     """Compile blocks, losses and pixels with torch.compile (auto: on CUDA; takes about a minute at first)."""
     workers: int | None = None
-    """Processes that read frames (default: one per core up to 16; 0 for rendered videos)."""
+    """Processes that read frames (default: one per core, up to 16 for each GPU; 0 for rendered videos)."""
+    sharding: Sharding = "replicate"
+    """Under torchrun: every process holds the whole model, or (for ViT-L and up) a share of it."""
     log_every: int = 10
     """Steps between two progress lines and health figures."""
 

@@ -16,6 +16,14 @@ class InputError(ValueError):
     exit_code = 2
 
 
+class EchoError(InputError):
+    """The error of another process, which says it itself: this one stops without a word."""
+
+    def __init__(self, text: str, exit_code: int = 2) -> None:
+        super().__init__(text)
+        self.exit_code = exit_code
+
+
 class DivergedError(InputError):
     """Training met a number that is not finite; the last good checkpoint is kept."""
 

@@ -65,6 +65,16 @@ RECIPES: dict[str, Recipe] = {
         ),
         "ViT-B/16 on Kinetics-400, 200 epochs as published: 66.4 J&F on DAVIS, 38.9 mIoU on VIP.",
     ),
+    # 8 GPUs: torchrun --nproc-per-node 8 -m tcore -- train vitl16-k400 --frames STORE
+    "vitl16-k400": Recipe(
+        replace(
+            VITS16_K400,
+            vit=VIT_L,
+            optim=OptimConfig(epochs=200, warmup_epochs=10, batch=128, base_lr=1e-3, matching_lr=0.13),
+            runtime=RuntimeConfig(sharding="shard"),
+        ),
+        "ViT-L/16 on Kinetics-400, 200 epochs with the settings of ViT-B, sharded; no published number.",
+    ),
     "vits16-k400-100ep": Recipe(
         replace(VITS16_K400, optim=OptimConfig(epochs=100, warmup_epochs=10)),
         "ViT-S/16 on Kinetics-400, 100 epochs: the protocol of the paper's ablations, 64.4 J&F on DAVIS.",

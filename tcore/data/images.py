@@ -7,7 +7,7 @@ import numpy as np
 
 from tcore.config import Config
 from tcore.data.frames import FolderStore, Frame, FrameStore, read_image
-from tcore.data.loader import NEIGHBOR, Source
+from tcore.data.loader import NEIGHBOR, WHOLE, Share, Source
 from tcore.data.neighbors import Neighbors
 from tcore.data.views import CURRENT, PAST
 from tcore.errors import InputError
@@ -55,8 +55,8 @@ def holds_images(store: FrameStore) -> bool:
 class ImageSource(Source):
     """Images whose past is one of their neighbours, drawn for every step and slot."""
 
-    def __init__(self, store: FrameStore, config: Config, neighbors: Neighbors) -> None:
-        super().__init__(store, config)
+    def __init__(self, store: FrameStore, config: Config, neighbors: Neighbors, share: Share = WHOLE) -> None:
+        super().__init__(store, config, share)
         self.neighbors = neighbors
 
     def fingerprint(self) -> str:

@@ -1,8 +1,8 @@
 """From a step's number to its batch: which videos, which frames, which views; then pixels on the device.
 
 Everything random is a function of (seed, step), so a run can stop and go on anywhere, and neither the
-number of reading processes nor the parts a step is computed in change what is seen (but for rounding:
-frames of different sizes are padded to the largest of a part).
+number of training or reading processes nor the parts a step is computed in change what is seen (but for
+rounding: frames of different sizes are padded to the largest of a part).
 """
 
 import os
@@ -57,11 +57,23 @@ class Sample(NamedTuple):
     plan: SamplePlan
 
 
-class Source(Dataset[RawBatch]):
-    """The usable clips of a store; item i is part i % accumulate of step i // accumulate."""
+class Share(NamedTuple):
+    """Which share of every part a training process reads."""
 
-    def __init__(self, store: FrameStore, config: Config) -> None:
-        self.store, self.config = store, config
+    rank: int = 0
+    size: int = 1
+    here: int = 1
+    """Training processes on this machine, which share its cores."""
+
+
+WHOLE = Share()
+
+
+class Source(Dataset[RawBatch]):
+    """The usable clips of a store; item i is (a share of) part i % accumulate of step i // accumulate."""
+
+    def __init__(self, store: FrameStore, config: Config, share: Share = WHOLE) -> None:
+        self.store, self.config, self.share = store, config, share
         self.offset_frames = offset_in_frames(store, config)
         sandwich = config.sandwich
         self.all_clips = list_clips(store, split_at_cuts=sandwich.cuts == "split")
@@ -118,9 +130,11 @@ class Source(Dataset[RawBatch]):
         return order[position * batch : (position + 1) * batch]
 
     def read(self, step: int, part: int) -> RawBatch:
-        """Read one part of a step."""
+        """Read this process' share of one part of a step."""
         size = self.config.optim.batch // self.config.optim.accumulate
-        return self.read_slots(step, range(part * size, (part + 1) * size))
+        own = size // self.share.size
+        first = part * size + self.share.rank * own
+        return self.read_slots(step, range(first, first + own))
 
     def read_slots(self, step: int, slots: range) -> RawBatch:
         """Read some samples of a step, by their places in its batch."""
@@ -212,9 +226,10 @@ def step_masks(config: Config, step: int) -> Bool[np.ndarray, "2 videos n"]:
     )
 
 
-def stochastic_depth_seed(seed: int, step: int, part: int) -> int:
-    """The seed from which a part of a step draws its stochastic depth."""
-    return int(np.random.SeedSequence((seed, DEPTH, step, part)).generate_state(1, np.uint64)[0] >> 1)
+def stochastic_depth_seed(seed: int, step: int, part: int, rank: int = 0) -> int:
+    """The seed from which a process draws the stochastic depth of a part of a step."""
+    stream = (seed, DEPTH, step, part, *((rank,) if rank else ()))
+    return int(np.random.SeedSequence(stream).generate_state(1, np.uint64)[0] >> 1)
 
 
 @lru_cache(maxsize=2)
@@ -318,7 +333,7 @@ def num_workers(source: Source) -> int:
     """Reading processes of a source."""
     if source.config.runtime.workers is not None:
         return source.config.runtime.workers
-    return 0 if isinstance(source.store, RenderedStore) else min(16, num_cores())
+    return 0 if isinstance(source.store, RenderedStore) else max(1, min(16, num_cores() // source.share.here))
 
 
 def load(source: Source, first_step: int, num_steps: int, device: torch.device) -> Iterator[RawBatch]:

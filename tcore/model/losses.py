@@ -4,6 +4,7 @@ A process or a micro-batch holds a part of the step's batch. Every function ther
 its sum is to be divided by, so that the parts of a step add up to the loss of the whole.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
@@ -11,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
+
+from tcore.model.peers import ALONE, Peers
 
 
 @dataclass(frozen=True)
@@ -42,17 +45,20 @@ def centering_targets(
 
 
 def sinkhorn_targets(
-    outputs: Float[Tensor, "n k"], temperature: float, iterations: int = 3
+    outputs: Float[Tensor, "n k"], temperature: float, iterations: int = 3, peers: Peers = ALONE
 ) -> Float[Tensor, "n k"]:
-    """Teacher targets that use all prototypes equally: rows and columns normalised in turn."""
-    n, k = outputs.shape
-    if n == 0:
-        return outputs.float()
+    """Teacher targets that use all prototypes equally: rows and columns normalised in turn.
+
+    The rows are those of all processes, of which one may have none.
+    """
+    rows, k = outputs.shape
     scaled = outputs.double() / temperature
-    q = (scaled - scaled.max()).exp()  # a common factor cancels; without it exp overflows
-    q = q / q.sum()
+    n = peers.total(scaled.new_full((), rows))
+    # A common factor cancels; without it exp overflows.
+    q = (scaled - peers.largest(scaled.max() if rows else scaled.new_full((), -math.inf))).exp()
+    q = q / peers.total(q.sum())
     for _ in range(iterations):
-        q = q / (q.sum(dim=0, keepdim=True) * k)
+        q = q / (peers.total(q.sum(dim=0, keepdim=True)) * k)
         q = q / (q.sum(dim=1, keepdim=True) * n)
     return (q * n).float()
 
@@ -115,15 +121,17 @@ def past_future_output_distance(
     return (past.float() - future.float()).square().sum() / (max(1, num_tokens) * past.shape[1])
 
 
-def koleo_loss(frames: Float[Tensor, "b d"], num_videos: int) -> Float[Tensor, ""]:
+def koleo_loss(frames: Float[Tensor, "b d"], num_videos: int, peers: Peers = ALONE) -> Float[Tensor, ""]:
     """Spread the frame tokens of one crop: minus the log distance to the nearest other one."""
-    if frames.shape[0] < 2:
-        return frames.sum() * 0.0
     with torch.autocast(frames.device.type, enabled=False):
         x = F.normalize(frames.float(), dim=-1, eps=1e-8)
+        others = peers.rows(x)
+        if others.shape[0] < 2:
+            return frames.sum() * 0.0
         with torch.no_grad():
-            cosines = x @ x.T
-            cosines.fill_diagonal_(-2.0)  # below any cosine: nobody is its own neighbour
+            cosines = x @ others.T
+            first = peers.rank * x.shape[0]  # our own place among all
+            cosines.diagonal(first).fill_(-2.0)  # below any cosine: nobody is its own neighbour
             nearest = cosines.argmax(dim=1)
-        distance = F.pairwise_distance(x, x[nearest], eps=1e-8)
+        distance = F.pairwise_distance(x, others[nearest], eps=1e-8)
         return -(distance + 1e-8).log().sum() / num_videos

@@ -14,6 +14,7 @@ from tcore.model.fused import PLAIN, fused_frame_sum, fused_patch_sums
 from tcore.model.heads import ProjectionHead
 from tcore.model.losses import Losses
 from tcore.model.matching import PatchMatchingModule
+from tcore.model.peers import ALONE
 from tcore.model.teaching import Teaching, as_given
 from tcore.model.vit import VisionTransformer, working_dtype
 
@@ -21,7 +22,7 @@ Auxiliary = Literal["none", "past", "future", "both"]
 LossForm = Literal["paper", "release"]
 Targets = Literal["centering", "sinkhorn"]
 
-GLIMPSE_ROWS = 256
+GLIMPSE_ROWS = 256  # over all processes
 
 
 class Network(nn.Module):
@@ -93,11 +94,13 @@ class TCoRe(nn.Module):
         student_temperature: float = 0.1,
         center_momentum: float = 0.9,
         auxiliary_drop_path: bool = True,
+        koleo_global: bool = False,
         fused: bool = True,
     ) -> None:
         super().__init__()
         self.form, self.targets = form, targets
         self.fused, self.kernels = fused, PLAIN
+        self.koleo_global, self.peers = koleo_global, ALONE
         self.student_temperature, self.auxiliary_drop_path = student_temperature, auxiliary_drop_path
         self.student = Network(backbone, head)
         self.teacher = copy.deepcopy(self.student).requires_grad_(False)
@@ -105,7 +108,7 @@ class TCoRe(nn.Module):
         num_prototypes = head.prototypes.directions.shape[0]
         self.frame_center = Center(num_prototypes, center_momentum)
         self.patch_center = Center(num_prototypes, center_momentum)
-        self.watching = True
+        self.watching, self.glimpse_rows = True, GLIMPSE_ROWS
         self.glimpse: Glimpse | None = None
         self.train()
 
@@ -141,10 +144,15 @@ class TCoRe(nn.Module):
             }
 
         if self.watching:
-            self.glimpse = _glimpse(seen.frame, seen.patches, about_frames, about_holes, restored)
+            self.glimpse = _glimpse(
+                seen.frame, seen.patches, about_frames, about_holes, restored, self.glimpse_rows
+            )
         compare = self._compare_fused if self.fused else self._compare_plainly
         terms = compare(batch, about_frames, about_holes, torch.cat([global_.frame, local.frame]), restored)
-        koleo = [losses.koleo_loss(crop, batch.counts.videos) for crop in global_.frame.chunk(2)]
+        neighbours = {"peers": self.peers} if self.koleo_global else {}
+        koleo = [
+            losses.koleo_loss(crop, batch.counts.videos, **neighbours) for crop in global_.frame.chunk(2)
+        ]
         return Losses(**terms, koleo=koleo[0] + koleo[1])
 
     @torch.no_grad()
@@ -167,7 +175,7 @@ class TCoRe(nn.Module):
         if self.targets == "sinkhorn":
             whole = slice(None)
             teachings = [
-                as_given(losses.sinkhorn_targets(teaching.outputs(whole), temperature))
+                as_given(losses.sinkhorn_targets(teaching.outputs(whole), temperature, peers=self.peers))
                 for teaching in teachings
             ]
         return teachings[0], teachings[1]
@@ -255,9 +263,16 @@ class TCoRe(nn.Module):
     @torch.no_grad()
     def update_teacher(self, momentum: float) -> None:
         """Let the teacher follow the student."""
-        student: list[Tensor] = list(self.student.parameters())
-        teacher: list[Tensor] = list(self.teacher.parameters())
+        student, teacher = (own_shares(network.parameters()) for network in (self.student, self.teacher))
         torch._foreach_lerp_(teacher, student, 1 - momentum)
+
+    def waiting(self) -> list[Tensor]:
+        """What the centres have noted of a step, to be summed over its processes before they move."""
+        if self.targets != "centering":
+            return []
+        return [
+            x for center in (self.frame_center, self.patch_center) for x in (center.waiting, center.count)
+        ]
 
     @torch.no_grad()
     def update_centers(self) -> None:
@@ -280,6 +295,11 @@ class TCoRe(nn.Module):
         }
 
 
+def own_shares(parameters: Iterable[nn.Parameter]) -> list[Tensor]:
+    """What this process holds of each parameter: all of it, unless it is sharded."""
+    return [p.to_local() if hasattr(p, "to_local") else p for p in parameters]
+
+
 def at_holes(patches: Float[Tensor, "m n d"], batch: Batch) -> Float[Tensor, "h d"]:
     """The tokens of masked crops at their masked patches."""
     return patches.flatten(0, 1)[batch.holes]
@@ -291,11 +311,12 @@ def _glimpse(
     about_frames: Teaching,
     about_holes: Teaching,
     restored: dict[str, Tensor],
+    most: int,
 ) -> Glimpse:
     def some(count: int) -> slice:
         # Evenly spaced rows: neighbouring patches of one frame say little about the batch.
-        stride = max(1, count // GLIMPSE_ROWS)
-        return slice(0, min(count, stride * GLIMPSE_ROWS), stride)
+        stride = max(1, count // most)
+        return slice(0, min(count, stride * most), stride)
 
     def rows(x: Tensor) -> Tensor:
         return x.detach()[some(len(x))].float().clone()

@@ -1,5 +1,7 @@
 """From settings to the objects that a run is made of."""
 
+from functools import partial
+
 import torch
 
 from tcore.config import Compile, Config, VitConfig
@@ -9,7 +11,8 @@ from tcore.model.fused import PLAIN, Kernels
 from tcore.model.heads import ProjectionHead
 from tcore.model.matching import PatchMatchingModule
 from tcore.model.tcore import TCoRe
-from tcore.model.vit import VisionTransformer, run_block
+from tcore.model.vit import Block, VisionTransformer, run_block
+from tcore.training.distributed import world
 from tcore.training.optim import Optimizer, Schedule
 
 
@@ -35,6 +38,7 @@ def build_model(config: Config) -> TCoRe:
         student_temperature=config.loss.student_temperature,
         center_momentum=config.teacher.center_momentum,
         auxiliary_drop_path=config.vit.auxiliary_drop_path,
+        koleo_global=config.loss.koleo_global,
     )
 
 
@@ -64,15 +68,28 @@ def build_backbone(vit: VitConfig, image_size: int) -> VisionTransformer:
     )
 
 
-def compile_model(model: TCoRe) -> None:
+def compile_model(model: TCoRe, *, fixed_shapes: bool = True, sharded: bool = False) -> None:
     """Compile what takes the time: blocks and matching module; what is random stays outside the graphs.
 
-    Their shapes are fixed and few. The number of masked patches is not: the losses have their own kernels.
+    Their shapes are few, and fixed where each process has whole groups of masks. The number of masked
+    patches is not: the losses have their own kernels.
     """
-    run = torch.compile(run_block, dynamic=False)
-    model.student.backbone.run_block = model.teacher.backbone.run_block = run
+    import torch._dynamo  # takes seconds
+
+    # Replicas gather gradients from hooks of their own; cutting graphs at their buckets would gain nothing.
+    torch._dynamo.config.optimize_ddp = False
+    dynamic = False if fixed_shapes else None
+    if sharded:
+        # A block is put together by hooks around its forward, which must stay outside the graph.
+        forward = torch.compile(Block.forward, dynamic=dynamic)
+        for network in (model.student, model.teacher):
+            for block in network.backbone.blocks:
+                block.forward = partial(forward, block)  # type: ignore[arg-type]
+    else:
+        run = torch.compile(run_block, dynamic=dynamic)
+        model.student.backbone.run_block = model.teacher.backbone.run_block = run
     if model.match is not None:
-        model.match.forward = torch.compile(model.match.forward, dynamic=False)  # type: ignore[method-assign]
+        model.match.forward = torch.compile(model.match.forward, dynamic=dynamic)  # type: ignore[method-assign]
     if next(model.parameters()).is_cuda:
         model.kernels = loss_kernels()
 
@@ -143,9 +160,9 @@ def build_schedule(config: Config, steps_per_epoch: int) -> Schedule:
 
 
 def choose_device(name: str) -> torch.device:
-    """The device by its name; auto is CUDA where there is one."""
+    """The device by its name; auto is CUDA where there is one, and each process of torchrun has its own."""
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
     except RuntimeError as error:
@@ -154,9 +171,25 @@ def choose_device(name: str) -> torch.device:
         raise InputError(f"runtime.device={name} is not supported: use auto, cpu, cuda or cuda:1.")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise InputError(f"runtime.device={name}: no CUDA device here; use auto or cpu.")
+    if device.type == "cuda" and world().size > 1:
+        return _own_gpu(device)
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise InputError(f"runtime.device={name}: there are {torch.cuda.device_count()} CUDA devices here.")
     return device
+
+
+def _own_gpu(device: torch.device) -> torch.device:
+    """The GPU of this process among those of its machine."""
+    found, here = torch.cuda.device_count(), world().here
+    if device.index is not None:
+        raise InputError(f"runtime.device={device} under torchrun: each process takes its own; use cuda.")
+    if here > found:
+        raise InputError(
+            f"{here} processes for {found} CUDA devices here: use torchrun --nproc-per-node {found}."
+        )
+    own = torch.device("cuda", world().place)
+    torch.cuda.set_device(own)
+    return own
 
 
 def choose_dtype(precision: str, device: torch.device) -> torch.dtype:

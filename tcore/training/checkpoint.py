@@ -2,18 +2,23 @@
 
 import dataclasses
 import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors.torch import save
+from torch import Tensor
 
 from tcore.config import Config
 from tcore.config_file import differences, load_config, save_config, to_dict
 from tcore.errors import InputError
 from tcore.files import TEMPORARY, atomic, write_bytes, write_text
 from tcore.model.tcore import TCoRe
+from tcore.training import distributed
 from tcore.training.optim import Optimizer
+
+T = TypeVar("T")
 
 CHECKPOINT, CONFIG = "checkpoint.pt", "config.json"
 ENCODER, ENCODER_CARD, MATCHING = "encoder.safetensors", "encoder.json", "matching.safetensors"
@@ -41,34 +46,56 @@ def open_run(run: Path, config: Config) -> None:
 def save_checkpoint(
     run: Path, step: int, model: TCoRe, optimizer: Optimizer, config: Config, fingerprint: str
 ) -> None:
-    """Write everything that the next step depends on; encoders first, so that none is missing later."""
-    export(run, step, model, config)
+    """Write everything that the next step depends on; encoders first, so that none is missing later.
+
+    The file does not know how many processes there were: the first one writes it, from what all of them hold.
+    """
+    weights = distributed.whole(model.state_dict())
     state = {
         "step": step,
         "fingerprint": fingerprint,
-        "model": model.state_dict(),
-        "optimizer": optimizer.adamw.state_dict(),
+        "model": weights,
+        "optimizer": distributed.whole(optimizer.adamw.state_dict()),
     }
-    with atomic(run / CHECKPOINT) as temporary:
-        save_tensors(state, temporary)
+
+    def write() -> None:
+        export(run, step, weights, config)
+        with atomic(run / CHECKPOINT) as temporary:
+            save_tensors(state, temporary)
+
+    distributed.on_first(write)
 
 
 def load_checkpoint(run: Path, model: TCoRe, optimizer: Optimizer, fingerprint: str) -> int:
     """Restore the last checkpoint; the number of steps it has seen, 0 where there is none."""
     path = run / CHECKPOINT
-    if not path.exists():
-        return 0
-    device = next(model.parameters()).device
-    try:
+    # Processes hand the tensors on in memory.
+    device = next(model.parameters()).device if distributed.world().size == 1 else "cpu"
+
+    def read() -> Any:
+        if not path.exists():
+            return None
         state = torch.load(path, map_location=device, weights_only=True)
         if state["fingerprint"] != fingerprint:
             raise InputError(
                 f"run {run} was trained on other videos, images or neighbours ({state['fingerprint']}, "
                 f"now {fingerprint}): give the same --frames (and neighbours), or another --run."
             )
-        model.load_state_dict(state["model"])
-        optimizer.adamw.load_state_dict(state["optimizer"])
+        return state
+
+    def restore() -> int:
+        distributed.load_weights(model, state["model"])
+        distributed.load_moments(optimizer.adamw, state["optimizer"])
         return int(state["step"])
+
+    state = distributed.from_first(lambda: _readable(path, read))
+    return 0 if state is None else distributed.together(lambda: _readable(path, restore))
+
+
+def _readable(path: Path, use: Callable[[], T]) -> T:
+    """Read or use a checkpoint; whatever is wrong with it is one line."""
+    try:
+        return use()
     except InputError:
         raise
     except Exception as error:
@@ -78,19 +105,26 @@ def load_checkpoint(run: Path, model: TCoRe, optimizer: Optimizer, fingerprint: 
         ) from error
 
 
-def export(run: Path, step: int, model: TCoRe, config: Config) -> None:
+def export(run: Path, step: int, weights: Mapping[str, Tensor], config: Config) -> None:
     """Write the teacher's backbone for users, and what figures of the matching need."""
-    _save_safetensors(model.teacher.backbone.state_dict(), run / ENCODER)
+    _save_safetensors(_part(weights, "teacher.backbone."), run / ENCODER)
     write_text(run / ENCODER_CARD, json.dumps(encoder_card(config, step), indent=2) + "\n")
-    if model.match is not None:
-        student = {f"backbone.{k}": v for k, v in model.student.backbone.state_dict().items()}
-        matching = {f"match.{k}": v for k, v in model.match.state_dict().items()}
-        _save_safetensors(student | matching, run / MATCHING)
+    matching = _part(weights, "match.", "match.")
+    if matching:
+        _save_safetensors(_part(weights, "student.backbone.", "backbone.") | matching, run / MATCHING)
 
 
 def keep_encoder(run: Path, step: int, model: TCoRe) -> None:
     """Keep the encoder of this step beside the others."""
-    _save_safetensors(model.teacher.backbone.state_dict(), run / "encoders" / f"step-{step:06d}.safetensors")
+    weights = distributed.whole(model.teacher.backbone.state_dict())
+    path = run / "encoders" / f"step-{step:06d}.safetensors"
+    distributed.on_first(lambda: _save_safetensors(weights, path))
+
+
+def _part(weights: Mapping[str, Tensor], prefix: str, new: str = "") -> dict[str, Tensor]:
+    """The weights of one module by their names within it, or after another prefix."""
+    found = {name: x for name, x in weights.items() if name.startswith(prefix)}
+    return {new + name.removeprefix(prefix): x for name, x in found.items()}
 
 
 def encoder_card(config: Config, step: int) -> dict[str, Any]:

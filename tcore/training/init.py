@@ -13,6 +13,7 @@ from tcore.evaluation.encoders import load_encoder
 from tcore.files import write_text
 from tcore.model.tcore import TCoRe
 from tcore.model.vit import VisionTransformer
+from tcore.training import distributed
 
 RECORD = "init.json"
 
@@ -69,8 +70,9 @@ def _check_sizes(vit: VisionTransformer, config: Config) -> None:
 
 def apply_init(init: Init, model: TCoRe) -> None:
     """Copy the weights into the backbones of student and teacher."""
-    model.student.backbone.load_state_dict(init.state)
-    model.teacher.backbone.load_state_dict(init.state)
+    state = distributed.from_first(lambda: init.state)
+    distributed.load_weights(model.student.backbone, state)
+    distributed.load_weights(model.teacher.backbone, state)
 
 
 def record_init(init: Init, run: Path) -> None:

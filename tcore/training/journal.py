@@ -107,6 +107,19 @@ class Journal:
             self._file.close()
 
 
+class Silence:
+    """The journal of a process that is not the first: it notes nothing and says nothing."""
+
+    def record(self, step: int, metrics: Mapping[str, Any], health: Health | None) -> None:
+        """Note nothing."""
+
+    def say(self, text: str) -> None:
+        """Say nothing."""
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
 def describe(metrics: Mapping[str, Any], health: Health, uniform: float) -> str:
     """The progress line: what is minimised, whether it learns, how fast."""
     return (

@@ -11,11 +11,12 @@ import torch
 from tcore.config import Config
 from tcore.data.frames import FrameStore
 from tcore.data.images import ImageSource, open_images
-from tcore.data.loader import Source, load
+from tcore.data.loader import Share, Source, load
 from tcore.data.mixed import open_mixture
 from tcore.data.neighbors import check_neighbors, find_neighbors, load_neighbors
-from tcore.errors import DivergedError, InputError
+from tcore.errors import DivergedError, EchoError, InputError
 from tcore.files import write_text
+from tcore.training import distributed
 from tcore.training.build import build_schedule, choose_device, choose_dtype
 from tcore.training.checkpoint import (
     CHECKPOINT,
@@ -25,7 +26,7 @@ from tcore.training.checkpoint import (
     save_checkpoint,
 )
 from tcore.training.init import apply_init, read_init, record_init
-from tcore.training.journal import Journal, environment
+from tcore.training.journal import Journal, Silence, environment
 from tcore.training.step import Outcome, Trainer
 from tcore.training.wait import DataWait
 from tcore.validation import validate
@@ -50,24 +51,27 @@ def train(
     ...     sorted(path.name for path in run.glob("encoder*"))
     ['encoder.json', 'encoder.safetensors', 'encoders']
     """
-    run, config = Path(run), resolve(config)
-    source = open_source(config, frames, neighbors)
+    run, world = Path(run), distributed.join(config.runtime.device)
+    config = distributed.together(lambda: resolve(config))
+    source = distributed.together(lambda: open_source(config, frames, neighbors))
     # A run that goes on has its weights in the checkpoint; what it began with is not read again.
-    init = None if (run / CHECKPOINT).exists() else read_init(config)
-    open_run(run, config)
+    resumes = distributed.on_first((run / CHECKPOINT).exists)
+    init = None if resumes else distributed.together(lambda: read_init(config))
+    distributed.on_first(lambda: open_run(run, config))
     schedule = build_schedule(config, source.steps_per_epoch)
     trainer = Trainer(config)
     if init is not None:
-        record_init(init, run)
+        began = init
+        distributed.on_first(lambda: record_init(began, run))
         apply_init(init, trainer.model)
-    fingerprint = source.fingerprint()
+    fingerprint = distributed.agree("--frames", source.fingerprint())
     saved = first_step = load_checkpoint(run, trainer.model, trainer.optimizer, fingerprint)
 
-    journal = Journal(run, first_step, schedule.num_steps, config.head.prototypes, quiet)
-    made_with = environment(trainer.device) | {"frames": "rendered" if frames is None else str(frames)}
-    if isinstance(source, ImageSource):
-        made_with["neighbors"] = f"{source.neighbors.fingerprint()}, by {source.neighbors.encoder}"
-    write_text(run / "environment.json", json.dumps(made_with, indent=2) + "\n")
+    def begin() -> Journal:
+        note_environment(run, source, trainer, frames)
+        return Journal(run, first_step, schedule.num_steps, config.head.prototypes, quiet)
+
+    journal = distributed.only_first(begin) or Silence()
     for line in (*introduce(source, trainer, schedule.num_steps, first_step), *(init.lines if init else ())):
         journal.say(line)
     wait = DataWait(source)
@@ -93,6 +97,8 @@ def train(
                 save_checkpoint(run, done, trainer.model, trainer.optimizer, config, fingerprint)
                 saved = done
     except DivergedError as error:
+        if not world.first:  # every process has met it
+            raise EchoError(str(error), error.exit_code) from error
         raise DivergedError(f"{error} {what_remains(run, saved)}") from error
     finally:
         journal.close()
@@ -102,9 +108,31 @@ def train(
 def resolve(config: Config) -> Config:
     """Settings that can work, with what depends on the machine filled in; the others are refused."""
     config = validate(config)
+    check_share(config.optim.batch, config.optim.accumulate)
     dtype = choose_dtype(config.optim.precision, choose_device(config.runtime.device))
     precision: Literal["bf16", "fp32"] = "bf16" if dtype == torch.bfloat16 else "fp32"
     return replace(config, optim=replace(config.optim, precision=precision))
+
+
+def check_share(batch: int, accumulate: int) -> None:
+    """Every process must get equally many videos of every part of a step."""
+    processes = distributed.world().size
+    if batch % (processes * accumulate):
+        raise InputError(
+            f"optim.batch={batch} cannot be shared equally by {processes} processes in "
+            f"optim.accumulate={accumulate} parts: need a multiple of {processes * accumulate}."
+        )
+
+
+def note_environment(run: Path, source: Source, trainer: Trainer, frames: str | Path | None) -> None:
+    """Write down what the run is carried out with."""
+    made_with = environment(trainer.device) | {
+        "frames": "rendered" if frames is None else str(frames),
+        "processes": str(trainer.world.size),
+    }
+    if isinstance(source, ImageSource):
+        made_with["neighbors"] = f"{source.neighbors.fingerprint()}, by {source.neighbors.encoder}"
+    write_text(run / "environment.json", json.dumps(made_with, indent=2) + "\n")
 
 
 def keeps(done: int, num_steps: int, keep_every: int | None) -> bool:
@@ -143,34 +171,40 @@ def open_source(config: Config, frames: str | Path | None, neighbors: str | Path
             f"--neighbors {neighbors} has no effect with source={config.source}, "
             f"auxiliary={config.auxiliary}: it goes with --source images --auxiliary past."
         )
-    store = open_store(config, frames)
+    store, world = open_store(config, frames), distributed.world()
+    share = Share(world.rank, world.size, world.here)
     if config.source == "videos" or config.auxiliary == "none":
-        return Source(store, config)
+        return Source(store, config, share)
     assert frames is not None  # images have a place
     path = Path(neighbors) if neighbors is not None else find_neighbors(frames)
     found = load_neighbors(path)
     check_neighbors(found, path, len(store), store.fingerprint())
-    return ImageSource(store, config, found)
+    return ImageSource(store, config, found, share)
 
 
 def introduce(source: Source, trainer: Trainer, num_steps: int, first_step: int) -> list[str]:
     """The first lines of a run: what it is, and what will not be as it seems."""
-    config = source.config
+    config, world = source.config, trainer.world
     clips = len(source.clips.video)
     short = f" ({source.num_short} too short, left out)" if clips < len(source.all_clips.video) else ""
     begin = f"resumes at step {first_step} of" if first_step else "takes"
     what: str = config.source
     if isinstance(source, ImageSource):
         what += f" with {source.neighbors.k} neighbours each (by {source.neighbors.encoder})"
+    each = ""
+    if world.size > 1:
+        how = "a share of the model each" if config.runtime.sharding == "shard" else "the whole model each"
+        each = f" ({config.optim.batch // world.size} in each of {world.size} processes, {how})"
     lines = [
-        f"{clips} {what}{short}, batch {config.optim.batch}, {source.steps_per_epoch} steps an epoch; "
+        f"{clips} {what}{short}, batch {config.optim.batch}{each}, {source.steps_per_epoch} steps an epoch; "
         f"{begin} {num_steps} steps on {trainer.device} in {config.optim.precision}; "
         f"ln K = {math.log(config.head.prototypes):.2f}"
     ]
     frozen = config.optim.freeze_backbone_steps
     if frozen >= num_steps:
         lines.append(f"warning: optim.freeze_backbone_steps={frozen}: the backbone never moves in this run.")
-    if config.loss.koleo and config.optim.batch == config.optim.accumulate:
+    processes = 1 if config.loss.koleo_global else world.size
+    if config.loss.koleo and config.optim.batch == config.optim.accumulate * processes:
         lines.append("warning: one video at a time has no neighbours: koleo is 0 throughout.")
     crops = 2 * min(config.masking.group, config.optim.batch)
     if config.masking.probability > 0 and int(crops * config.masking.probability) == 0:

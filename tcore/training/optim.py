@@ -8,6 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from tcore.training import distributed
+
 Part = str  # "backbone", "head" or "match"
 Parts = Mapping[Part, Sequence[tuple[str, nn.Parameter]]]
 
@@ -136,10 +138,12 @@ class Optimizer:
 
     def clip(self) -> dict[Part, Tensor]:
         """Clip the gradients of each part by itself; the norms are those before clipping."""
-        return {
-            part: torch.nn.utils.clip_grad_norm_(parameters, self.clip_at)
-            for part, parameters in self.parameters.items()
-        }
+        norms = {}
+        for part, parameters in self.parameters.items():
+            gradients = [p.grad for p in parameters if p.grad is not None]
+            norms[part] = distributed.plain(torch.nn.utils.get_total_norm(gradients))
+            torch.nn.utils.clip_grads_with_norm_(parameters, self.clip_at, norms[part])
+        return norms
 
     def step(self, values: StepValues) -> None:
         """Update every parameter with the values of this step and forget the gradients."""

@@ -6,9 +6,11 @@ from pathlib import Path
 
 from tcore.config import Config
 from tcore.data.loader import load
+from tcore.training import distributed
 from tcore.training.build import build_schedule
+from tcore.training.distributed import World
 from tcore.training.init import Init, apply_init, read_init
-from tcore.training.journal import format_seconds, peak_memory_gib
+from tcore.training.journal import format_seconds
 from tcore.training.loop import open_source, resolve
 from tcore.training.step import Trainer
 
@@ -17,9 +19,10 @@ WARMUP_STEPS, TIMED_STEPS = 1, 3
 
 def plan(config: Config, frames: str | Path | None, neighbors: str | Path | None = None) -> str:
     """Sizes, memory, speed and first losses of a run, as a table for a person."""
-    config = resolve(config)
-    init = read_init(config)
-    source = open_source(config, frames, neighbors)
+    world = distributed.join(config.runtime.device)
+    config = distributed.together(lambda: resolve(config))
+    init = distributed.together(lambda: read_init(config))
+    source = distributed.together(lambda: open_source(config, frames, neighbors))
     schedule = build_schedule(config, source.steps_per_epoch)
     trainer = Trainer(config)
     if init is not None:
@@ -28,16 +31,18 @@ def plan(config: Config, frames: str | Path | None, neighbors: str | Path | None
     first = trainer.step(parts, 0, schedule.at(0)).metrics()
     started = time.perf_counter()
     for step in range(WARMUP_STEPS, WARMUP_STEPS + TIMED_STEPS):
-        trainer.step(parts, step, schedule.at(min(step, schedule.num_steps - 1))).metrics()
+        last = trainer.step(parts, step, schedule.at(min(step, schedule.num_steps - 1))).metrics()
     seconds = (time.perf_counter() - started) / TIMED_STEPS
+    each = " in each process" if world.size > 1 else ""
     rows = _start(init, config) | {
         config.source: f"{len(source.clips.video):,} usable of {len(source.all_clips.video):,}",
         "parameters": _parameters(trainer),
         "batch": _batch(config),
+        **_processes(config, world),
         "steps": f"{schedule.num_steps:,} ({source.steps_per_epoch:,} an epoch)",
         "device": f"{trainer.device}, {config.optim.precision}",
-        "weights, teacher, AdamW": f"{_state_gib(trainer):.2f} GiB",
-        "memory": f"{peak_memory_gib(trainer.device):.2f} GiB at the peak",
+        "weights, teacher, AdamW": f"{_state_gib(trainer):.2f} GiB{each}",
+        "memory": f"{last['memory_gib']:.2f} GiB at the peak{each}",
         "a step": f"{seconds:.3f} s, {config.optim.batch / seconds:.1f} samples/s (mean of {TIMED_STEPS})",
         "the run": f"{format_seconds(seconds * schedule.num_steps)} at that speed",
     }
@@ -69,11 +74,25 @@ def _batch(config: Config) -> str:
     return f"{optim.batch} {config.source}{parts}, peak learning rate {optim.peak_lr:.2e}"
 
 
+def _processes(config: Config, world: World) -> dict[str, str]:
+    """How the batch and the model are shared, where there are several processes."""
+    if world.size == 1:
+        return {}
+    machines = world.size // world.here
+    own = config.optim.batch // world.size
+    what = "a share of the model" if config.runtime.sharding == "shard" else "the whole model"
+    return {
+        "processes": f"{world.size} ({world.here} on each of {machines} machine{'s'[: machines > 1]})",
+        "each process": f"{own} {config.source}, {own // config.optim.accumulate} at a time, and {what}",
+    }
+
+
 def _state_gib(trainer: Trainer) -> float:
-    """Weights, gradients and two moments of what is trained, and the teacher, in fp32."""
+    """Weights, gradients and two moments of what is trained, and the teacher, in fp32, of one process."""
     trained = sum(p.numel() for named in trainer.model.parts().values() for _, p in named)
     teacher = sum(p.numel() for p in trainer.model.teacher.parameters())
-    return 4 * (4 * trained + teacher) / 2**30
+    shares = trainer.world.size if trainer.config.runtime.sharding == "shard" else 1
+    return 4 * (4 * trained + teacher) / shares / 2**30
 
 
 def _first_losses(first: dict[str, float], config: Config) -> list[str]:

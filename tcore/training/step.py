@@ -14,8 +14,9 @@ from tcore.data import render
 from tcore.data.batch import Batch
 from tcore.data.loader import render_batch, stochastic_depth_seed
 from tcore.errors import DivergedError
-from tcore.model.tcore import Glimpse, TCoRe
-from tcore.training import health
+from tcore.model.losses import Losses
+from tcore.model.tcore import GLIMPSE_ROWS, Glimpse, TCoRe
+from tcore.training import distributed, health
 from tcore.training.build import (
     build_model,
     build_optimizer,
@@ -36,11 +37,19 @@ class Trainer:
         self.config = config
         self.device = choose_device(config.runtime.device)
         self.dtype = choose_dtype(config.optim.precision, self.device)
+        self.world = distributed.join(config.runtime.device)
         self.model: TCoRe = build_model(config).to(self.device)
+        self.model.peers = distributed.peers()
+        self.model.glimpse_rows = max(1, GLIMPSE_ROWS // self.world.size)
         self.render = render.PLAIN
+        self.sharded = sharded = config.runtime.sharding == "shard" and self.world.size > 1
         if compiles(config.runtime.compile, self.device):
-            compile_model(self.model)
+            own = config.optim.batch // (config.optim.accumulate * self.world.size)
+            whole_groups = own % config.masking.group == 0 or own == config.optim.batch
+            compile_model(self.model, fixed_shapes=whole_groups, sharded=sharded)
             self.render = compile_render(self.device)
+        wrap = distributed.shard if sharded else distributed.replicate
+        self.losses = wrap(self.model, self.device)
         self.optimizer: Optimizer = build_optimizer(self.model, config)
         self.generator = torch.Generator(self.device)
         self.clock = Clock(self.device)
@@ -54,11 +63,17 @@ class Trainer:
             with self.clock.waiting():
                 raw = next(parts)
             batch = render_batch(raw, self.config, self.device, self.render)
-            self.generator.manual_seed(stochastic_depth_seed(self.config.seed, step, part))
-            for name, value in self._backward(batch, values).items():
+            seed = stochastic_depth_seed(self.config.seed, step, part, self.world.rank)
+            self.generator.manual_seed(seed)
+            last = part == self.config.optim.accumulate - 1
+            with nullcontext() if last else distributed.before_last(self.losses):
+                found = self._backward(batch, values)
+            for name, value in found.items():
                 losses[name] = losses[name] + value if name in losses else value
             if look and self.model.glimpse is not None:
                 glimpses.append(self.model.glimpse)
+        # What each process has is its share of a sum.
+        distributed.add_up([*losses.values(), *self.model.waiting()])
         norms = self.optimizer.clip()
         outcome = Outcome(step, losses, norms, values, self.config, glimpses)
         if self.device.type == "cpu":
@@ -72,15 +87,17 @@ class Trainer:
     def _backward(self, batch: Batch, values: StepValues) -> dict[str, Tensor]:
         """Losses of a part of the step; their gradients are added up."""
         with self._autocast():
-            losses = self.model(batch, values.teacher_temperature, self.generator)
+            losses = Losses(**self.losses(batch, values.teacher_temperature, self.generator))
         total = losses.total(self.config.loss.weights())
-        total.backward()
+        # Gradients are averaged over the processes, but they are shares of a sum.
+        (self.world.size * total).backward()
         return {name: value.detach() for name, value in {"total": total, **losses.named()}.items()}
 
     def _autocast(self) -> AbstractContextManager[Any]:
         if self.dtype == torch.float32:
             return nullcontext()
-        return torch.autocast(self.device.type, dtype=self.dtype)
+        # A cast that two passes share would hand its gradient over after the first pass' share was collected.
+        return torch.autocast(self.device.type, dtype=self.dtype, cache_enabled=not self.sharded)
 
 
 class Outcome:
@@ -123,19 +140,23 @@ class Outcome:
     def metrics(self) -> dict[str, Any]:
         """Everything that is noted of the step."""
         named = self.check()
-        seconds, waited = self.timing.read()
+        seconds, waited, memory = distributed.largest([*self.timing.read(), peak_memory_gib(self._device)])
         return {
             **named,
             **self._values._asdict(),
             "student_temperature": self._config.loss.student_temperature,
             "samples_per_second": self._config.optim.batch / seconds,
             "data_wait": waited / seconds,
-            "memory_gib": peak_memory_gib(self._device),
+            "memory_gib": memory,
         }
 
     def health(self) -> health.Health | None:
         """Health figures, where the step was looked at."""
-        return health.measure(self._glimpses, self.check()["dino"]) if self._glimpses else None
+        if not self._glimpses:
+            return None
+        seen = health.gather(self._glimpses)
+        seen = Glimpse(*(None if x is None else distributed.all_rows(x) for x in seen))  # type: ignore[arg-type]
+        return health.measure([seen], self.check()["dino"])
 
 
 class Timing:

@@ -1,0 +1,352 @@
+"""Several processes, started by torchrun, train as one: every collective of training is here.
+
+On one process all of them are identities. Losses are divided by counts of the whole step, so what the
+processes have adds up: losses, centres and gradients are sums. DistributedDataParallel and fully_shard
+average gradients instead; the loss is therefore multiplied by the number of processes before `backward`.
+"""
+
+import inspect
+import os
+import socket
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+import torch.distributed as dist
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from tcore.errors import EchoError, InputError
+from tcore.model.peers import ALONE, Peers
+from tcore.model.tcore import TCoRe
+
+T = TypeVar("T")
+
+# A process waits for the others this long: the first one may be writing a checkpoint, or reading one.
+PATIENCE = timedelta(minutes=30)
+
+
+class World(NamedTuple):
+    """Which process this is, and of how many."""
+
+    rank: int = 0
+    size: int = 1
+    here: int = 1
+    """Processes on this machine."""
+    place: int = 0
+    """Which of them this is."""
+
+    @property
+    def first(self) -> bool:
+        """Whether this process writes the run folder and speaks."""
+        return self.rank == 0
+
+
+def world() -> World:
+    """Which process this is, as torchrun says; without it there is one."""
+    names = ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "LOCAL_RANK")
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        return World()
+    return World(*(int(os.environ[name]) for name in names))
+
+
+def join(device: str) -> World:
+    """Meet the other processes, once; GPUs talk by NCCL, everything else by gloo."""
+    if world().size > 1 and not dist.is_initialized():
+        on_gpus = not device.startswith("cpu") and torch.cuda.is_available()
+        dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpus else "gloo", timeout=PATIENCE)
+    return world()
+
+
+def leave() -> None:
+    """Part from the other processes when the work is done."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+# What one process knows, and all are to know.
+
+
+def on_first(function: Callable[[], T]) -> T:
+    """Do something on the first process alone; all get its result, or its error."""
+    if world().size == 1:
+        return function()
+    box: list[Any] = [None, None]
+    if world().first:
+        try:
+            box[0] = function()
+        except (InputError, OSError) as error:
+            box[1] = error
+    dist.broadcast_object_list(box, src=0)
+    _raise_first([box[1]])
+    result: T = box[0]
+    return result
+
+
+def only_first(function: Callable[[], T]) -> T | None:
+    """Do something on the first process alone, which alone keeps the result; all get its error."""
+    kept: list[T] = []
+    on_first(lambda: kept.append(function()))
+    return kept[0] if kept else None
+
+
+def together(function: Callable[[], T]) -> T:
+    """Do something on every process; where it fails on one, all get the error."""
+    if world().size == 1:
+        return function()
+    result: Any = None
+    error: Exception | None = None
+    try:
+        result = function()
+    except (InputError, OSError) as failed:
+        error = failed
+    _raise_first(gather_objects(error))
+    done: T = result
+    return done
+
+
+def gather_objects(value: T) -> list[T]:
+    """Small things of all processes, in their order."""
+    if world().size == 1:
+        return [value]
+    found: list[Any] = [None] * world().size
+    dist.all_gather_object(found, value)
+    return found
+
+
+def _raise_first(errors: Sequence[Exception | None]) -> None:
+    """Raise the first error there is: on the first process to be read, on the others to stop with it."""
+    for rank, error in enumerate(errors):
+        if error is None:
+            continue
+        if not world().first:
+            raise EchoError(str(error), getattr(error, "exit_code", 2))
+        if rank and isinstance(error, InputError):
+            raise type(error)(f"process {rank} of {len(errors)}: {error}")
+        raise error
+
+
+def agree(name: str, value: str) -> str:
+    """A value that must be the same everywhere, such as what the videos are."""
+    found = gather_objects((value, socket.gethostname()))
+    for rank, (other, host) in enumerate(found):
+        if other != found[0][0]:
+            raise InputError(
+                f"process {rank} on {host} sees another {name} ({other}) than process 0 ({found[0][0]}): "
+                "every machine needs the same files under the same path."
+            )
+    return value
+
+
+@dataclass(frozen=True)
+class Outline:
+    """A tensor that is still to come."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+def from_first(read: Callable[[], Any]) -> Any:
+    """Nested state that the first process reads, on every process; tensors travel one by one."""
+    if world().size == 1:
+        return read()
+    held: list[Tensor] = []
+
+    def outline(tensor: Tensor) -> Outline:
+        held.append(tensor.cpu().contiguous())
+        return Outline(tuple(tensor.shape), tensor.dtype)
+
+    def receive(coming: Outline) -> Tensor:
+        tensor = held.pop(0) if held else torch.empty(coming.shape, dtype=coming.dtype)
+        dist.broadcast(tensor, src=0)
+        return tensor
+
+    plan = on_first(lambda: _replace(read(), Tensor, outline))
+    return _replace(plan, Outline, receive)
+
+
+def _replace(state: Any, kind: type, by: Callable[[Any], Any]) -> Any:
+    """Nested state with everything of a kind replaced."""
+    if isinstance(state, kind):
+        return by(state)
+    if isinstance(state, Mapping):
+        return {name: _replace(value, kind, by) for name, value in state.items()}
+    if isinstance(state, list | tuple):
+        return type(state)(_replace(value, kind, by) for value in state)
+    return state
+
+
+# Numbers of a step.
+
+
+def add_up(tensors: Iterable[Tensor]) -> None:
+    """Sum tensors over all processes, in place and in one go."""
+    if world().size == 1:
+        return
+    parts = list(tensors)
+    together = torch.cat([part.detach().float().flatten() for part in parts])
+    dist.all_reduce(together)
+    for part, total in zip(parts, together.split([part.numel() for part in parts]), strict=True):
+        part.detach().copy_(total.view_as(part))
+
+
+def largest(values: Sequence[float]) -> list[float]:
+    """The largest of each value over all processes."""
+    if world().size == 1:
+        return list(values)
+    found = torch.tensor(values, dtype=torch.float64)
+    dist.all_reduce(found, dist.ReduceOp.MAX)
+    return found.tolist()
+
+
+def anyone(says: bool) -> bool:
+    """Whether any process says so: what one is asked to do, such as to stop, all must do at the same step."""
+    return largest([float(says)])[0] > 0
+
+
+def all_rows(x: Float[Tensor, "n d"]) -> Float[Tensor, "m d"]:
+    """Rows of all processes, however many each has; without gradient."""
+    if world().size == 1:
+        return x
+    counts = gather_objects(len(x))
+    padded = torch.cat([x, x.new_zeros(max(counts) - len(x), x.shape[1])])
+    found = [torch.empty_like(padded) for _ in counts]
+    dist.all_gather(found, padded)
+    return torch.cat([rows[:count] for rows, count in zip(found, counts, strict=True)])
+
+
+class GatherRows(torch.autograd.Function):
+    """Rows of all processes, equally many of each; gradients go back to where the rows came from."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        """All rows, in the order of the processes."""
+        found = [torch.empty_like(x) for _ in range(world().size)]
+        dist.all_gather(found, x.contiguous())
+        return torch.cat(found)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        """What all processes together ask of our own rows."""
+        total = gradients[0].contiguous().clone()
+        dist.all_reduce(total)
+        return total.chunk(world().size)[world().rank]
+
+
+def peers() -> Peers:
+    """What the model needs of the other processes."""
+    if world().size == 1:
+        return ALONE
+
+    def reduced(operation: Any) -> Callable[[Tensor], Tensor]:
+        def reduce(x: Tensor) -> Tensor:
+            x = x.clone()
+            dist.all_reduce(x, operation)
+            return x
+
+        return reduce
+
+    return Peers(world().rank, reduced(dist.ReduceOp.SUM), reduced(dist.ReduceOp.MAX), GatherRows.apply)
+
+
+# The model over processes.
+
+
+class NamedLosses(nn.Module):
+    """A model whose losses come as a dict, in which torch's wrappers find the tensors."""
+
+    def __init__(self, model: TCoRe) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, *arguments: Any) -> dict[str, Tensor]:
+        """The losses by name."""
+        return self.model(*arguments).named()
+
+
+def replicate(model: TCoRe, device: torch.device) -> nn.Module:
+    """Every process holds the whole model; gradients are averaged while the backward pass still runs."""
+    wrapped = NamedLosses(model)
+    if world().size == 1:
+        return wrapped
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    # Centres are summed by their counts, so the wrapper must leave buffers alone; torch 2.13 renamed that.
+    replicas: Any = nn.parallel.DistributedDataParallel
+    known = inspect.signature(replicas.__init__).parameters
+    buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
+    replicated: nn.Module = replicas(wrapped, gradient_as_bucket_view=True, **{buffers: False})
+    return replicated
+
+
+def shard(model: TCoRe, device: torch.device) -> nn.Module:
+    """Every process holds a share of every parameter; blocks are put together when they are needed."""
+    wrapped = NamedLosses(model)
+    if world().size == 1:
+        return wrapped
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh(device.type, (world().size,))
+    for network in (model.student, model.teacher):
+        for block in network.backbone.blocks:
+            fully_shard(block, mesh=mesh)
+    fully_shard(wrapped, mesh=mesh)
+    return wrapped
+
+
+def before_last(wrapped: nn.Module) -> AbstractContextManager[Any]:
+    """For all parts of a step but the last: replicas keep their gradients to themselves.
+
+    Shards do not: each holds but its share of the gradients, which is what saves the memory.
+    """
+    if isinstance(wrapped, nn.parallel.DistributedDataParallel):
+        return wrapped.no_sync()
+    return nullcontext()
+
+
+def plain(tensor: Tensor) -> Tensor:
+    """A tensor as one process knows it: a sharded one is put together."""
+    whole: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return whole
+
+
+def whole(state: Any) -> Any:
+    """Nested state with sharded tensors put together in memory; other processes than the first get none."""
+
+    def gather(tensor: Tensor) -> Tensor | None:
+        if not hasattr(tensor, "full_tensor"):
+            return tensor
+        found = plain(tensor).detach()
+        return found.cpu() if world().first else None
+
+    return _replace(state, Tensor, gather)
+
+
+def like(full: Tensor, own: Any) -> Tensor:
+    """A whole tensor in the form of our own: a share of it, where that is sharded."""
+    if not hasattr(own, "full_tensor"):
+        return full
+    from torch.distributed.tensor import distribute_tensor
+
+    # Every process has all of it: no need to send anything.
+    return distribute_tensor(full.to(own.device), own.device_mesh, own.placements, src_data_rank=None)
+
+
+def load_weights(module: nn.Module, state: Mapping[str, Tensor]) -> None:
+    """Copy whole weights into a module, which may be sharded."""
+    own = module.state_dict()
+    module.load_state_dict({name: like(x, own.get(name)) for name, x in state.items()})
+
+
+def load_moments(adamw: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
+    """Give an optimiser back its whole state; its parameters may be sharded."""
+    parameters = [p for group in adamw.param_groups for p in group["params"]]
+    moments = {
+        index: {name: x if name == "step" else like(x, parameters[index]) for name, x in values.items()}
+        for index, values in state["state"].items()
+    }
+    adamw.load_state_dict({**state, "state": moments})
