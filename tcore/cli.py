@@ -16,6 +16,7 @@ from tcore.cli_export import export_verb
 from tcore.cli_figure import figure_verb
 from tcore.cli_images import neighbors_verb
 from tcore.cli_parsing import check_flags, parse, suggest
+from tcore.cli_report import report_verb
 from tcore.config import Config
 from tcore.config_file import flatten
 from tcore.errors import InputError
@@ -34,7 +35,8 @@ tcore: self-supervised video representation by temporal correspondence
   tcore propagate ENCODER VIDEO --labels FIRST --out OUT       masks or points of a frame, through a video
   tcore export ENCODER OUT --format FORMAT                     for torch, timm, transformers, ONNX runtimes
   tcore neighbors IMAGES --encoder RUN                         nearest other images, for training on images
-  tcore figure neighbors IMAGES --out FILE.png                 a picture of them
+  tcore figure KIND ... --out FILE.png                         attention, pca, propagation, dynamics, ...
+  tcore report RUN... --out report.html                        settings, curves, scores, figures of runs
 
 recipes
 {recipes}
@@ -196,4 +198,5 @@ VERBS: dict[str, Callable[[list[str]], None]] = {
     "export": export_verb,
     "neighbors": neighbors_verb,
     "figure": figure_verb,
+    "report": report_verb,
 }

@@ -154,7 +154,7 @@ def _attention(argv: list[str]) -> None:
     command = _read(AttentionFigure, argv, "attention")
     from tcore.show.attention import attend, attention_figure, load_matcher
     from tcore.show.clips import Times, open_clip
-    from tcore.show.plotting import check_out
+    from tcore.show.plotting import check_out, title_of
 
     out = check_out(need_out(command.out, "tcore figure attention"))
     encoder = _load(command.encoder)
@@ -168,7 +168,7 @@ def _attention(argv: list[str]) -> None:
         count=command.count,
         seed=command.seed,
     )
-    title = f"{command.encoder}  {clip.source}".strip()
+    title = title_of(command.encoder, clip.source)
     attention_figure(clip, found, out, patch_size=encoder.patch_size, heads=command.heads, title=title)
     how = "cross-attention" if found.matched else "feature similarity (no patch matching module)"
     print(f"{how} of patches {', '.join(f'{r} {c}' for r, c in found.queries)}; picture: {out}")
@@ -179,7 +179,7 @@ def _correspondence(argv: list[str]) -> None:
     from tcore.evaluation import protocols
     from tcore.show.clips import RENDERED, Times, open_clip
     from tcore.show.correspondence import correspond, correspondence_figure
-    from tcore.show.plotting import check_out
+    from tcore.show.plotting import check_out, title_of
 
     out = check_out(need_out(command.out, "tcore figure correspondence"))
     if len(command.sources) > 1:
@@ -194,7 +194,7 @@ def _correspondence(argv: list[str]) -> None:
     held = Times((0, *range(max(1, frame - knobs.context), frame + 1)))
     clip = open_clip(command.sources, held, encoder.patch_size, long_side=command.long_side)
     found = correspond(encoder, clip, patches=_cells(command.patch), count=command.count, protocol=knobs)
-    title = f"{command.encoder}  {clip.source}".strip()
+    title = title_of(command.encoder, clip.source)
     correspondence_figure(clip, found, out, patch_size=encoder.patch_size, protocol=knobs, title=title)
     for cell, sources in zip(found.patches, found.sources, strict=True):
         told = ", ".join(f"{clip.names[s.frame]} ({s.row} {s.column}) {s.weight:.0%}" for s in sources)
@@ -206,20 +206,20 @@ def _pca(argv: list[str]) -> None:
     command = _read(PcaFigure, argv, "pca")
     from tcore.show.clips import Times, evenly, open_clip
     from tcore.show.pca import pca_figure
-    from tcore.show.plotting import check_out
+    from tcore.show.plotting import check_out, title_of
 
     out = check_out(need_out(command.out, "tcore figure pca"))
     encoder = _load(command.encoder)
     given = command.frames or command.times
     times = Times(command.frames, command.times) if given else evenly(command.count)
     clip = open_clip(command.sources, times, encoder.patch_size, long_side=command.long_side)
-    explained = pca_figure(encoder, clip, out, title=f"{command.encoder}  {clip.source}".strip())
+    explained = pca_figure(encoder, clip, out, title=title_of(command.encoder, clip.source))
     print(f"three components, {explained:.0%} of the variance; picture: {out}")
 
 
 def _propagation(argv: list[str]) -> None:
     command = _read(PropagationFigure, argv, "propagation")
-    from tcore.show.plotting import check_out
+    from tcore.show.plotting import check_out, title_of
     from tcore.show.propagation import propagation_figure, propagation_video
 
     out = check_out(need_out(command.out, "tcore figure propagation"), (".png", ".pdf", ".mp4"))
@@ -227,7 +227,7 @@ def _propagation(argv: list[str]) -> None:
     if out.suffix.lower() == ".mp4":
         print(f"{propagation_video(clips, out)} frames; video: {out}")
         return
-    propagation_figure(clips, out, columns=command.columns, title=f"{command.encoder}  {clips[0].name}")
+    propagation_figure(clips, out, columns=command.columns, title=title_of(command.encoder, clips[0].name))
     print(f"picture: {out}")
 
 

@@ -125,7 +125,7 @@ def failures(argv: list[str]) -> None:
         raise InputError(f"{prog} needs a score card: {prog} results.json --out FILE.png.")
     from tcore.evaluation.encoders import load_encoder
     from tcore.show.failures import describe, failures_figure, find_failures, read_card
-    from tcore.show.plotting import check_out
+    from tcore.show.plotting import check_out, title_of
 
     check_out(out)
     card = read_card(command.card)
@@ -134,10 +134,11 @@ def failures(argv: list[str]) -> None:
     found = find_failures(
         card, encoder, roots, count=command.count, say=lambda line: print(line, file=sys.stderr, flush=True)
     )
-    failures_figure(found, out, title=f"worst clips of {card['encoder']['name']}")
+    failures_figure(found, out, title=f"worst clips of {title_of(encoder.name, '')}")
     for one in found:
         tags = ", ".join(one.difficulty.classes()) or "none of the classes"
         word = "breaks" if one.lasting else "worst"
+        tags += f"  ({describe(one.difficulty)})"
         print(
             f"{one.clip}  {100 * one.score:.1f}  {word} at frame {one.breaks}  {tags}  ({describe(one.difficulty)})"
         )

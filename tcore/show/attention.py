@@ -22,9 +22,9 @@ from tcore.model.vit import VisionTransformer
 from tcore.show.clips import Clip, encode_clip
 from tcore.show.plotting import (
     COLOURS,
-    FAINT,
     Cell,
     bare,
+    caption,
     check_out,
     new_figure,
     outline,
@@ -32,6 +32,7 @@ from tcore.show.plotting import (
     save_figure,
     show_heat,
     show_picture,
+    styled,
 )
 from tcore.training.build import build_backbone, build_matching
 
@@ -146,6 +147,7 @@ def choose_patches(frame: np.ndarray, mask: Bool[np.ndarray, "rows columns"], co
     return tuple(chosen)
 
 
+@styled
 def attention_figure(
     clip: Clip, found: Attention, out: Path, *, patch_size: int, heads: Heads = "mean", title: str = ""
 ) -> None:
@@ -174,7 +176,7 @@ def attention_figure(
             mark_peak(axes[row, column], heat, patch_size, colour)
         show_picture(axes[1, column], punch_holes(clip.frames[1], found.mask))
         outline(axes[1, column], cell, patch_size, colour)
-    figure.supxlabel(_explain(found), x=0.008, ha="left", fontsize=7.5, color=FAINT)
+    caption(figure, _explain(found))
     save_figure(figure, out, title)
 
 
@@ -200,7 +202,7 @@ def _draw_heads(clip: Clip, found: Attention, out: Path, patch_size: int, title:
                 place = axes[2 * index + row, head + 2]
                 show_heat(place, picture, heat, text)
                 mark_peak(place, heat, patch_size, colour)
-    figure.supxlabel(_explain(found), x=0.008, ha="left", fontsize=7.5, color=FAINT)
+    caption(figure, _explain(found))
     save_figure(figure, out, title)
 
 
@@ -215,12 +217,13 @@ def _explain(found: Attention) -> str:
     looks = (
         "" if found.frame_token is None else "  Frame token: attention of the last block, mean over heads."
     )
+    squares = "Squares: the queried patch, and the one that it {}. Each map has its own scale."
     if found.matched:
         return (
-            "Cross-attention of the patch matching module for masked patches (grey: what the student does not "
-            "see). Square: the queried patch, and the patch it looks at most." + looks
+            "Cross-attention of the patch matching module for masked patches (grey: what the student "
+            f"does not see). {squares.format('looks at most')}{looks}"
         )
     return (
-        "Feature similarity (cosine): this encoder has no patch matching module. Square: the queried patch, "
-        "and the patch most similar to it." + looks
+        "Feature similarity (cosine): this encoder has no patch matching module. "
+        f"{squares.format('is most similar to')}{looks}"
     )

@@ -14,7 +14,7 @@ from tcore.evaluation.propagate import LabelSource
 from tcore.evaluation.protocols import TCORE, Protocol
 from tcore.show.attention import choose_patches
 from tcore.show.clips import Clip, encode_clip
-from tcore.show.plotting import COLOURS, FAINT, Cell, new_figure, outline, save_figure, show_picture
+from tcore.show.plotting import COLOURS, Cell, caption, new_figure, outline, save_figure, show_picture, styled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -59,6 +59,7 @@ def correspond(
     return Correspondence(last, cells, found)
 
 
+@styled
 def correspondence_figure(
     clip: Clip, found: Correspondence, out: Path, *, patch_size: int, protocol: Protocol, title: str = ""
 ) -> None:
@@ -71,7 +72,7 @@ def correspondence_figure(
     columns = min(WIDEST, len(shown) + 1)
     rows = -(-(len(shown) + 1) // columns)
     height, width = clip.frames.shape[1:3]
-    figure = new_figure(2.1 * columns + 0.3, rows * (2.1 * height / width + 0.25) + 0.75)
+    figure = new_figure(2.1 * columns + 0.3, rows * (2.1 * height / width + 0.2) + 0.6)
     axes = list(figure.subplots(rows, columns, squeeze=False).flat)
     for place in axes[len(shown) + 1 :]:
         place.set_visible(False)
@@ -84,11 +85,11 @@ def correspondence_figure(
             _mark(place, [s for s in sources if s.frame == frame], patch_size, COLOURS[index % len(COLOURS)])
     rest = 1 - sum(weights[frame] for frame in shown)
     text = (
-        f"Top-{protocol.topk} sources of each patch (same colour), protocol {protocol.name}. Disks: area is the "
-        "share in the label. Percent: share of all patches' labels that comes from this frame"
+        f"Top-{protocol.topk} sources of each patch (same colour), protocol {protocol.name}. Disks: area is "
+        "the share in the label. Percent: share of all patches' labels that comes from this frame"
         + (f"; {rest:.0%} from frames not shown." if rest > 0.005 else ".")
     )
-    figure.supxlabel(text, x=0.008, ha="left", fontsize=7.5, color=FAINT)
+    caption(figure, text)
     save_figure(figure, out, title)
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from tcore.errors import InputError
 from tcore.evaluation.card import MAIN_SCORE
-from tcore.show.plotting import COLOURS, FAINT, check_out, new_figure, save_figure
+from tcore.show.plotting import COLOURS, FAINT, check_out, new_figure, save_figure, styled
 from tcore.show.runs import LOSSES, Run
 
 if TYPE_CHECKING:
@@ -29,14 +29,26 @@ HEALTH = (
     Panel("prototypes in use", {"health.prototypes_used": ""}),
     Panel("cosine", {"health.past_future_cosine": "from past, from future", "health.frame_cosine": "frames"}),
 )
+STYLES = ("-", (0, (4, 2)), (0, (1, 1.5)))
+REST = (
+    Panel(
+        "gradient norm",
+        {
+            "gradient_norm_backbone": "backbone",
+            "gradient_norm_head": "head",
+            "gradient_norm_match": "matching",
+        },
+    ),
+    Panel("samples per second", {"samples_per_second": ""}),
+)
 
 
 def panels(runs: Sequence[Run]) -> list[Panel]:
     """The diagrams that some run has figures for."""
     losses = [name for name in LOSSES if any(name in run.losses() for run in runs)]
     shown = [Panel(f"loss: {name}", {name: ""}) for name in losses]
-    health = [p for p in HEALTH if any(run.series(name) for run in runs for name in p.figures)]
-    return shown + health
+    others = [p for p in (*HEALTH, *REST) if any(run.series(name) for run in runs for name in p.figures)]
+    return shown + others
 
 
 def scores_of(run: Run) -> dict[str, tuple[list[int], list[float]]]:
@@ -50,6 +62,7 @@ def scores_of(run: Run) -> dict[str, tuple[list[int], list[float]]]:
     return found
 
 
+@styled
 def dynamics_figure(runs: Sequence[Run], out: Path, *, title: str = "") -> None:
     """Draw a diagram for every loss, for health, and for the scores of evaluated checkpoints."""
     check_out(out)
@@ -85,7 +98,7 @@ def _draw(axes: "Axes", panel: Panel, runs: Sequence[Run]) -> None:
             if series is None:
                 continue
             colour = COLOURS[(number if len(runs) > 1 else index) % len(COLOURS)]
-            style = "-" if index == 0 else (0, (4, 2))
+            style = STYLES[index % len(STYLES)]
             if len(series.steps) > 60:
                 axes.plot(series.steps, series.values, color=colour, alpha=0.22, linewidth=0.7)
                 series = series.smoothed(30)

@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Float
@@ -16,8 +16,20 @@ from tcore.evaluation.encoder import Encoder
 from tcore.evaluation.protocols import Protocol
 from tcore.show.carried import Carried, carry_benchmark, carry_rendered, score_frames
 from tcore.show.failure_classes import Difficulty, measure
-from tcore.show.plotting import COLOURS, FAINT, check_out, new_figure, save_figure, show_picture
+from tcore.show.plotting import (
+    COLOURS,
+    FAINT,
+    caption,
+    check_out,
+    new_figure,
+    save_figure,
+    show_picture,
+    styled,
+)
 from tcore.show.propagation import SCORES, paint
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 BROKEN = 0.5  # a frame below this is broken
 LASTING = 3  # a clip breaks where so many frames, or all that are left, are broken
@@ -134,11 +146,12 @@ def breaking_frame(scores: Float[np.ndarray, " time"]) -> tuple[int, bool]:
     return int(known[np.argmin(scores[known])]), False
 
 
+@styled
 def failures_figure(failures: list[Failure], out: Path, *, title: str = "") -> None:
     """Draw a row for each clip: its first frame, truth and prediction where it breaks, its scores."""
     check_out(out)
-    figure = new_figure(10.2, 2.05 * len(failures) + 0.75)
-    axes = figure.subplots(len(failures), 4, squeeze=False, width_ratios=(1, 1, 1, 1.7))
+    figure = new_figure(9.8, 2.0 * len(failures) + 0.7)
+    axes = figure.subplots(len(failures), 4, squeeze=False, width_ratios=(1, 1, 1, 1.6))
     for row, failure in enumerate(failures):
         carried, at = failure.carried, failure.breaks
         head = f"{failure.clip}  {MAIN_SCORE[failure.benchmark]} {100 * failure.score:.1f}"
@@ -147,27 +160,31 @@ def failures_figure(failures: list[Failure], out: Path, *, title: str = "") -> N
         word = "breaks at" if failure.lasting else "worst at"
         show_picture(axes[row, 1], paint(carried, carried.truth, at), f"truth, {word} frame {at}")
         show_picture(axes[row, 2], paint(carried, carried.found, at), f"prediction, frame {at}")
-        _draw_scores(axes[row, 3], failure)
+        _draw_scores(axes[row, 3], failure, row + 1 == len(failures))
     text = (
-        f"Breaks: first of {LASTING} frames in a row with a mean below {BROKEN:g}. Classes of the paper where "
-        "measurable, with their thresholds: docs/figures.md."
+        f"Breaks: first of {LASTING} frames in a row with a mean below {BROKEN:g}. Classes of the paper "
+        "where measurable, with their thresholds: docs/figures.md."
     )
-    figure.supxlabel(text, x=0.008, ha="left", fontsize=7.5, color=FAINT)
+    caption(figure, text)
     save_figure(figure, out, title)
 
 
-def _draw_scores(axes: Any, failure: Failure) -> None:
+def _draw_scores(axes: "Axes", failure: Failure, last: bool) -> None:
+    from matplotlib.ticker import MaxNLocator
+
     tags = failure.difficulty.classes()
     axes.plot(failure.scores, color=COLOURS[0], linewidth=1.6)
     axes.axhline(BROKEN, color=FAINT, linewidth=0.8, linestyle=":")
     axes.axvline(failure.breaks, color=COLOURS[1], linewidth=1.2)
     axes.set_ylim(0, 1.02)
     axes.set_xlim(0, len(failure.scores) - 1)
-    axes.set_xlabel("frame", labelpad=1)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
+    axes.tick_params(labelsize=7.5, length=2.5)
     axes.set_ylabel(SCORES[failure.carried.kind], labelpad=1)
-    axes.set_title(" · ".join(tags) if tags else "none of the classes", loc="left", fontsize=8.5)
-    figures = describe(failure.difficulty)
-    axes.text(0.99, 0.97, figures, transform=axes.transAxes, ha="right", va="top", fontsize=7, color=FAINT)
+    if last:
+        axes.set_xlabel("frame", labelpad=1)
+    told = " · ".join(tags) if tags else "none of the classes"
+    axes.set_title(f"{told}\n{describe(failure.difficulty)}", loc="left", fontsize=7.5)
 
 
 def describe(difficulty: Difficulty) -> str:

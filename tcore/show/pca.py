@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tcore.evaluation.encoder import Encoder
 from tcore.show.clips import Clip, encode_clip
-from tcore.show.plotting import FAINT, bare, new_figure, save_figure, show_picture
+from tcore.show.plotting import bare, caption, new_figure, save_figure, show_picture, styled
 
 
 def pca_colours(
@@ -35,17 +35,18 @@ def pca_colours(
     return colours.reshape(time, rows, columns, 3), explained
 
 
+@styled
 def pca_figure(encoder: Encoder, clip: Clip, out: Path, *, title: str = "") -> float:
     """Draw frames above their features in colours; returns the share of the variance that is shown."""
     colours, explained = pca_colours(encode_clip(encoder, clip.frames))
     count, (height, width) = len(clip.frames), clip.frames.shape[1:3]
-    figure = new_figure(1.8 * count + 0.3, 3.6 * height / width + 0.95)
+    figure = new_figure(1.8 * count + 0.3, 3.5 * height / width + 0.85)
     axes = figure.subplots(2, count, squeeze=False)
     for column in range(count):
         show_picture(axes[0, column], clip.frames[column], clip.names[column])
         axes[1, column].imshow(colours[column], interpolation="nearest", aspect="equal")
         bare(axes[1, column])
     text = f"Colours: first three principal components over all frames, {explained:.0%} of the variance."
-    figure.supxlabel(text, x=0.008, ha="left", fontsize=7.5, color=FAINT)
+    caption(figure, text)
     save_figure(figure, out, title)
     return explained

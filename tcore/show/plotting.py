@@ -1,8 +1,10 @@
 """What all figures share: one look, files by their ending, frames in frames."""
 
-from collections.abc import Sequence
+import functools
+import textwrap
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import numpy as np
 from jaxtyping import Bool, Float, UInt8
@@ -21,6 +23,8 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b8860b", "#56b4e9", "#7
 FORMATS = (".png", ".pdf")
 DPI = 130
 
+Given = ParamSpec("Given")
+Made = TypeVar("Made")
 Picture = UInt8[np.ndarray, "height width 3"]
 Cell = tuple[int, int]  # row, column
 
@@ -32,28 +36,53 @@ def check_out(out: Path, formats: Sequence[str] = FORMATS) -> Path:
     return out
 
 
+LOOK: dict[Any, Any] = {
+    "font.size": 9.0,
+    "axes.titlesize": 9.0,
+    "axes.edgecolor": FAINT,
+    "axes.labelcolor": INK,
+    "text.color": INK,
+    "xtick.color": FAINT,
+    "ytick.color": FAINT,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "legend.frameon": False,
+    "pdf.fonttype": 42,
+}
+
+
+def styled(draw: Callable[Given, Made]) -> Callable[Given, Made]:
+    """A function that draws in our look, and leaves the look of other figures as it was."""
+
+    @functools.wraps(draw)
+    def drawn(*args: Given.args, **kwargs: Given.kwargs) -> Made:
+        try:
+            from matplotlib import rc_context
+        except ImportError as error:
+            raise InputError("figures need matplotlib: pip install matplotlib.") from error
+        with rc_context(LOOK):
+            return draw(*args, **kwargs)
+
+    return drawn
+
+
 def new_figure(width: float, height: float) -> "Figure":
     """An empty figure of some inches; no window and no global state."""
-    try:
-        import matplotlib
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise InputError("figures need matplotlib: pip install matplotlib.") from error
-    look = {
-        "font.size": 9.0,
-        "axes.titlesize": 9.0,
-        "axes.edgecolor": FAINT,
-        "axes.labelcolor": INK,
-        "text.color": INK,
-        "xtick.color": FAINT,
-        "ytick.color": FAINT,
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "legend.frameon": False,
-        "pdf.fonttype": 42,
-    }
-    matplotlib.rcParams.update(look)
+    from matplotlib.figure import Figure
+
     return Figure(figsize=(width, height), dpi=DPI, layout="constrained", facecolor="white")
+
+
+def caption(figure: "Figure", text: str) -> None:
+    """A faint line below a figure, broken where the figure ends."""
+    wrapped = textwrap.fill(text, width=max(40, int(figure.get_figwidth() * 16.5)))
+    figure.supxlabel(wrapped, x=0.008, ha="left", fontsize=7.5, color=FAINT)
+
+
+def title_of(encoder: str, source: str) -> str:
+    """What a figure is of: the encoder by its last name, and the clip."""
+    name = encoder if ":" in encoder else Path(encoder).resolve().name
+    return f"{name}, {source}" if source else name
 
 
 def save_figure(figure: "Figure", out: Path, title: str = "") -> None:
@@ -94,31 +123,34 @@ def bare(axes: "Axes") -> None:
 def show_heat(
     axes: "Axes", picture: Picture, heat: Float[np.ndarray, "rows columns"], title: str = ""
 ) -> None:
-    """A map over a greyed picture: the more, the brighter; every map by its own highest value."""
+    """A map over a greyed picture: the more, the brighter, from its own lowest value to its highest."""
     grey = picture.astype(np.float32).mean(axis=2, keepdims=True) * 0.55
     show_picture(axes, np.repeat(grey, 3, axis=2).astype(np.uint8), title)
     height, width = picture.shape[:2]
-    top = float(heat.max())
-    share = np.clip(heat / top if top > 0 else heat, 0, 1)
+    low, top = float(heat.min()), float(heat.max())
+    share = (heat - low) / (top - low) if top > low else np.zeros_like(heat)
     axes.imshow(
         share,
         extent=(0, width, height, 0),
         cmap="inferno",
         vmin=0,
         vmax=1,
-        alpha=0.25 + 0.7 * share**0.6,
+        alpha=0.2 + 0.75 * share**0.7,
         interpolation="nearest",
         aspect="equal",
     )
 
 
-def outline(axes: "Axes", cell: Cell, patch: int, colour: str, *, width: float = 2.0) -> None:
-    """A square around a patch, with a dark rim so that it is seen on any picture."""
+def outline(axes: "Axes", cell: Cell, patch: int, colour: str, *, width: float = 1.6) -> None:
+    """A square around a patch, with a light rim so that it is seen on any picture."""
     from matplotlib.patches import Rectangle
 
-    corner = (cell[1] * patch, cell[0] * patch)
-    for edge, thick in (("black", width + 1.5), (colour, width)):
-        axes.add_patch(Rectangle(corner, patch, patch, fill=False, edgecolor=edge, linewidth=thick))
+    margin = 0.12 * patch  # around the patch, not over it
+    corner, side = (cell[1] * patch - margin, cell[0] * patch - margin), patch + 2 * margin
+    for edge, thick in (("white", width + 1.2), (colour, width)):
+        square = Rectangle(corner, side, side, fill=False, edgecolor=edge, linewidth=thick)
+        square.set_clip_on(False)
+        axes.add_patch(square)
 
 
 def punch_holes(

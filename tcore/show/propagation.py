@@ -15,7 +15,7 @@ from tcore.errors import InputError
 from tcore.evaluation.video import h264_encoder, video_writer
 from tcore.show.carried import Carried, score_frames
 from tcore.show.figures import overlay
-from tcore.show.plotting import FAINT, check_out, new_figure, save_figure, show_picture
+from tcore.show.plotting import caption, check_out, new_figure, save_figure, show_picture, styled
 
 SCORES = {"objects": "J", "parts": "IoU", "joints": "in place"}
 SHORTEST = 256  # a drawn frame is enlarged to this side, so that skeletons are fine lines
@@ -57,6 +57,7 @@ def draw_skeleton(frame: Frame, joints: Float[np.ndarray, "2 joints"], scale: fl
     return np.asarray(image)
 
 
+@styled
 def propagation_figure(clips: Sequence[Carried], out: Path, *, columns: int = 6, title: str = "") -> None:
     """Draw frames spread over each clip: truth above prediction, with the score of the frame."""
     check_out(out)
@@ -80,7 +81,7 @@ def propagation_figure(clips: Sequence[Carried], out: Path, *, columns: int = 6,
                 text = f"{name}: {told}" if column == 0 else told
             show_picture(axes[row, column], paint(clip, labels, index), text)
             axes[row, column].title.set_fontsize(8)
-    figure.supxlabel(_explain(clips), x=0.008, ha="left", fontsize=7.5, color=FAINT)
+    caption(figure, _explain(clips))
     save_figure(figure, out, title)
 
 
