@@ -139,7 +139,5 @@ def failures(argv: list[str]) -> None:
         tags = ", ".join(one.difficulty.classes()) or "none of the classes"
         word = "breaks" if one.lasting else "worst"
         tags += f"  ({describe(one.difficulty)})"
-        print(
-            f"{one.clip}  {100 * one.score:.1f}  {word} at frame {one.breaks}  {tags}  ({describe(one.difficulty)})"
-        )
+        print(f"{one.clip}  {100 * one.score:.1f}  {word} at frame {one.breaks}  {tags}")
     print(f"picture: {out}")

@@ -59,7 +59,7 @@ class Attention:
     mask: Bool[np.ndarray, "rows columns"]
     past: Float[np.ndarray, "queries heads rows columns"]
     future: Float[np.ndarray, "queries heads rows columns"]
-    frame_token: Float[np.ndarray, "three heads rows columns"] | None
+    frame_token: Float[np.ndarray, "three frame_heads rows columns"] | None
     matched: bool
     """False where the encoder has no matching module: the maps are similarities of features then."""
 

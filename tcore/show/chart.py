@@ -8,6 +8,7 @@ from typing import NamedTuple
 from tcore.show.runs import Series
 
 WIDTH, HEIGHT = 340, 190
+POINTS = 50  # longer series are shown as so many means
 LEFT, RIGHT, TOP, BOTTOM = 46, 10, 10, 22
 
 
@@ -81,7 +82,7 @@ def draw_chart(chart: Chart) -> str:
 
 
 def _lists(series: Series) -> tuple[list[float], list[float]]:
-    smooth = series.smoothed(120)
+    smooth = series.smoothed(POINTS)
     return smooth.steps.tolist(), smooth.values.tolist()
 
 

@@ -106,7 +106,7 @@ def save_picture(picture: Image.Image, out: Path) -> None:
 def show_picture(axes: "Axes", picture: Picture, title: str = "") -> None:
     """A picture without ticks, in pixel coordinates from 0 at the edge."""
     height, width = picture.shape[:2]
-    axes.imshow(picture, extent=(0, width, height, 0), interpolation="lanczos", aspect="equal")
+    axes.imshow(picture, extent=(0, width, height, 0), aspect="equal")
     bare(axes)
     if title:
         axes.set_title(title, loc="left", pad=3)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, UInt8
 from PIL import Image, ImageDraw
 
 from tcore.data.frames import Frame
@@ -34,7 +34,7 @@ def paint(carried: Carried, labels: Any, index: int) -> Frame:
     return overlay(_enlarged(frame, enlarge), np.kron(ids, np.ones((enlarge, enlarge), dtype=np.uint8)))
 
 
-def _enlarged(frame: Frame, times: int) -> Frame:
+def _enlarged(frame: Frame, times: int) -> UInt8[np.ndarray, "tall wide 3"]:
     size = frame.shape[1] * times, frame.shape[0] * times
     return np.asarray(Image.fromarray(frame).resize(size, Image.Resampling.BICUBIC))
 

@@ -21,7 +21,7 @@ a:hover { text-decoration: underline; }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
 caption { padding: 10px 12px 4px; text-align: left; color: var(--faint); }
 th, td { padding: 6px 12px; border-top: 1px solid var(--rule); text-align: left; vertical-align: top; }
-td { overflow-wrap: anywhere; min-width: 4.5em; }
+td { overflow-wrap: break-word; max-width: 28em; }
 td:first-child { min-width: 9em; }
 thead th { border-top: 0; white-space: nowrap; }
 th button { all: unset; cursor: pointer; font-weight: 600; }
