@@ -172,7 +172,8 @@ def attention_figure(
         name = f"patch {cell[0]}, {cell[1]}"
         for row, maps in ((0, found.past), (2, found.future)):
             heat = maps[index].mean(axis=0)
-            show_heat(axes[row, column], clip.frames[row], heat, name if row == 0 else "")
+            told = _peak(heat, found.matched)
+            show_heat(axes[row, column], clip.frames[row], heat, f"{name}: {told}" if row == 0 else told)
             mark_peak(axes[row, column], heat, patch_size, colour)
         show_picture(axes[1, column], punch_holes(clip.frames[1], found.mask))
         outline(axes[1, column], cell, patch_size, colour)
@@ -206,6 +207,11 @@ def _draw_heads(clip: Clip, found: Attention, out: Path, patch_size: int, title:
     save_figure(figure, out, title)
 
 
+def _peak(heat: Float[np.ndarray, "rows columns"], matched: bool) -> str:
+    """How high a map reaches: attention in shares of what every patch would get, or a cosine."""
+    return f"peak {heat.max() * heat.size:.1f}x" if matched else f"cosine {heat.max():.2f}"
+
+
 def mark_peak(axes: "Axes", heat: Float[np.ndarray, "rows columns"], patch: int, colour: str) -> None:
     """An outline around the patch that is looked at most."""
     row, column = divmod(int(heat.argmax()), heat.shape[1])
@@ -221,7 +227,8 @@ def _explain(found: Attention) -> str:
     if found.matched:
         return (
             "Cross-attention of the patch matching module for masked patches (grey: what the student "
-            f"does not see). {squares.format('looks at most')}{looks}"
+            f"does not see). {squares.format('looks at most')} Peak: highest attention, in multiples of "
+            f"looking everywhere alike.{looks}"
         )
     return (
         "Feature similarity (cosine): this encoder has no patch matching module. "

@@ -122,7 +122,7 @@ def encode_clip(encoder: Encoder, frames: Iterable[Frame]) -> Float[Tensor, "tim
     return torch.cat([encoder(frame).float().cpu() for frame in tensors])
 
 
-def _fit(frames: list[Frame], names: list[str], source: str, patch: int, long_side: int) -> Clip:
+def _fit(frames: list[np.ndarray], names: list[str], source: str, patch: int, long_side: int) -> Clip:
     """Frames at one size: that of the middle one, floored to the patch, with a bounded long side."""
     middle = frames[len(frames) // 2]
     height, width = input_size((middle.shape[0], middle.shape[1]), patch, long_side)

@@ -4,7 +4,7 @@ import numpy as np
 from jaxtyping import UInt8
 
 from tcore.show.carried import Carried, score_frames
-from tcore.show.failure_classes import measure, mean_way, share_in_contact
+from tcore.show.failure_classes import mean_way, measure, share_in_contact
 
 SIDE = 96
 

@@ -54,7 +54,9 @@ def test_a_figure_is_a_pdf_where_its_ending_says_so(run: Path, tmp_path: Path) -
     assert (tmp_path / "b.pdf").read_bytes().startswith(b"%PDF")
 
 
-def test_another_ending_is_refused_before_any_work(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_another_ending_is_refused_before_any_work(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit):
         main(["figure", "pca", "no-such-encoder", "--out", str(tmp_path / "a.gif")])
     assert ".png or .pdf" in capsys.readouterr().err
@@ -104,10 +106,8 @@ def test_propagation_of_an_own_video_needs_no_truth(run: Path, tmp_path: Path) -
     mask[8:24, 8:24] = 1
     Image.fromarray(mask).save(tmp_path / "first.png")
     out = tmp_path / "a.png"
-    main(
-        ["figure", "propagation", str(run), str(frames), "--labels", str(tmp_path / "first.png")]
-        + ["--columns", "3", "--out", str(out)]
-    )
+    labels = ["--labels", str(tmp_path / "first.png"), "--columns", "3"]
+    main(["figure", "propagation", str(run), str(frames), *labels, "--out", str(out)])
     looks_real(out, 200)
 
 
