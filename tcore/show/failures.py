@@ -150,8 +150,8 @@ def breaking_frame(scores: Float[np.ndarray, " time"]) -> tuple[int, bool]:
 def failures_figure(failures: list[Failure], out: Path, *, title: str = "") -> None:
     """Draw a row for each clip: its first frame, truth and prediction where it breaks, its scores."""
     check_out(out)
-    figure = new_figure(9.8, 2.0 * len(failures) + 0.7)
-    axes = figure.subplots(len(failures), 4, squeeze=False, width_ratios=(1, 1, 1, 1.6))
+    figure = new_figure(9.4, 2.0 * len(failures) + 0.7)
+    axes = figure.subplots(len(failures), 4, squeeze=False, width_ratios=(1, 1, 1, 1.5))
     for row, failure in enumerate(failures):
         carried, at = failure.carried, failure.breaks
         head = f"{failure.clip}  {MAIN_SCORE[failure.benchmark]} {100 * failure.score:.1f}"
@@ -191,9 +191,9 @@ def describe(difficulty: Difficulty) -> str:
     """The measured figures in words."""
     parts = []
     if difficulty.contact is not None:
-        parts.append(f"in contact {difficulty.contact:.0%}")
+        parts.append(f"contact {difficulty.contact:.0%}")
     if difficulty.motion is not None:
-        parts.append(f"motion {difficulty.motion:.2f} sides/frame")
+        parts.append(f"motion {difficulty.motion:.2f}/frame")
     if difficulty.camera is not None:
         parts.append(f"camera {100 * difficulty.camera:.1f}%/frame")
     return ", ".join(parts)
