@@ -150,7 +150,7 @@ def breaking_frame(scores: Float[np.ndarray, " time"]) -> tuple[int, bool]:
 def failures_figure(failures: list[Failure], out: Path, *, title: str = "") -> None:
     """Draw a row for each clip: its first frame, truth and prediction where it breaks, its scores."""
     check_out(out)
-    figure = new_figure(9.4, 2.0 * len(failures) + 0.7)
+    figure = new_figure(9.8, 2.0 * len(failures) + 0.7)
     axes = figure.subplots(len(failures), 4, squeeze=False, width_ratios=(1, 1, 1, 1.5))
     for row, failure in enumerate(failures):
         carried, at = failure.carried, failure.breaks
@@ -184,7 +184,7 @@ def _draw_scores(axes: "Axes", failure: Failure, last: bool) -> None:
     if last:
         axes.set_xlabel("frame", labelpad=1)
     told = " · ".join(tags) if tags else "none of the classes"
-    axes.set_title(f"{told}\n{describe(failure.difficulty)}", loc="left", fontsize=7.5)
+    axes.set_title(f"{told}\n{describe(failure.difficulty)}", loc="left", fontsize=7)
 
 
 def describe(difficulty: Difficulty) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tcore.config import Config
-from tcore.config_file import flatten
+from tcore.config_file import OPERATIONAL, flatten
 from tcore.errors import InputError
 from tcore.evaluation.card import MAIN_SCORE
 from tcore.evaluation.published import COLUMNS, OFFICIAL_CLIPS, PUBLISHED
@@ -84,20 +84,21 @@ def _overview(runs: Sequence[Run]) -> Table:
 
 
 def _settings(runs: Sequence[Run]) -> Iterator[Block]:
-    """What differs between the runs, or from the published settings where there is one; then everything."""
+    """What differs between the runs, or from the default where there is one; then everything."""
     known = [run for run in runs if run.config is not None]
     if not known:
         return
     every = {run.name: run.settings() for run in known}
     names = list(every[known[0].name])
+    learnt = [name for name in names if not name.startswith(OPERATIONAL)]
     rows: list[tuple[str, ...]]
     if len(known) == 1:
         usual = flatten(Config())
         own = every[known[0].name]
-        rows = [(name, plain(usual[name]), plain(own[name])) for name in names if own[name] != usual[name]]
-        yield Table(("setting", "published", known[0].name), rows, "Differences from the published settings.")
+        rows = [(name, plain(usual[name]), plain(own[name])) for name in learnt if own[name] != usual[name]]
+        yield Table(("setting", "default", known[0].name), rows, "Differences from the default settings.")
     else:
-        different = [name for name in names if len({plain(every[run][name]) for run in every}) > 1]
+        different = [name for name in learnt if len({plain(every[run][name]) for run in every}) > 1]
         rows = [(name, *(plain(every[run][name]) for run in every)) for name in different]
         if rows:
             yield Table(("setting", *every), rows, "Settings in which the runs differ.")
