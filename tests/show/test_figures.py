@@ -6,9 +6,15 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tcore import load_encoder
 from tcore.cli import main
+from tcore.data.synthetic import render_video
 from tcore.errors import InputError
+from tcore.show.carried import carry_benchmark, score_frames
 from tcore.show.clips import Times, evenly, open_clip
+from tcore.show.failure_classes import measure
+from tcore.show.propagation import propagation_figure
+from tests.evaluation.layouts import write_davis, write_jhmdb, write_vip
 from tests.show.runs import make_card, make_run
 
 KINDS = ("attention", "correspondence", "pca", "propagation")
@@ -154,3 +160,23 @@ def test_frames_of_a_folder_keep_their_shape_and_fit_the_patch(tmp_path: Path) -
     clip = open_clip([str(tmp_path)], Times(numbers=(0, 3)), 8)
     assert clip.frames.shape == (2, 48, 96, 3)
     assert clip.names == ("frame 0", "frame 3")
+
+
+@pytest.mark.parametrize("benchmark", ["davis", "vip", "jhmdb"])
+def test_a_clip_of_a_benchmark_is_carried_and_drawn_beside_its_truth(
+    run: Path, tmp_path: Path, benchmark: str
+) -> None:
+    video = render_video(0, 0, num_frames=4, size=64)
+    root = {"davis": write_davis, "vip": write_vip, "jhmdb": write_jhmdb}[benchmark](
+        tmp_path / "data", [video]
+    )
+    carried = carry_benchmark(load_encoder(run), benchmark, root, size=(64, 64))
+    scores = score_frames(carried)
+    assert carried.length == 4
+    assert scores[0] > 0.3
+    assert scores[0] > scores[3]
+    propagation_figure([carried], tmp_path / "a.png", columns=4)
+    looks_real(tmp_path / "a.png", 250)
+    assert measure(carried).motion is not None
+    with pytest.raises(InputError, match="no clip 'clip'"):
+        carry_benchmark(load_encoder(run), benchmark, root, "clip")
