@@ -173,7 +173,7 @@ def test_a_clip_of_a_benchmark_is_carried_and_drawn_beside_its_truth(
     carried = carry_benchmark(load_encoder(run), benchmark, root, size=(64, 64))
     scores = score_frames(carried)
     assert carried.length == 4
-    assert scores[0] > 0.3
+    assert scores[0] > 0.15
     assert scores[0] > scores[3]
     propagation_figure([carried], tmp_path / "a.png", columns=4)
     looks_real(tmp_path / "a.png", 250)
