@@ -203,7 +203,7 @@ def _draw_heads(clip: Clip, found: Attention, out: Path, patch_size: int, title:
                 place = axes[2 * index + row, head + 2]
                 show_heat(place, picture, heat, text)
                 mark_peak(place, heat, patch_size, colour)
-    caption(figure, _explain(found))
+    caption(figure, _explain(found, per_head=True))
     save_figure(figure, out, title)
 
 
@@ -218,19 +218,20 @@ def mark_peak(axes: "Axes", heat: Float[np.ndarray, "rows columns"], patch: int,
     outline(axes, (row, column), patch, colour, width=1.4)
 
 
-def _explain(found: Attention) -> str:
+def _explain(found: Attention, *, per_head: bool = False) -> str:
     """What the maps are, in a line."""
-    looks = (
-        "" if found.frame_token is None else "  Frame token: attention of the last block, mean over heads."
-    )
     squares = "Squares: the queried patch, and the one that it {}. Each map has its own scale."
     if found.matched:
-        return (
+        text = (
             "Cross-attention of the patch matching module for masked patches (grey: what the student "
-            f"does not see). {squares.format('looks at most')} Peak: highest attention, in multiples of "
-            f"looking everywhere alike.{looks}"
+            f"does not see). {squares.format('looks at most')}"
         )
-    return (
-        "Feature similarity (cosine): this encoder has no patch matching module. "
-        f"{squares.format('is most similar to')}{looks}"
-    )
+        peak = " Peak: highest attention, in multiples of looking everywhere alike."
+        text += "" if per_head else peak
+    else:
+        text = (
+            "Feature similarity (cosine): this encoder has no patch matching module. "
+            f"{squares.format('is most similar to')}"
+        )
+    looks = " Frame token: attention of the last block, mean over heads."
+    return text + ("" if per_head or found.frame_token is None else looks)
