@@ -20,6 +20,7 @@ from tcore.cli_figure import figure_verb
 from tcore.cli_images import neighbors_verb
 from tcore.cli_lab import lab_verb
 from tcore.cli_parsing import check_flags, parse, suggest
+from tcore.cli_report import report_verb
 from tcore.config import Config
 from tcore.config_file import flatten
 from tcore.errors import EchoError, InputError
@@ -39,7 +40,8 @@ tcore: self-supervised video representation by temporal correspondence
   tcore propagate ENCODER VIDEO --labels FIRST --out OUT       masks or points of a frame, through a video
   tcore export ENCODER OUT --format FORMAT                     for torch, timm, transformers, ONNX runtimes
   tcore neighbors IMAGES --encoder RUN                         nearest other images, for training on images
-  tcore figure neighbors IMAGES --out FILE.png                 a picture of them
+  tcore figure KIND ... --out FILE.png                         attention, pca, propagation, dynamics, ...
+  tcore report RUN... --out report.html                        settings, curves, scores, figures of runs
   tcore lab TABLE --out OUT [--seeds 3]                        the paper's ablation tables, trained and scored
 
 recipes
@@ -223,4 +225,5 @@ VERBS: dict[str, Callable[[list[str]], None]] = {
     "neighbors": neighbors_verb,
     "figure": figure_verb,
     "lab": lab_verb,
+    "report": report_verb,
 }

@@ -8,7 +8,7 @@ from typing import Literal
 
 from tyro.conf import FlagCreatePairsOff, Positional
 
-from tcore.cli_parsing import check_flags, parse
+from tcore.cli_parsing import check_flags, gather_values, parse
 from tcore.errors import InputError
 from tcore.evaluation.propagate import Precision
 
@@ -51,6 +51,8 @@ class EvaluateCommand:
     """Another input size (height, width), to save time; such numbers compare with nothing published."""
     save: FlagCreatePairsOff[bool] = False
     """Save the predictions: indexed PNGs, joints.npz."""
+    every_checkpoint: FlagCreatePairsOff[bool] = False
+    """Score every encoder that the run kept (encoders/step-*.safetensors); --out is RUN/checkpoints then."""
     worst: int = 0
     """Print this many of the worst clips of every benchmark."""
 
@@ -105,11 +107,13 @@ def evaluate_verb(argv: list[str]) -> None:
         raise InputError("tcore evaluate needs an encoder: a run folder, a file, or random:vits16.")
     if command.worst < 0 or command.videos < 1:
         raise InputError(f"--worst {command.worst} --videos {command.videos}: need 0 and 1 or more.")
-    from tcore.evaluation.card import table, worst_clips
+    from tcore.evaluation.card import Card, table, worst_clips
+    from tcore.evaluation.encoder import Encoder
     from tcore.evaluation.encoders import load_encoder
     from tcore.evaluation.evaluate import evaluate
     from tcore.evaluation.protocols import protocol
     from tcore.evaluation.sharing import join, own_device
+    from tcore.evaluation.trajectory import evaluate_checkpoints, trajectory_table
 
     knobs = replace(
         protocol(command.protocol),
@@ -122,20 +126,32 @@ def evaluate_verb(argv: list[str]) -> None:
         knobs = replace(knobs, first_frame=command.first_frame)
     rank, count = join()
     speaker = f"[{rank}] " if count > 1 else ""
-    encoder = load_encoder(command.encoder, command.layer).to(own_device())
-    card = evaluate(
-        encoder,
-        davis=command.davis,
-        vip=command.vip,
-        jhmdb=command.jhmdb,
-        synthetic=command.videos if command.synthetic else 0,
-        protocol=knobs,
-        binary=command.binary,
-        size=command.size,
-        out=command.out,
-        save=command.save,
-        say=lambda line: print(speaker + line, file=sys.stderr, flush=True),
-    )
+
+    def say(line: str) -> None:
+        print(speaker + line, file=sys.stderr, flush=True)
+
+    def score(encoder: Encoder, out: Path | None) -> Card:
+        return evaluate(
+            encoder.to(own_device()),
+            davis=command.davis,
+            vip=command.vip,
+            jhmdb=command.jhmdb,
+            synthetic=command.videos if command.synthetic else 0,
+            protocol=knobs,
+            binary=command.binary,
+            size=command.size,
+            out=out,
+            save=command.save,
+            say=say,
+        )
+
+    if command.every_checkpoint:
+        found = evaluate_checkpoints(command.encoder, score, command.out, layer=command.layer, say=say)
+        if rank == 0:
+            print("\n".join(trajectory_table(found)))
+        return
+    encoder = load_encoder(command.encoder, command.layer)
+    card = score(encoder, command.out)
     if rank == 0:
         print(encoder.report, file=sys.stderr)
         print("\n".join([*table(card), *worst_clips(card, command.worst)]))
@@ -174,7 +190,7 @@ def score_verb(argv: list[str]) -> None:
 def propagate_verb(argv: list[str]) -> None:
     """`tcore propagate`: first labels through anybody's video."""
     check_flags(argv, "tcore propagate", PropagateCommand())
-    command = parse(PropagateCommand, _gather(argv, "--labels"), "tcore propagate", PropagateCommand())
+    command = parse(PropagateCommand, gather_values(argv, "--labels"), "tcore propagate", PropagateCommand())
     if not command.encoder or not command.video:
         raise InputError("tcore propagate needs an encoder and a video: tcore propagate ENCODER VIDEO.")
     if not command.labels or command.out is None:
@@ -200,20 +216,3 @@ def propagate_verb(argv: list[str]) -> None:
         progress=progress_lines(say),
     )
     print(f"{command.out}: {done.frames} frames, mean confidence {done.confidence:.3f}")
-
-
-def _gather(argv: list[str], flag: str) -> list[str]:
-    """Values of a flag that is given several times, behind one flag at the end."""
-    rest: list[str] = []
-    values: list[str] = []
-    taking = False
-    for word in argv:
-        if word == flag or word.startswith(f"{flag}="):
-            taking = word == flag
-            values += [] if taking else [word.partition("=")[2]]
-        elif taking and not word.startswith("-"):
-            values.append(word)
-        else:
-            taking = False
-            rest.append(word)
-    return [*rest, flag, *values] if values else rest

@@ -5,6 +5,7 @@ import dataclasses
 import difflib
 import io
 import re
+from pathlib import Path
 from typing import Any, TypeVar
 
 import tyro
@@ -72,3 +73,27 @@ def suggest(word: str, known: list[str]) -> str:
     near = difflib.get_close_matches(word, known, n=1, cutoff=0.75) or inside
     near = near or difflib.get_close_matches(word, known, n=1, cutoff=0.5)
     return f"; did you mean {near[0]}?" if near else "."
+
+
+def gather_values(argv: list[str], flag: str) -> list[str]:
+    """Values of a flag that is given several times, behind one flag at the end."""
+    rest: list[str] = []
+    values: list[str] = []
+    taking = False
+    for word in argv:
+        if word == flag or word.startswith(f"{flag}="):
+            taking = word == flag
+            values += [] if taking else [word.partition("=")[2]]
+        elif taking and not word.startswith("-"):
+            values.append(word)
+        else:
+            taking = False
+            rest.append(word)
+    return [*rest, flag, *values] if values else rest
+
+
+def need_out(out: Path | None, prog: str) -> Path:
+    """The file that --out names."""
+    if out is None:
+        raise InputError(f"{prog} needs --out FILE: the ending says what is written.")
+    return out

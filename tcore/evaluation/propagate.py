@@ -24,6 +24,16 @@ class Keys(NamedTuple):
     copies: Int[Tensor, "queries keys"]
 
 
+class LabelSource(NamedTuple):
+    """A cell of an earlier frame that a label was taken from, and its share in it."""
+
+    frame: int
+    row: int
+    column: int
+    weight: float
+    similarity: float
+
+
 class Propagator:
     """Carries soft labels through a video, holding the first frame and the last `context` ones.
 
@@ -114,6 +124,36 @@ class Propagator:
         lines = labels.unflatten(0, (width, height) if self._turned else (height, width))
         return self._turn(lines).contiguous()
 
+    @torch.no_grad()
+    def sources(
+        self, features: Float[Tensor, "channels height width"], row: int, column: int
+    ) -> list[LabelSource]:
+        """Where a cell of the next frame takes its label from, largest share first; takes no step."""
+        if self._time < 0:
+            raise RuntimeError("sources() before start(): the first frame is missing")
+        _, height, width = self._shape
+        if not (0 <= row < height and 0 <= column < width):
+            raise InputError(f"patch {row} {column} is outside of the grid of {height}x{width} patches.")
+        cell = column * height + row if self._turned else row * width + column
+        queries = self._lines(features).to(self._features.dtype).float()
+        self._time += 1  # searched as the next step would
+        try:
+            keys = self._best_keys(queries, slice(cell, cell + 1))
+        finally:
+            self._time -= 1
+        weights = key_weights(keys, topk=self.topk, temperature=self.temperature)
+        found = []
+        for pixel, weight, similarity in zip(
+            keys.pixel[0].tolist(), weights[0].tolist(), keys.similarity[0].tolist(), strict=True
+        ):
+            slot, place = divmod(pixel, height * width)
+            across, along = divmod(place, min(height, width))
+            # The ring holds frame t in slot 1 + (t - 1) % context.
+            frame = self._time - (self._time - slot) % self.context if slot else 0
+            where = (along, across) if self._turned else (across, along)
+            found.append(LabelSource(frame, *where, weight, similarity))
+        return sorted((source for source in found if source.weight > 0), key=lambda source: -source.weight)
+
     def _turn(self, grid: Float[Tensor, "rows columns classes"]) -> Float[Tensor, "lines places classes"]:
         return grid.transpose(0, 1) if self._turned else grid
 
@@ -196,12 +236,17 @@ def in_window(
 def mix_labels(
     keys: Keys, labels: Float[Tensor, "stored classes"], *, topk: int, temperature: float
 ) -> Float[Tensor, "queries classes"]:
-    """Average the keys' labels by softmax over the topk places, which the best keys' copies fill first."""
+    """Average the keys' labels by their weights."""
+    weights = key_weights(keys, topk=topk, temperature=temperature)
+    return torch.bmm(weights[:, None, :], labels[keys.pixel])[:, 0]
+
+
+def key_weights(keys: Keys, *, topk: int, temperature: float) -> Float[Tensor, "queries keys"]:
+    """Softmax over the topk places, which the best keys' copies fill first."""
     taken_before = keys.copies.cumsum(dim=1) - keys.copies
     places = torch.minimum(keys.copies, (topk - taken_before).clamp(min=0))
     weights = places * torch.exp((keys.similarity - keys.similarity[:, :1]) / temperature)
-    weights = weights / weights.sum(dim=1, keepdim=True)
-    return torch.bmm(weights[:, None, :], labels[keys.pixel])[:, 0]
+    return weights / weights.sum(dim=1, keepdim=True)
 
 
 def propagate_features(

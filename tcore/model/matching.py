@@ -119,10 +119,23 @@ class PatchMatchingModule(nn.Module):
         self, current: Float[Tensor, "b n d"], auxiliary: Float[Tensor, "b m d"]
     ) -> MatchingAttention:
         """Attention of the last block, for looking at; training never computes it."""
+        last, current = self._last(current, auxiliary)
+        cross = last.cross_attention.map(current, auxiliary)
+        crossed = last.cross(current, auxiliary)
+        return MatchingAttention(cross.mean(dim=1), last.self_attention.map(crossed, crossed).mean(dim=1))
+
+    @torch.no_grad()
+    def cross_attention(
+        self, current: Float[Tensor, "b n d"], auxiliary: Float[Tensor, "b m d"]
+    ) -> Float[Tensor, "b heads n m"]:
+        """Where each head of the last block looks in the auxiliary frame; rows sum to 1."""
+        last, current = self._last(current, auxiliary)
+        return last.cross_attention.map(current, auxiliary)
+
+    def _last(self, current: Tensor, auxiliary: Tensor) -> tuple[MatchingBlock, Tensor]:
+        """The last block, and what it is given."""
         for block in self.blocks[:-1]:
             current = block(current, auxiliary)
         last = self.blocks[-1]
         assert isinstance(last, MatchingBlock)
-        cross = last.cross_attention.map(current, auxiliary)
-        crossed = last.cross(current, auxiliary)
-        return MatchingAttention(cross.mean(dim=1), last.self_attention.map(crossed, crossed).mean(dim=1))
+        return last, current

@@ -51,6 +51,11 @@ class Attention(nn.Module):
         x = scaled_attention(q, k, v)
         return self.proj(x.transpose(1, 2).reshape(b, n, d))
 
+    def map(self, x: Float[Tensor, "b n d"]) -> Float[Tensor, "b heads n n"]:
+        """How much every token looks at every other, per head; rows sum to 1."""
+        q, k, _ = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
+        return (q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5).softmax(dim=-1)
+
 
 class Mlp(nn.Module):
     """Two linear layers with an exact GELU between them."""
@@ -267,6 +272,19 @@ class VisionTransformer(nn.Module):
         x = self.norm(x)
         first_patch = 1 + self.num_registers
         return Tokens(x[:, 0], x[:, 1:first_patch], x[:, first_patch:])
+
+    @torch.no_grad()
+    def frame_attention(self, images: Float[Tensor, "b 3 height width"]) -> Float[Tensor, "b heads n"]:
+        """Where the frame token of the last block looks among the patches; for looking at."""
+        last = self.blocks[-1]
+        assert isinstance(last, Block)
+        seen: list[Tensor] = []
+        hook = last.norm1.register_forward_hook(lambda module, given, made: seen.append(made))
+        try:
+            self(images, stochastic_depth=False)
+        finally:
+            hook.remove()
+        return last.attn.map(seen[0])[:, :, 0, 1 + self.num_registers :]
 
     def positions(self, rows: int, columns: int) -> Float[Tensor, "1 n d"]:
         """Position embedding for a grid; the native one as it is, others by bicubic resize in fp32."""

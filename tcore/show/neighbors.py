@@ -9,7 +9,7 @@ from tcore.data.frames import Frame
 from tcore.data.images import open_images
 from tcore.data.neighbors import check_neighbors, find_neighbors, load_neighbors
 from tcore.errors import InputError
-from tcore.files import atomic
+from tcore.show.plotting import save_picture
 
 SIDE, GAP, CAPTION, APART = 128, 4, 16, 20
 
@@ -45,8 +45,7 @@ def neighbors_picture(
             left = GAP + SIDE + APART + column * (SIDE + GAP)
             sheet.paste(thumbnail(store.read(other, [0])[0]), (left, top))
             draw.text((left, top + SIDE + 1), f"{cosine:.3f}", fill="black")
-    with atomic(out) as temporary:
-        sheet.save(temporary, format="PNG")
+    save_picture(sheet, out)
 
 
 def thumbnail(image: Frame) -> Image.Image:

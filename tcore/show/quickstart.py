@@ -27,6 +27,7 @@ from tcore.evaluation.rendered import (
 )
 from tcore.files import write_text
 from tcore.show.figures import propagation_picture
+from tcore.show.report import write_report
 from tcore.training.build import build_model
 from tcore.training.journal import format_seconds
 from tcore.training.loop import train
@@ -35,7 +36,7 @@ COPY, COLOUR, UNTRAINED, TRAINED = "copy first frame", "raw colour patches", "un
 
 
 def quickstart(run: Path, config: Config, *, num_videos: int = 24) -> dict[str, RenderedScores]:
-    """Train, score, print the table, save the picture."""
+    """Train, score, print the table, save the picture and the report."""
     if num_videos < 1:
         raise InputError(f"videos={num_videos}: need 1 or more.")
     started = time.perf_counter()
@@ -66,6 +67,8 @@ def quickstart(run: Path, config: Config, *, num_videos: int = 24) -> dict[str, 
     console.print(
         f"training gains {gain:+.1f} J&F points; picture: {picture}; encoder: {run}/encoder.safetensors"
     )
+    report = write_report([run], run / "report.html", say=lambda line: console.print(line, markup=False))
+    console.print(f"report: {report} (open it in a browser)", markup=False)
     return scores
 
 

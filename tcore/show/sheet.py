@@ -16,7 +16,7 @@ from tcore.data.loader import RawBatch, Source, step_masks
 from tcore.data.render import render_pixels
 from tcore.data.views import ViewPlan
 from tcore.errors import InputError
-from tcore.files import atomic
+from tcore.show.plotting import save_picture
 
 ROWS = 6
 PAPER, INK, FAINT, HOLE = (250, 249, 246), (34, 34, 40), (120, 120, 128), (214, 211, 204)
@@ -77,8 +77,7 @@ def draw_sheet(store: FrameStore, config: Config, path: Path, title: str, rows: 
         top = HEAD + TITLE + row * (CAPTION + FRAME[1] + GAP)
         draw.text((MARGIN, top + 4), caption(source, sample), fill=INK, font=font(15))
         draw_row(sheet, source, sample, dict(columns), top + CAPTION)
-    with atomic(path) as temporary:
-        sheet.save(temporary, format="PNG")
+    save_picture(sheet, path)
     return len(samples)
 
 

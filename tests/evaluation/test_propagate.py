@@ -175,3 +175,20 @@ def test_features_held_in_bf16_are_compared_in_single_precision() -> None:
     exact = propagate_features(features, labels, context=2, radius=4)
     assert not torch.equal(held, exact)
     assert (held - exact).abs().mean() < 0.02
+
+
+@pytest.mark.parametrize(("shape", "context"), [((5, 7), 2), ((7, 5), 3), ((6, 6), 20)])
+def test_sources_of_a_cell_mix_to_the_label_that_the_step_gives_it(
+    shape: tuple[int, int], context: int
+) -> None:
+    torch.manual_seed(0)
+    features = torch.randn(7, 12, *shape)
+    labels = [torch.rand(*shape, 3)]
+    propagator = Propagator(context=context, radius=3, topk=4)
+    propagator.start(features[0], labels[0])
+    for frame in features[1:]:
+        sources = propagator.sources(frame, 2, 4)
+        labels.append(propagator.step(frame))
+        mixed = sum(s.weight * labels[s.frame][s.row, s.column] for s in sources)
+        torch.testing.assert_close(mixed, labels[-1][2, 4])
+        assert sources == sorted(sources, key=lambda s: -s.weight)

@@ -79,7 +79,7 @@ def test_what_is_missing_is_said_in_a_line(
 ) -> None:
     if says is None:
         main(arguments.split())
-        assert "kinds: neighbors" in capsys.readouterr().out
+        assert "neighbors, dynamics" in capsys.readouterr().out
         return
     with pytest.raises(SystemExit) as stop:
         main(arguments.split())

@@ -28,6 +28,8 @@ def test_quickstart_prints_the_table_and_saves_picture_and_scores(
         assert words in printed
     with Image.open(tmp_path / "run" / "propagation.png") as picture:
         assert picture.size[0] > 6 * 64
+    assert f"report: {tmp_path / 'run' / 'report.html'}" in printed
+    assert "part mIoU" in (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
     saved = json.loads((tmp_path / "run" / "results.json").read_text())["scores"]
     assert saved[TRAINED]["region"] == scores[TRAINED].region
 

@@ -1,0 +1,237 @@
+"""Where masked patches of the current frame look in past and future, and where the frame token looks."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float
+from safetensors.torch import load_file
+from torch import Tensor
+
+from tcore.config_file import load_config
+from tcore.data.masking import sample_masks
+from tcore.errors import InputError
+from tcore.evaluation.encoder import Encoder
+from tcore.evaluation.encoders import load_strictly
+from tcore.evaluation.resize import normalize_images
+from tcore.model.matching import PatchMatchingModule
+from tcore.model.vit import VisionTransformer
+from tcore.show.clips import Clip, encode_clip
+from tcore.show.plotting import (
+    COLOURS,
+    Cell,
+    bare,
+    caption,
+    check_out,
+    new_figure,
+    outline,
+    punch_holes,
+    save_figure,
+    show_heat,
+    show_picture,
+    styled,
+)
+from tcore.training.build import build_backbone, build_matching
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+Heads = Literal["mean", "each"]
+MASKED = (0.25, 0.35)  # share of the current frame that is masked, where nobody says which patches
+
+
+@dataclass(frozen=True)
+class Matcher:
+    """The student of a run: the backbone that sees holes, and the module that fills them."""
+
+    backbone: VisionTransformer
+    match: PatchMatchingModule
+
+
+@dataclass(frozen=True)
+class Attention:
+    """What is drawn: per queried patch a map over past and future, and the frame token's maps."""
+
+    queries: tuple[Cell, ...]
+    mask: Bool[np.ndarray, "rows columns"]
+    past: Float[np.ndarray, "queries heads rows columns"]
+    future: Float[np.ndarray, "queries heads rows columns"]
+    frame_token: Float[np.ndarray, "three frame_heads rows columns"] | None
+    matched: bool
+    """False where the encoder has no matching module: the maps are similarities of features then."""
+
+
+def load_matcher(run: str | Path) -> Matcher | None:
+    """Student backbone and matching module of a run folder; None where there is none."""
+    file = Path(run) / "matching.safetensors"
+    if not file.is_file():
+        return None
+    config, weights = load_config(Path(run) / "config.json"), load_file(file)
+    backbone, match = build_backbone(config.vit, config.views.global_size), build_matching(config)
+    for module, prefix in ((backbone, "backbone."), (match, "match.")):
+        own = {k.removeprefix(prefix): v.float() for k, v in weights.items() if k.startswith(prefix)}
+        load_strictly(module, own, file)
+    return Matcher(backbone.eval().requires_grad_(False), match.eval().requires_grad_(False))
+
+
+@torch.no_grad()
+def attend(
+    encoder: Encoder,
+    clip: Clip,
+    *,
+    matcher: Matcher | None = None,
+    patches: Sequence[Cell] = (),
+    count: int = 4,
+    seed: int = 0,
+) -> Attention:
+    """Attention of masked patches of the middle one of three frames over the first and the last.
+
+    Patches that are not given are chosen among the masked ones: those of high contrast, apart from one
+    another. Without a matching module, maps are cosines of features, and no patch is hidden.
+    """
+    if len(clip.frames) != 3:
+        raise InputError(f"attention needs three frames, past, current and future; got {len(clip.frames)}.")
+    grid = (clip.frames.shape[1] // encoder.patch_size, clip.frames.shape[2] // encoder.patch_size)
+    for row, column in patches:
+        if not (0 <= row < grid[0] and 0 <= column < grid[1]):
+            raise InputError(f"--patch {row} {column}: the grid has {grid[0]}x{grid[1]} patches, from 0.")
+    mask = draw_mask(grid, seed)
+    for cell in patches:
+        mask[cell] = True
+    queries = tuple(patches) or choose_patches(clip.frames[1], mask, count)
+    rows = torch.tensor([row * grid[1] + column for row, column in queries])
+    images = normalize_images(clip.tensor().permute(0, 3, 1, 2).float() / 255)
+    if matcher is not None:
+        current = matcher.backbone(images[1:2], torch.from_numpy(mask.reshape(1, -1))).patches
+        others = (matcher.backbone(images[i : i + 1]).patches for i in (0, 2))
+        maps = [matcher.match.cross_attention(current, other)[0][:, rows] for other in others]
+    else:
+        unit = torch.nn.functional.normalize(encode_clip(encoder, clip.frames).flatten(2), dim=1)
+        maps = [(unit[1].T[rows] @ unit[i])[None].clamp(min=0) for i in (0, 2)]
+        mask[:] = False
+    past, future = (_grid(m.transpose(0, 1), grid) for m in maps)
+    looks = None
+    if isinstance(encoder.backbone, VisionTransformer):
+        looks = _grid(encoder.backbone.frame_attention(images), grid)
+    return Attention(queries, mask, past, future, looks, matcher is not None)
+
+
+def _grid(maps: Float[Tensor, "some heads n"], grid: tuple[int, int]) -> np.ndarray:
+    return maps.float().cpu().unflatten(2, grid).numpy()
+
+
+def draw_mask(grid: tuple[int, int], seed: int) -> Bool[np.ndarray, "rows columns"]:
+    """Blocks like those of training, on a grid of any shape."""
+    side = max(grid)
+    masks = sample_masks(np.random.default_rng(seed), 2, side, probability=0.5, ratio=MASKED)
+    return masks[masks.any(axis=1)][0].reshape(side, side)[: grid[0], : grid[1]].copy()
+
+
+def choose_patches(frame: np.ndarray, mask: Bool[np.ndarray, "rows columns"], count: int) -> tuple[Cell, ...]:
+    """Masked patches of high contrast, none nearer to another than a sixth of the grid where possible."""
+    rows, columns = mask.shape
+    patch = frame.shape[0] // rows
+    grey = frame.astype(np.float32).mean(axis=2).reshape(rows, patch, columns, patch)
+    contrast = np.where(mask, grey.std(axis=(1, 3)), -1.0)
+    order = np.argsort(-contrast, axis=None)[: int(mask.sum())]
+    cells = [(int(i) // columns, int(i) % columns) for i in order]
+    chosen: list[Cell] = []
+    for apart in (max(rows, columns) / 6, 0.0):
+        for cell in cells:
+            far = all(np.hypot(cell[0] - c[0], cell[1] - c[1]) > apart for c in chosen)
+            if len(chosen) < count and far:
+                chosen.append(cell)
+    return tuple(chosen)
+
+
+@styled
+def attention_figure(
+    clip: Clip, found: Attention, out: Path, *, patch_size: int, heads: Heads = "mean", title: str = ""
+) -> None:
+    """Draw the maps: a column for each queried patch, or a row for each and a column for each head."""
+    check_out(out)
+    if heads == "each":
+        _draw_heads(clip, found, out, patch_size, title)
+        return
+    height, width = clip.frames.shape[1:3]
+    looks = found.frame_token
+    columns = 1 + (looks is not None) + len(found.queries)
+    figure = new_figure(1.75 * columns + 0.5, 1.75 * 3 * height / width + 0.95)
+    axes = figure.subplots(3, columns, squeeze=False)
+    for row, name in enumerate(("past", "current", "future")):
+        picture = clip.frames[row]
+        seen = punch_holes(picture, found.mask) if row == 1 else picture
+        show_picture(axes[row, 0], seen, f"{name}: {clip.names[row]}")
+        if looks is not None:
+            show_heat(axes[row, 1], picture, looks[row].mean(axis=0), "frame token" if row == 0 else "")
+    for index, cell in enumerate(found.queries):
+        colour, column = COLOURS[index % len(COLOURS)], columns - len(found.queries) + index
+        name = f"patch {cell[0]}, {cell[1]}"
+        for row, maps in ((0, found.past), (2, found.future)):
+            heat = maps[index].mean(axis=0)
+            told = _peak(heat, found.matched)
+            show_heat(axes[row, column], clip.frames[row], heat, f"{name}: {told}" if row == 0 else told)
+            mark_peak(axes[row, column], heat, patch_size, colour)
+        show_picture(axes[1, column], punch_holes(clip.frames[1], found.mask))
+        outline(axes[1, column], cell, patch_size, colour)
+    caption(figure, _explain(found))
+    save_figure(figure, out, title)
+
+
+def _draw_heads(clip: Clip, found: Attention, out: Path, patch_size: int, title: str) -> None:
+    """Two rows for each patch, past and future; a column for the mean and for every head."""
+    count = found.past.shape[1]
+    height, width = clip.frames.shape[1:3]
+    rows = 2 * len(found.queries)
+    figure = new_figure(1.3 * (count + 2) + 0.4, 1.4 * rows * height / width + 0.9)
+    axes = figure.subplots(rows, count + 2, squeeze=False)
+    for index, cell in enumerate(found.queries):
+        colour = COLOURS[index % len(COLOURS)]
+        show_picture(
+            axes[2 * index, 0], punch_holes(clip.frames[1], found.mask), f"patch {cell[0]}, {cell[1]}"
+        )
+        outline(axes[2 * index, 0], cell, patch_size, colour)
+        bare(axes[2 * index + 1, 0])
+        for row, (name, maps) in enumerate((("past", found.past), ("future", found.future))):
+            picture = clip.frames[2 * row]
+            for head in range(-1, count):
+                heat = maps[index].mean(axis=0) if head < 0 else maps[index, head]
+                text = f"{name}, mean" if head < 0 else f"head {head + 1}"
+                place = axes[2 * index + row, head + 2]
+                show_heat(place, picture, heat, text)
+                mark_peak(place, heat, patch_size, colour)
+    caption(figure, _explain(found, per_head=True))
+    save_figure(figure, out, title)
+
+
+def _peak(heat: Float[np.ndarray, "rows columns"], matched: bool) -> str:
+    """How high a map reaches: attention in shares of what every patch would get, or a cosine."""
+    return f"peak {heat.max() * heat.size:.1f}x" if matched else f"cosine {heat.max():.2f}"
+
+
+def mark_peak(axes: "Axes", heat: Float[np.ndarray, "rows columns"], patch: int, colour: str) -> None:
+    """An outline around the patch that is looked at most."""
+    row, column = divmod(int(heat.argmax()), heat.shape[1])
+    outline(axes, (row, column), patch, colour, width=1.4)
+
+
+def _explain(found: Attention, *, per_head: bool = False) -> str:
+    """What the maps are, in a line."""
+    squares = "Squares: the queried patch, and the one that it {}. Each map has its own scale."
+    if found.matched:
+        text = (
+            "Cross-attention of the patch matching module for masked patches (grey: what the student "
+            f"does not see). {squares.format('looks at most')}"
+        )
+        peak = " Peak: highest attention, in multiples of looking everywhere alike."
+        text += "" if per_head else peak
+    else:
+        text = (
+            "Feature similarity (cosine): this encoder has no patch matching module. "
+            f"{squares.format('is most similar to')}"
+        )
+    looks = " Frame token: attention of the last block, mean over heads."
+    return text + ("" if per_head or found.frame_token is None else looks)

@@ -1,0 +1,142 @@
+"""Clips with true and carried labels, from any benchmark or from anybody's video, in one form."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from jaxtyping import Float
+
+from tcore.data.frames import Frame, read_image
+from tcore.errors import InputError, did_you_mean
+from tcore.evaluation import jhmdb
+from tcore.evaluation.benchmarks import Benchmark, Clip, open_benchmark
+from tcore.evaluation.davis import read_truth
+from tcore.evaluation.encoder import Encoder
+from tcore.evaluation.masks import VOID, Ids, read_ids
+from tcore.evaluation.protocols import RENDERED, TCORE, Protocol, Size
+from tcore.evaluation.rendered import propagate_video, true_joints
+from tcore.evaluation.scores import BOX_SHARE
+from tcore.evaluation.tool import propagate
+from tcore.evaluation.video import open_video
+from tcore.show.clips import rendered_clip, rendered_name
+
+Kind = Literal["objects", "parts", "joints"]
+Joints = Float[np.ndarray, "2 joints time"]
+
+
+@dataclass(frozen=True)
+class Carried:
+    """A clip, what was carried through it and, where it is known, the truth; frames are read when asked for.
+
+    Ids are one array per frame; joints are x, y in pixels, NaN where one is lost or not visible.
+    """
+
+    name: str
+    kind: Kind
+    length: int
+    read: Callable[[int], Frame]
+    found: list[Ids] | Joints
+    truth: list[Ids] | Joints | None
+
+
+def carry_rendered(encoder: Encoder, source: str, protocol: Protocol = RENDERED) -> dict[Kind, Carried]:
+    """Objects, parts and joints of a held-out rendered video."""
+    video = rendered_clip(source, encoder.patch_size)
+    found = propagate_video(video, lambda frames: encoder(frames).float().cpu(), protocol)
+    name, time = rendered_name(source), len(video.frames)
+
+    def one(kind: Kind, labels: Any, truth: Any) -> Carried:
+        return Carried(name, kind, time, lambda index: video.frames[index], labels, truth)
+
+    return {
+        "objects": one("objects", list(found.objects), list(video.objects)),
+        "parts": one("parts", list(found.parts), list(video.parts)),
+        "joints": one("joints", found.joints, true_joints(video)),
+    }
+
+
+def carry_benchmark(
+    encoder: Encoder,
+    benchmark: str,
+    root: Path,
+    name: str = "",
+    *,
+    protocol: Protocol = TCORE,
+    binary: bool = False,
+    size: Size | None = None,
+) -> Carried:
+    """One clip of a dataset, by its name or the first one, through the path that scores it."""
+    opened = open_benchmark(benchmark, root, protocol, binary=binary, size=size)
+    names = [clip.name for clip in opened.clips]
+    if name and name not in names:
+        raise InputError(f"no clip {name!r} in {root}{did_you_mean(name, names)}.")
+    clip = opened.clips[names.index(name) if name else 0]
+    saved: dict[str, Any] = {}
+    opened.run(encoder, clip, lambda _, file, values: saved.__setitem__(file, values))
+    truth, found, kind = _labels(opened, clip, saved)
+    return Carried(clip.name, kind, clip.length, lambda index: read_image(clip.frames[index]), found, truth)
+
+
+def _labels(benchmark: Benchmark, clip: Clip, saved: dict[str, Any]) -> tuple[Any, Any, Kind]:
+    """True and predicted labels of a clip that was run."""
+    if isinstance(clip, jhmdb.JointClip):
+        return jhmdb.read_truth(clip), saved["joints.npz"], "joints"
+    found = [saved[frame.stem + ".png"] for frame in clip.frames]
+    if benchmark.name == "vip":
+        return [read_ids(mask) for mask in clip.masks], found, "parts"
+    truth = [read_truth(clip, index, benchmark.binary) for index in range(len(clip.masks))]
+    return [np.where(ids == VOID, 0, ids).astype(np.uint8) for ids in truth], found, "objects"
+
+
+def carry_video(
+    encoder: Encoder, path: Path, mask: Path, *, protocol: Protocol = TCORE, long_side: int = 880
+) -> Carried:
+    """Masks of anybody's video from the mask of its first frame; the truth is not known."""
+    video = open_video(path)
+    frames: list[Frame] = []
+
+    def kept() -> Any:
+        for frame in video:
+            frames.append(frame)
+            yield frame
+
+    found = list(propagate(encoder, kept(), read_ids(mask), protocol=protocol, long_side=long_side))
+    return Carried(path.name, "objects", len(frames), lambda index: frames[index], found, None)
+
+
+def score_frames(carried: Carried) -> Float[np.ndarray, " time"]:
+    """How good each frame is: mean IoU of its objects or parts, or the share of joints in place.
+
+    A joint is in place as PCK@.2 has it. NaN where nothing can be told.
+    """
+    if carried.truth is None:
+        return np.full(carried.length, np.nan)
+    if carried.kind == "joints":
+        return _score_joints(np.asarray(carried.truth), np.asarray(carried.found))
+    scores = np.full(carried.length, np.nan)
+    ids = sorted(set(np.unique(carried.truth[0]).tolist()) - {0})
+    for index, (truth, found) in enumerate(zip(carried.truth, carried.found, strict=False)):
+        values = []
+        for number in ids:
+            true, guess = truth == number, found == number
+            union = int((true | guess).sum())
+            if union or carried.kind == "objects":  # an object that is rightly not there is right
+                values.append(int((true & guess).sum()) / union if union else 1.0)
+        if values:
+            scores[index] = float(np.mean(values))
+    return scores
+
+
+def _score_joints(truth: Joints, found: Joints) -> Float[np.ndarray, " time"]:
+    known = ~np.isnan(truth).any(axis=0)
+    scores = np.full(truth.shape[2], np.nan)
+    for index in range(truth.shape[2]):
+        at = known[:, index]
+        if at.sum() >= 2:
+            points = truth[:, at, index]
+            extent = BOX_SHARE * float(np.linalg.norm(points.max(axis=1) - points.min(axis=1)))
+            far = np.linalg.norm(points - found[:, at, index], axis=0)
+            scores[index] = float(np.mean(np.nan_to_num(far, nan=np.inf) <= 0.2 * max(extent, 1.0)))
+    return scores

@@ -1,0 +1,132 @@
+"""How training went: losses, health and scores over the steps of one or several runs."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from tcore.errors import InputError
+from tcore.evaluation.card import MAIN_SCORE
+from tcore.show.plotting import COLOURS, FAINT, check_out, new_figure, save_figure, styled
+from tcore.show.runs import LOSSES, Run
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+class Panel(NamedTuple):
+    """A diagram: its title, and the figures in it with what each is called."""
+
+    title: str
+    figures: dict[str, str]
+
+
+HEALTH = (
+    Panel("effective rank", {"health.patch_rank": "patches", "health.frame_rank": "frames"}),
+    Panel(
+        "targets, nats",
+        {"health.target_entropy": "entropy of each", "health.target_information": "told apart"},
+    ),
+    Panel("prototypes in use", {"health.prototypes_used": ""}),
+    Panel("cosine", {"health.past_future_cosine": "from past, from future", "health.frame_cosine": "frames"}),
+)
+STYLES = ("-", (0, (4, 2)), (0, (1, 1.5)))
+REST = (
+    Panel(
+        "gradient norm",
+        {
+            "gradient_norm_backbone": "backbone",
+            "gradient_norm_head": "head",
+            "gradient_norm_match": "matching",
+        },
+    ),
+    Panel("samples per second", {"samples_per_second": ""}),
+)
+
+
+def panels(runs: Sequence[Run]) -> list[Panel]:
+    """The diagrams that some run has figures for."""
+    losses = [name for name in LOSSES if any(name in run.losses() for run in runs)]
+    shown = [Panel(f"loss: {name}", {name: ""}) for name in losses]
+    others = [p for p in (*HEALTH, *REST) if any(run.series(name) for run in runs for name in p.figures)]
+    return shown + others
+
+
+def scores_of(run: Run) -> dict[str, tuple[list[int], list[float]]]:
+    """Main scores over the evaluated checkpoints of a run, in percent, by benchmark."""
+    found: dict[str, tuple[list[int], list[float]]] = {}
+    for step, row in run.checkpoints.items():
+        for benchmark, scores in row["scores"].items():
+            steps, values = found.setdefault(f"{benchmark} {MAIN_SCORE[benchmark]}", ([], []))
+            steps.append(step)
+            values.append(100 * scores[MAIN_SCORE[benchmark]])
+    return found
+
+
+@styled
+def dynamics_figure(runs: Sequence[Run], out: Path, *, title: str = "") -> None:
+    """Draw a diagram for every loss, for health, and for the scores of evaluated checkpoints."""
+    check_out(out)
+    runs = [run for run in runs if run.metrics]
+    if not runs:
+        raise InputError("none of these runs has a metrics.jsonl: train first.")
+    shown = panels(runs)
+    scored = any(run.checkpoints for run in runs)
+    count = len(shown) + scored
+    columns = 4
+    rows = -(-count // columns)
+    figure = new_figure(11.2, 2.15 * rows + 0.8)
+    axes = list(figure.subplots(rows, columns, squeeze=False).flat)
+    for place, panel in zip(axes, shown, strict=False):
+        _draw(place, panel, runs)
+    if scored:
+        _draw_scores(axes[len(shown)], runs)
+    for place in axes[count:]:
+        place.set_visible(False)
+    if len(runs) > 1:
+        from matplotlib.lines import Line2D
+
+        lines = [Line2D([], [], color=COLOURS[i % len(COLOURS)], linewidth=2) for i in range(len(runs))]
+        figure.legend(lines, [run.name for run in runs], loc="outside lower left", ncols=min(4, len(runs)))
+    save_figure(figure, out, title)
+
+
+def _draw(axes: "Axes", panel: Panel, runs: Sequence[Run]) -> None:
+    """One diagram: a colour for each run, or for each figure where there is one run."""
+    for number, run in enumerate(runs):
+        for index, (name, label) in enumerate(panel.figures.items()):
+            series = run.series(name)
+            if series is None:
+                continue
+            colour = COLOURS[(number if len(runs) > 1 else index) % len(COLOURS)]
+            style = STYLES[index % len(STYLES)]
+            if len(series.steps) > 60:
+                axes.plot(series.steps, series.values, color=colour, alpha=0.22, linewidth=0.7)
+                series = series.smoothed(30)
+            axes.plot(
+                series.steps,
+                series.values,
+                color=colour,
+                linewidth=1.7,
+                linestyle=style,
+                label=label if number == 0 else None,
+            )
+    axes.set_title(panel.title, loc="left", fontweight="bold")
+    axes.margins(x=0.02)
+    if any(panel.figures.values()):
+        axes.legend(fontsize=7.5, loc="best", labelcolor=FAINT)
+    axes.tick_params(labelsize=7.5, length=2.5)
+    axes.grid(axis="y", color="#e8e6e1", linewidth=0.7)
+    axes.set_axisbelow(True)
+
+
+def _draw_scores(axes: "Axes", runs: Sequence[Run]) -> None:
+    marks = "osD^v"
+    for number, run in enumerate(runs):
+        for index, (name, (steps, values)) in enumerate(scores_of(run).items()):
+            colour = COLOURS[(number if len(runs) > 1 else index) % len(COLOURS)]
+            label = name if number == 0 else None
+            axes.plot(steps, values, f"{marks[index % 5]}-", color=colour, markersize=4, label=label)
+    axes.set_title("scores of checkpoints, percent", loc="left", fontweight="bold")
+    axes.legend(fontsize=7.5, loc="best", labelcolor=FAINT)
+    axes.tick_params(labelsize=7.5, length=2.5)
+    axes.grid(axis="y", color="#e8e6e1", linewidth=0.7)

@@ -1,0 +1,199 @@
+"""The worst clips of a score card: where each breaks, and which of the paper's classes it belongs to."""
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from jaxtyping import Float
+
+from tcore.errors import InputError
+from tcore.evaluation.card import MAIN_SCORE, Card
+from tcore.evaluation.encoder import Encoder
+from tcore.evaluation.protocols import Protocol
+from tcore.show.carried import Carried, carry_benchmark, carry_rendered, score_frames
+from tcore.show.failure_classes import Difficulty, measure
+from tcore.show.plotting import (
+    COLOURS,
+    FAINT,
+    caption,
+    check_out,
+    new_figure,
+    save_figure,
+    show_picture,
+    styled,
+)
+from tcore.show.propagation import SCORES, paint
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+BROKEN = 0.5  # a frame below this is broken
+LASTING = 3  # a clip breaks where so many frames, or all that are left, are broken
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A clip of a card that went badly."""
+
+    benchmark: str
+    clip: str
+    score: float
+    breaks: int
+    """The frame where it breaks; the worst one where none is broken for long."""
+    lasting: bool
+    scores: Float[np.ndarray, " time"]
+    difficulty: Difficulty
+    carried: Carried
+
+
+def read_card(path: Path) -> Card:
+    """A score card from results.json, or from the folder that holds it."""
+    file = path / "results.json" if path.is_dir() else path
+    try:
+        card: Card = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"cannot read score card {file}: {error}; tcore evaluate --out writes it."
+        ) from error
+    if not isinstance(card, dict) or "benchmarks" not in card:
+        raise InputError(f"{file} is no score card of tcore evaluate: it has no benchmarks.")
+    return card
+
+
+def worst(card: Card, count: int) -> list[tuple[str, str, float]]:
+    """Benchmark, clip and main score of the worst clips of every benchmark, worst first."""
+    found = []
+    for name, result in card["benchmarks"].items():
+        score = MAIN_SCORE[name]
+        values = [
+            (float(clip[score]), title)
+            for title, clip in result["clips"].items()
+            if score in clip and not math.isnan(clip[score])
+        ]
+        found += [(name, title, value) for value, title in sorted(values)[:count]]
+    return found
+
+
+def find_failures(
+    card: Card,
+    encoder: Encoder,
+    roots: dict[str, Path],
+    *,
+    count: int = 4,
+    say: Callable[[str], None] = lambda line: None,
+) -> list[Failure]:
+    """Run the worst clips of a card again, with the encoder and the knobs that it was made with."""
+    if encoder.fingerprint() != card["encoder"]["weights"]:
+        raise InputError(
+            f"the card was made with other weights ({card['encoder']['weights']}) than {encoder.name} has "
+            f"({encoder.fingerprint()}): evaluate again, or give --encoder."
+        )
+    chosen = [entry for entry in worst(card, count) if entry[0] == "synthetic" or entry[0] in roots]
+    if not chosen:
+        names = " and ".join(f"--{name} DIR" for name in card["benchmarks"] if name != "synthetic")
+        raise InputError(f"the clips of this card are in its datasets: give {names}.")
+    found = []
+    for index, (benchmark, clip, score) in enumerate(chosen):
+        say(f"{index + 1}/{len(chosen)}  {benchmark}  {clip}")
+        carried = _again(card, encoder, benchmark, clip, roots)
+        scores = score_frames(carried)
+        breaks, lasting = breaking_frame(scores)
+        found.append(Failure(benchmark, clip, score, breaks, lasting, scores, measure(carried), carried))
+    return found
+
+
+def _again(card: Card, encoder: Encoder, benchmark: str, clip: str, roots: dict[str, Path]) -> Carried:
+    result = card["benchmarks"][benchmark]
+    protocol = _protocol(result["protocol"])
+    if benchmark == "synthetic":
+        number = clip.rpartition("-")[2]
+        return carry_rendered(encoder, f"rendered:{int(number)}", protocol)["objects"]
+    return carry_benchmark(
+        encoder,
+        benchmark,
+        roots[benchmark],
+        clip,
+        protocol=protocol,
+        binary=result["binary"],
+        size=tuple(result["clips"][clip]["input"]),
+    )
+
+
+def _protocol(values: dict[str, Any]) -> Protocol:
+    known = {field.name for field in fields(Protocol)}
+    return Protocol(**{name: value for name, value in values.items() if name in known})
+
+
+def breaking_frame(scores: Float[np.ndarray, " time"]) -> tuple[int, bool]:
+    """The first frame from which a clip stays broken for a while, or the worst one; and whether it broke.
+
+    >>> breaking_frame(np.array([1.0, 0.9, 0.3, 0.8, 0.4, 0.3, 0.2, 0.6]))
+    (4, True)
+    >>> breaking_frame(np.array([1.0, 0.9, 0.7, 0.8]))
+    (2, False)
+    """
+    known = np.flatnonzero(~np.isnan(scores))
+    if len(known) == 0:
+        return 0, False
+    broken = scores[known] < BROKEN
+    for place, index in enumerate(known.tolist()):
+        if index > 0 and broken[place : place + LASTING].all():
+            return index, True
+    return int(known[np.argmin(scores[known])]), False
+
+
+@styled
+def failures_figure(failures: list[Failure], out: Path, *, title: str = "") -> None:
+    """Draw a row for each clip: its first frame, truth and prediction where it breaks, its scores."""
+    check_out(out)
+    figure = new_figure(9.8, 2.0 * len(failures) + 0.7)
+    axes = figure.subplots(len(failures), 4, squeeze=False, width_ratios=(1, 1, 1, 1.5))
+    for row, failure in enumerate(failures):
+        carried, at = failure.carried, failure.breaks
+        head = f"{failure.clip}  {MAIN_SCORE[failure.benchmark]} {100 * failure.score:.1f}"
+        show_picture(axes[row, 0], paint(carried, carried.truth, 0), head)
+        axes[row, 0].title.set_fontweight("bold")
+        word = "breaks at" if failure.lasting else "worst at"
+        show_picture(axes[row, 1], paint(carried, carried.truth, at), f"truth, {word} frame {at}")
+        show_picture(axes[row, 2], paint(carried, carried.found, at), f"prediction, frame {at}")
+        _draw_scores(axes[row, 3], failure, row + 1 == len(failures))
+    text = (
+        f"Breaks: first of {LASTING} frames in a row with a mean below {BROKEN:g}. Classes of the paper "
+        "where measurable, with their thresholds: docs/figures.md."
+    )
+    caption(figure, text)
+    save_figure(figure, out, title)
+
+
+def _draw_scores(axes: "Axes", failure: Failure, last: bool) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    tags = failure.difficulty.classes()
+    axes.plot(failure.scores, color=COLOURS[0], linewidth=1.6)
+    axes.axhline(BROKEN, color=FAINT, linewidth=0.8, linestyle=":")
+    axes.axvline(failure.breaks, color=COLOURS[1], linewidth=1.2)
+    axes.set_ylim(0, 1.02)
+    axes.set_xlim(0, len(failure.scores) - 1)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
+    axes.tick_params(labelsize=7.5, length=2.5)
+    axes.set_ylabel(SCORES[failure.carried.kind], labelpad=1)
+    if last:
+        axes.set_xlabel("frame", labelpad=1)
+    told = " · ".join(tags) if tags else "none of the classes"
+    axes.set_title(f"{told}\n{describe(failure.difficulty)}", loc="left", fontsize=7)
+
+
+def describe(difficulty: Difficulty) -> str:
+    """The measured figures in words."""
+    parts = []
+    if difficulty.contact is not None:
+        parts.append(f"contact {difficulty.contact:.0%}")
+    if difficulty.motion is not None:
+        parts.append(f"motion {difficulty.motion:.2f}/frame")
+    if difficulty.camera is not None:
+        parts.append(f"camera {100 * difficulty.camera:.1f}%/frame")
+    return ", ".join(parts)

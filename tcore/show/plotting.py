@@ -1,0 +1,164 @@
+"""What all figures share: one look, files by their ending, frames in frames."""
+
+import functools
+import textwrap
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+import numpy as np
+from jaxtyping import Bool, Float, UInt8
+from PIL import Image
+
+from tcore.errors import InputError
+from tcore.files import atomic
+
+if TYPE_CHECKING:  # matplotlib takes seconds to import: only who draws waits for it
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+INK, FAINT, HOLE = "#22252b", "#7a7f89", "#d9d6cf"
+# Colours that stay apart for most kinds of colour blindness, in the order in which they are used.
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b8860b", "#56b4e9", "#7f4fc9", "#666666")
+FORMATS = (".png", ".pdf")
+DPI = 130
+
+Given = ParamSpec("Given")
+Made = TypeVar("Made")
+Picture = UInt8[np.ndarray, "height width 3"]
+Cell = tuple[int, int]  # row, column
+
+
+def check_out(out: Path, formats: Sequence[str] = FORMATS) -> Path:
+    """A file that can be written as its ending says."""
+    if out.suffix.lower() not in formats:
+        raise InputError(f"--out {out}: the ending says what is written, {' or '.join(formats)}.")
+    return out
+
+
+LOOK: dict[Any, Any] = {
+    "font.size": 9.0,
+    "axes.titlesize": 9.0,
+    "axes.edgecolor": FAINT,
+    "axes.labelcolor": INK,
+    "text.color": INK,
+    "xtick.color": FAINT,
+    "ytick.color": FAINT,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "legend.frameon": False,
+    "pdf.fonttype": 42,
+}
+
+
+def styled(draw: Callable[Given, Made]) -> Callable[Given, Made]:
+    """A function that draws in our look, and leaves the look of other figures as it was."""
+
+    @functools.wraps(draw)
+    def drawn(*args: Given.args, **kwargs: Given.kwargs) -> Made:
+        try:
+            from matplotlib import rc_context
+        except ImportError as error:
+            raise InputError("figures need matplotlib: pip install matplotlib.") from error
+        with rc_context(LOOK):
+            return draw(*args, **kwargs)
+
+    return drawn
+
+
+def new_figure(width: float, height: float) -> "Figure":
+    """An empty figure of some inches; no window and no global state."""
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), dpi=DPI, layout="constrained", facecolor="white")
+
+
+def caption(figure: "Figure", text: str) -> None:
+    """A faint line below a figure, broken where the figure ends."""
+    wrapped = textwrap.fill(text, width=max(40, int(figure.get_figwidth() * 16.5)))
+    figure.supxlabel(wrapped, x=0.008, ha="left", fontsize=7.5, color=FAINT)
+
+
+def title_of(encoder: str, source: str) -> str:
+    """What a figure is of: the encoder by its last name, and the clip."""
+    name = encoder if ":" in encoder else Path(encoder).resolve().name
+    return f"{name}, {source}" if source else name
+
+
+def save_figure(figure: "Figure", out: Path, title: str = "") -> None:
+    """Write a figure as PNG or PDF, whole or not at all; the title goes above and into the file."""
+    check_out(out)
+    if title:
+        figure.suptitle(title, x=0.008, ha="left", fontsize=11, fontweight="bold")
+    with atomic(out) as temporary:
+        figure.savefig(temporary, format=out.suffix.lower()[1:], facecolor="white")
+
+
+def save_picture(picture: Image.Image, out: Path) -> None:
+    """Write a drawn picture, whole or not at all: PDF where the ending says so, otherwise PNG."""
+    with atomic(out) as temporary:
+        if out.suffix.lower() == ".pdf":
+            picture.save(temporary, format="PDF", resolution=DPI)
+        else:
+            picture.save(temporary, format="PNG")
+
+
+def show_picture(axes: "Axes", picture: Picture, title: str = "") -> None:
+    """A picture without ticks, in pixel coordinates from 0 at the edge."""
+    height, width = picture.shape[:2]
+    axes.imshow(picture, extent=(0, width, height, 0), aspect="equal")
+    bare(axes)
+    if title:
+        axes.set_title(title, loc="left", pad=3)
+
+
+def bare(axes: "Axes") -> None:
+    """Neither ticks nor a frame."""
+    axes.set_xticks([])
+    axes.set_yticks([])
+    for spine in axes.spines.values():
+        spine.set_visible(False)
+
+
+def show_heat(
+    axes: "Axes", picture: Picture, heat: Float[np.ndarray, "rows columns"], title: str = ""
+) -> None:
+    """A map over a greyed picture: the more, the brighter, from its own lowest value to its highest."""
+    grey = picture.astype(np.float32).mean(axis=2, keepdims=True) * 0.55
+    show_picture(axes, np.repeat(grey, 3, axis=2).astype(np.uint8), title)
+    height, width = picture.shape[:2]
+    low, top = float(heat.min()), float(heat.max())
+    share = (heat - low) / (top - low) if top > low else np.zeros_like(heat)
+    axes.imshow(
+        share,
+        extent=(0, width, height, 0),
+        cmap="inferno",
+        vmin=0,
+        vmax=1,
+        alpha=0.2 + 0.75 * share**0.7,
+        interpolation="nearest",
+        aspect="equal",
+    )
+
+
+def outline(axes: "Axes", cell: Cell, patch: int, colour: str, *, width: float = 1.6) -> None:
+    """A square around a patch, with a light rim so that it is seen on any picture."""
+    from matplotlib.patches import Rectangle
+
+    margin = 0.12 * patch  # around the patch, not over it
+    corner, side = (cell[1] * patch - margin, cell[0] * patch - margin), patch + 2 * margin
+    for edge, thick in (("white", width + 1.2), (colour, width)):
+        square = Rectangle(corner, side, side, fill=False, edgecolor=edge, linewidth=thick)
+        square.set_clip_on(False)
+        axes.add_patch(square)
+
+
+def punch_holes(
+    picture: Picture, mask: Bool[np.ndarray, "rows columns"], colour: tuple[int, int, int] = (217, 214, 207)
+) -> Picture:
+    """The picture with its masked patches filled, a thin line of the picture between them."""
+    patch = picture.shape[0] // mask.shape[0]
+    inside = np.zeros((patch, patch), dtype=bool)
+    inside[: max(1, patch - 1), : max(1, patch - 1)] = True
+    holes = np.kron(mask, inside).astype(bool)
+    return np.where(holes[..., None], np.array(colour, dtype=np.uint8), picture)

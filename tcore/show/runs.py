@@ -1,0 +1,152 @@
+"""A run folder, read for figures and reports: settings, metrics, scores, environment; nothing is changed."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+from tcore.config import Config
+from tcore.config_file import flatten, load_config
+from tcore.errors import InputError
+from tcore.evaluation.trajectory import CHECKPOINTS, FOLDER, read_checkpoints
+from tcore.training.journal import METRICS
+
+LOSSES = ("dino", "past_teacher", "future_teacher", "past_future", "patch_teacher", "koleo")
+
+
+@dataclass(frozen=True)
+class Series:
+    """One figure over the steps of a run."""
+
+    steps: Float[np.ndarray, " n"]
+    values: Float[np.ndarray, " n"]
+
+    def smoothed(self, points: int = 400) -> "Series":
+        """Means over equal stretches, where there are more values than a curve can show."""
+        if len(self.steps) <= points:
+            return self
+        edges = np.linspace(0, len(self.steps), points + 1).astype(int)[:-1]
+        counts = np.diff(np.append(edges, len(self.steps)))
+        return Series(
+            np.add.reduceat(self.steps, edges) / counts, np.add.reduceat(self.values, edges) / counts
+        )
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a folder says of a run; parts that are not there are empty."""
+
+    name: str
+    path: Path
+    config: Config | None
+    metrics: list[dict[str, Any]]
+    environment: dict[str, Any]
+    cards: dict[str, Any]
+    """Score cards by the folder or file that they come from."""
+    quickstart: dict[str, Any]
+    """The results of the quickstart, where the run is one."""
+    checkpoints: dict[int, dict[str, Any]]
+
+    def series(self, name: str) -> Series | None:
+        """A figure over the steps; `health.` before the name for those of health."""
+        pairs = list(_values(self.metrics, name))
+        if not pairs:
+            return None
+        steps, values = zip(*pairs, strict=True)
+        return Series(np.array(steps, dtype=np.float64), np.array(values, dtype=np.float64))
+
+    def losses(self) -> list[str]:
+        """The losses that the run has."""
+        return [name for name in LOSSES if any(name in line for line in self.metrics[-1:])]
+
+    def settings(self) -> dict[str, Any]:
+        """Every setting by its dotted name."""
+        return {} if self.config is None else flatten(self.config)
+
+    def seconds(self) -> float | None:
+        """Time that the steps took together."""
+        if self.config is None or not self.metrics:
+            return None
+        speeds = [line["samples_per_second"] for line in self.metrics if line.get("samples_per_second")]
+        return float(sum(self.config.optim.batch / speed for speed in speeds))
+
+
+def _values(metrics: Sequence[Mapping[str, Any]], name: str) -> Iterator[tuple[int, float]]:
+    group, _, last = name.rpartition(".")
+    for line in metrics:
+        value = (line.get(group, {}) if group else line).get(last)
+        if isinstance(value, int | float):
+            yield line["step"], float(value)
+
+
+def read_run(path: str | Path) -> Run:
+    """Read a run folder, or a folder with a score card."""
+    folder = Path(path)
+    if not folder.is_dir():
+        raise InputError(
+            f"run {folder} {'is a file' if folder.exists() else 'does not exist'}: give a folder."
+        )
+    config = load_config(folder / "config.json") if (folder / "config.json").is_file() else None
+    cards, quickstart = read_cards(folder)
+    if config is None and not cards:
+        raise InputError(f"{folder} is no run: it holds neither config.json nor results.json.")
+    table = folder / FOLDER / CHECKPOINTS
+    return Run(
+        name=folder.name or folder.resolve().name,
+        path=folder,
+        config=config,
+        metrics=read_metrics(folder / METRICS),
+        environment=_read_json(folder / "environment.json") or {},
+        cards=cards,
+        quickstart=quickstart,
+        checkpoints=read_checkpoints(table) if table.is_file() else {},
+    )
+
+
+def read_runs(paths: Sequence[str | Path]) -> list[Run]:
+    """Some runs, with names that tell them apart."""
+    runs = [read_run(path) for path in paths]
+    if not runs:
+        raise InputError("no run was given: name one run folder or more.")
+    names = [run.name for run in runs]
+    if len(set(names)) == len(names):
+        return runs
+    return [Run(**{**vars(run), "name": str(run.path)}) for run in runs]
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """Lines of metrics.jsonl; a last line that is being written is left out."""
+    if not path.is_file():
+        return []
+    found = []
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            found.append(json.loads(line))
+        except ValueError:
+            break
+    return found
+
+
+def read_cards(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Score cards in a folder or one folder below it, and the results of a quickstart."""
+    cards, quickstart = {}, {}
+    for file in [folder / "results.json", *sorted(folder.glob("*/results.json"))]:
+        values = _read_json(file)
+        if not isinstance(values, dict):
+            continue
+        if "benchmarks" in values:
+            cards[str(file.parent.relative_to(folder))] = values
+        elif "heldout_videos" in values:
+            quickstart = values
+    return cards, quickstart
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None

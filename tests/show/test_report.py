@@ -1,0 +1,118 @@
+"""A report holds what differs, escapes what users wrote, and asks the network for nothing."""
+
+import json
+import re
+import shutil
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from tcore.cli import main
+from tcore.show.report import write_report
+from tests.show.runs import make_card, make_run
+
+NASTY = 'b <script>alert("x")</script> & |'
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Two runs that differ in two settings; the second one has a name that means something in HTML."""
+    first = make_run(tmp_path_factory.mktemp("runs") / "first")
+    make_card(first)
+    second = first.parent / NASTY.replace("/", "_")
+    shutil.copytree(first, second)
+    config = json.loads((second / "config.json").read_text())
+    config["loss"]["past_future"], config["optim"]["batch"] = 0.5, 8
+    (second / "config.json").write_text(json.dumps(config))
+    return first, second
+
+
+class Page(HTMLParser):
+    """Counts elements, and holds those that are open."""
+
+    VOID = ("meta", "link", "img", "br", "line", "circle")
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.count: dict[str, int] = {}
+        self.open: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.count[tag] = self.count.get(tag, 0) + 1
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.count[tag] = self.count.get(tag, 0) + 1
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_a_report_of_two_runs_tells_them_apart_and_escapes_their_names(
+    runs: tuple[Path, Path], tmp_path: Path
+) -> None:
+    page = write_report(runs, tmp_path / "report.html", draw=False).read_text(encoding="utf-8")
+    differing = page[page.index("Settings in which the runs differ") : page.index("All settings")]
+    rows = re.findall(r"<tr><td>(.*?)</td>", differing)
+    assert rows == ["loss.past_future", "optim.batch"]
+    assert "<td>20</td><td>0.5</td>" in differing
+    assert "<script>alert" not in page
+    assert "&lt;script&gt;alert" in page
+    assert not re.search(r"https?:", page)
+    parsed = Page(page)
+    assert parsed.open == []
+    assert parsed.count["script"] == 1
+    assert parsed.count["svg"] >= 9
+
+
+def test_a_report_embeds_figures_scores_and_worst_clips(runs: tuple[Path, Path], tmp_path: Path) -> None:
+    main(["report", str(runs[0]), "--out", str(tmp_path / "report.html")])
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert sorted(path.name for path in (runs[0] / "figures").iterdir()) == [
+        "attention.png", "failures.png", "pca.png", "propagation.png",
+    ]  # fmt: skip
+    assert page.count("data:image/jpeg;base64,") == 4
+    for words in ("Held-out rendered videos", "the worst of 3 clips", "rendered-00", "peak memory", "torch"):
+        assert words in page
+    assert re.search(r'<td class="number">[\d.]+ <small>\([\d.]+-[\d.]+\)</small>', page)
+    drawn = (runs[0] / "figures" / "pca.png").stat().st_mtime_ns
+    main(["report", str(runs[0]), "--out", str(tmp_path / "again.html")])
+    assert (runs[0] / "figures" / "pca.png").stat().st_mtime_ns == drawn
+
+
+def test_published_rows_stand_beside_scores_on_a_public_benchmark(
+    runs: tuple[Path, Path], tmp_path: Path
+) -> None:
+    folder = tmp_path / "scores"
+    shutil.copytree(runs[0] / "eval", folder)
+    card = json.loads((folder / "results.json").read_text())
+    synthetic = card["benchmarks"].pop("synthetic")
+    scores = {name: synthetic["scores"][name] for name in ("J&F", "J", "F")}
+    card["benchmarks"]["davis"] = synthetic | {"scores": scores, "differs": ["3 clips instead of 30"]}
+    (folder / "results.json").write_text(json.dumps(card))
+    page = write_report([folder], tmp_path / "report.html").read_text(encoding="utf-8")
+    assert '<tr class="ours"><td>scores</td>' in page
+    assert '<td>T-CoRe, K400, 400 ep</td><td class="number">64.7</td>' in page
+    assert "not comparable with the published rows: 3 clips instead of 30" in page
+
+
+def test_a_markdown_report_has_the_same_tables(runs: tuple[Path, Path], tmp_path: Path) -> None:
+    text = write_report(runs, tmp_path / "report.md", draw=False).read_text(encoding="utf-8")
+    assert "| loss.past_future | 20 | 0.5 |" in text
+    assert "\\<script>" in text
+    assert "| loss: dino, first |" in text
+
+
+def test_what_is_no_run_is_refused_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments, said in (
+        ([str(tmp_path), "--out", "a.html"], "is no run"),
+        ([str(tmp_path / "x"), "--out", "a.html"], "does not exist"),
+        ([str(tmp_path), "--out", "a.doc"], ".html or .md"),
+        (["--out", "a.html"], "no run was given"),
+    ):
+        with pytest.raises(SystemExit):
+            main(["report", *arguments])
+        assert said in capsys.readouterr().err
