@@ -24,6 +24,16 @@ class Keys(NamedTuple):
     copies: Int[Tensor, "queries keys"]
 
 
+class Source(NamedTuple):
+    """A cell that a label is mixed from: frames after the first, where it lies, cosine, share of the mix."""
+
+    frame: int
+    row: int
+    column: int
+    similarity: float
+    weight: float
+
+
 class Propagator:
     """Carries soft labels through a video, holding the first frame and the last `context` ones.
 
@@ -106,13 +116,55 @@ class Propagator:
             for chunk in self._chunks(queries):
                 keys = self._best_keys(queries, chunk)
                 labels[chunk] = mix_labels(keys, stored, topk=self.topk, temperature=self.temperature)
+        self._hold(queries, labels)
+        _, height, width = self._shape
+        lines = labels.unflatten(0, (width, height) if self._turned else (height, width))
+        return self._turn(lines).contiguous()
+
+    @torch.no_grad()
+    def skip(
+        self, features: Float[Tensor, "channels height width"], labels: Float[Tensor, "height width classes"]
+    ) -> None:
+        """Take the next frame together with its labels, which are known."""
+        self._time += 1
+        self._hold(self._lines(features), self._turn(labels.to(self._labels)).flatten(0, 1))
+
+    @torch.no_grad()
+    def sources(self, features: Float[Tensor, "channels height width"], row: int, column: int) -> list[Source]:
+        """Where the label of one cell of the next frame comes from, the largest share first.
+
+        The state stays as it is, and `step` with the same features mixes exactly these labels.
+        """
+        _, height, width = self._shape
+        query = column * height + row if self._turned else row * width + column
+        queries = self._lines(features).to(self._features.dtype).float()
+        self._time += 1
+        try:
+            keys = self._best_keys(queries, slice(query, query + 1))
+        finally:
+            self._time -= 1
+        weights = mixing_weights(keys, topk=self.topk, temperature=self.temperature)[0]
+        found = []
+        for similarity, pixel, weight in zip(
+            keys.similarity[0].tolist(), keys.pixel[0].tolist(), weights.tolist(), strict=True
+        ):
+            slot, place = divmod(pixel, height * width)
+            y, x = divmod(place, height)[::-1] if self._turned else divmod(place, width)
+            if weight > 0:
+                found.append(Source(self._frame_in(slot), y, x, similarity, weight))
+        return sorted(found, key=lambda source: -source.weight)
+
+    def _frame_in(self, slot: int) -> int:
+        """The frame that a slot holds, counted from the first."""
+        return slot and self._time - (self._time - slot) % self.context
+
+    def _hold(
+        self, queries: Float[Tensor, "pixels channels"], labels: Float[Tensor, "pixels classes"]
+    ) -> None:
         if self.context:
             slot = 1 + (self._time - 1) % self.context
             self._features[slot] = queries
             self._labels[slot] = labels
-        _, height, width = self._shape
-        lines = labels.unflatten(0, (width, height) if self._turned else (height, width))
-        return self._turn(lines).contiguous()
 
     def _turn(self, grid: Float[Tensor, "rows columns classes"]) -> Float[Tensor, "lines places classes"]:
         return grid.transpose(0, 1) if self._turned else grid
@@ -196,12 +248,17 @@ def in_window(
 def mix_labels(
     keys: Keys, labels: Float[Tensor, "stored classes"], *, topk: int, temperature: float
 ) -> Float[Tensor, "queries classes"]:
-    """Average the keys' labels by softmax over the topk places, which the best keys' copies fill first."""
+    """Average the keys' labels by their weights."""
+    weights = mixing_weights(keys, topk=topk, temperature=temperature)
+    return torch.bmm(weights[:, None, :], labels[keys.pixel])[:, 0]
+
+
+def mixing_weights(keys: Keys, *, topk: int, temperature: float) -> Float[Tensor, "queries keys"]:
+    """Softmax over the topk places, which the best keys' copies fill first."""
     taken_before = keys.copies.cumsum(dim=1) - keys.copies
     places = torch.minimum(keys.copies, (topk - taken_before).clamp(min=0))
     weights = places * torch.exp((keys.similarity - keys.similarity[:, :1]) / temperature)
-    weights = weights / weights.sum(dim=1, keepdim=True)
-    return torch.bmm(weights[:, None, :], labels[keys.pixel])[:, 0]
+    return weights / weights.sum(dim=1, keepdim=True)
 
 
 def propagate_features(
