@@ -11,6 +11,7 @@ from tyro.conf import FlagCreatePairsOff, Positional, arg
 
 from tcore.cli_check import check_verb
 from tcore.cli_data import prepare_verb
+from tcore.cli_demo import demo_verb
 from tcore.cli_evaluation import evaluate_verb, propagate_verb, score_verb
 from tcore.cli_export import export_verb
 from tcore.cli_figure import figure_verb
@@ -35,6 +36,7 @@ tcore: self-supervised video representation by temporal correspondence
   tcore export ENCODER OUT --format FORMAT                     for torch, timm, transformers, ONNX runtimes
   tcore neighbors IMAGES --encoder RUN                         nearest other images, for training on images
   tcore figure neighbors IMAGES --out FILE.png                 a picture of them
+  tcore demo [ENCODER]                                         a page: paint, propagate, look, correct
 
 recipes
 {recipes}
@@ -196,4 +198,5 @@ VERBS: dict[str, Callable[[list[str]], None]] = {
     "export": export_verb,
     "neighbors": neighbors_verb,
     "figure": figure_verb,
+    "demo": demo_verb,
 }

@@ -130,7 +130,9 @@ class Propagator:
         self._hold(self._lines(features), self._turn(labels.to(self._labels)).flatten(0, 1))
 
     @torch.no_grad()
-    def sources(self, features: Float[Tensor, "channels height width"], row: int, column: int) -> list[Source]:
+    def sources(
+        self, features: Float[Tensor, "channels height width"], row: int, column: int
+    ) -> list[Source]:
         """Where the label of one cell of the next frame comes from, the largest share first.
 
         The state stays as it is, and `step` with the same features mixes exactly these labels.
