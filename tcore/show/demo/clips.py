@@ -33,9 +33,9 @@ class Sample(NamedTuple):
 
 
 SAMPLES: dict[str, Sample] = {
-    "figure": Sample("A walking figure", "a figure of six parts and other objects, moving", 7, 0),
-    "crossing": Sample("Crossing paths", "objects that hide one another for a while", 7, 3),
-    "drift": Sample("Camera and light", "the camera moves and the light changes", 7, 5),
+    "walker": Sample("Walker", "a figure and three objects that turn and grow", 7, 11),
+    "crossing": Sample("Crossing paths", "objects that hide the figure for a while", 7, 8),
+    "light": Sample("Changing light", "light and colours drift, the camera moves", 7, 6),
 }
 
 

@@ -25,6 +25,7 @@ from tcore.show.demo.engine import Engine, load_engine
 from tcore.show.demo.exports import write_export
 from tcore.show.demo.session import MOST_OBJECTS, MOST_POINTS, Session, Sessions, read_given, state_of
 from tcore.show.demo.trainer import Trainer
+from tcore.show.demo.work import Kind
 from tcore.show.figures import PALETTE
 
 PAGE = {
@@ -242,7 +243,8 @@ def _look(site: Site, request: Request, session: Session) -> Answer:
         )
     except (KeyError, ValueError) as error:
         raise InputError("a patch is given by frame, row, column and offset, whole numbers.") from error
-    return _as_json(session.work.look(frame, row, column, min(max(1, offset), MOST_OFFSET)))
+    kind: Kind = "attention" if request.query.get("kind") == "attention" else "similarity"
+    return _as_json(session.work.look(frame, row, column, min(max(1, offset), MOST_OFFSET), kind))
 
 
 def _download(site: Site, request: Request, session: Session, name: str) -> Answer:

@@ -20,6 +20,7 @@ from tcore.evaluation.tracked import Found, TrackedMasks, TrackedPoints
 from tcore.show.demo.clips import Clip
 from tcore.show.demo.engine import Engine, Estimate
 
+Kind = Literal["similarity", "attention"]
 State = Literal["idle", "running", "done", "cancelled", "failed"]
 
 
@@ -138,15 +139,17 @@ class Work:
         self._ids[index] = found.values
         return found._replace(values=self._ids[index])
 
-    def look(self, frame: int, row: int, column: int, offset: int) -> dict[str, Any]:
+    def look(self, frame: int, row: int, column: int, offset: int, kind: Kind) -> dict[str, Any]:
         """Where the label of a cell came from, and its matches in a past and a future frame."""
+        if kind == "attention" and self.engine.matcher is None:
+            raise InputError("this encoder has no matching module: ask for the similarity of features.")
         if not (
             0 <= frame < len(self.clip.frames) and 0 <= row < self.grid[0] and 0 <= column < self.grid[1]
         ):
             raise InputError(f"no patch at frame {frame}, row {row}, column {column} of this clip.")
-        return self.engine.call(self._look, frame, row, column, offset)
+        return self.engine.call(self._look, frame, row, column, offset, kind)
 
-    def _look(self, frame: int, row: int, column: int, offset: int) -> dict[str, Any]:
+    def _look(self, frame: int, row: int, column: int, offset: int, kind: Kind) -> dict[str, Any]:
         given = self.given is not None and frame in self.given.frames
         sources = [] if given or frame >= self.done else self._sources(frame, row, column)
         wanted = {"past": max(0, frame - offset), "future": min(len(self.clip.frames) - 1, frame + offset)}
@@ -158,8 +161,8 @@ class Work:
             "given": given,
             "labelled": frame < self.done,
             "sources": sources,
-            "kind": "similarity" if self.engine.matcher is None else "attention",
-            "matches": self._matches(frame, row, column, others),
+            "kind": kind,
+            "matches": self._matches(frame, row, column, others, kind) if others else [],
         }
 
     def _sources(self, frame: int, row: int, column: int) -> list[dict[str, Any]]:
@@ -175,10 +178,10 @@ class Work:
         found = propagator.sources(self.features(frame), row, column)
         return [source._asdict() | {"frame": numbers[source.frame]} for source in found]
 
-    def _matches(self, frame: int, row: int, column: int, others: dict[str, int]) -> list[dict[str, Any]]:
-        if not others:
-            return []
-        if self.engine.matcher is not None:
+    def _matches(
+        self, frame: int, row: int, column: int, others: dict[str, int], kind: Kind
+    ) -> list[dict[str, Any]]:
+        if kind == "attention":
             frames = [self.clip.frames[index] for index in others.values()]
             maps = self.engine.attention(self.clip.frames[frame], frames, self.inside, row, column)
         else:
