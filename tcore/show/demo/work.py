@@ -158,6 +158,7 @@ class Work:
             "frame": frame,
             "row": row,
             "column": column,
+            "label": self._label_at(frame, row, column),
             "given": given,
             "labelled": frame < self.done,
             "sources": sources,
@@ -176,7 +177,22 @@ class Work:
             propagator.skip(self.features(index), nothing)
         numbers = [first, *held]
         found = propagator.sources(self.features(frame), row, column)
-        return [source._asdict() | {"frame": numbers[source.frame]} for source in found]
+        return [
+            source._asdict()
+            | {"frame": (at := numbers[source.frame]), "label": self._label_at(at, source.row, source.column)}
+            for source in found
+        ]
+
+    def _label_at(self, frame: int, row: int, column: int) -> int | None:
+        """The id in the middle of a cell; None for points, and where there is none yet."""
+        if not isinstance(self.given, Masks) or frame not in self.found:
+            return None
+        (height, width), (rows, columns) = self.clip.size, self.grid
+        return int(
+            self.found[frame].values[
+                (2 * row + 1) * height // (2 * rows), (2 * column + 1) * width // (2 * columns)
+            ]
+        )
 
     def _matches(
         self, frame: int, row: int, column: int, others: dict[str, int], kind: Kind

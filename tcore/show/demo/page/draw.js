@@ -92,7 +92,7 @@ export function outline(context, clip, cell, scale, stroke = "#ffd54a", width = 
 }
 
 // The neighbourhood of a cell, with the cell outlined.
-export function drawCrop(canvas, clip, image, cell, around = 3) {
+export function drawCrop(canvas, clip, image, cell, around = 2) {
   const context = canvas.getContext("2d");
   const w = clip.width / clip.columns, h = clip.height / clip.rows, side = (2 * around + 1) * Math.max(w, h);
   const x = (cell.column + 0.5) * w - side / 2, y = (cell.row + 0.5) * h - side / 2, scale = canvas.width / side;
@@ -101,7 +101,7 @@ export function drawCrop(canvas, clip, image, cell, around = 3) {
   context.save();
   context.translate(-x * scale, -y * scale);
   context.drawImage(image, 0, 0, clip.width * scale, clip.height * scale);
-  outline(context, clip, cell, scale);
+  outline(context, clip, cell, scale, "#ffd54a", 1.5);
   context.restore();
 }
 
@@ -119,7 +119,14 @@ export function drawHeat(canvas, clip, image, match) {
   small.putImageData(heat, 0, 0);
   context.imageSmoothingEnabled = true;
   context.drawImage(layer, 0, 0, canvas.width, canvas.height);
-  outline(context, clip, match.best, canvas.width / clip.width, "#fff");
+  const x = ((match.best.column + 0.5) * canvas.width) / clip.columns, y = ((match.best.row + 0.5) * canvas.height) / clip.rows;
+  for (const [width, stroke] of [[6, "#000c"], [3, "#fff"]]) {
+    context.lineWidth = width;
+    context.strokeStyle = stroke;
+    context.beginPath();
+    context.arc(x, y, 13, 0, 2 * Math.PI);
+    context.stroke();
+  }
 }
 
 // Confidence as bars, annotated frames as triangles, the current frame as a line.

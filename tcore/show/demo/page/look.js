@@ -1,7 +1,9 @@
 // The panel that tells where a label came from and what a patch matches.
 
 import { byId, complain } from "./api.js";
-import { drawCrop, drawHeat } from "./draw.js";
+import { css, drawCrop, drawHeat } from "./draw.js";
+
+const named = (label) => (label === null ? "" : label ? `, object ${label}` : ", background");
 
 export class Look {
   constructor(app) {
@@ -56,7 +58,7 @@ export class Look {
     const said = found.given ? "you marked this frame yourself."
       : !found.labelled ? "not labelled yet; run first to see where its label comes from."
         : `its label is mixed from ${found.sources.length} patches${found.sources.length < app.topk ? ", some of them more than once" : ""}.`;
-    byId("look-text").textContent = `${place}: ${said}`;
+    byId("look-text").textContent = `${place}${named(found.label)}: ${said}`;
     byId("match-controls").hidden = false;
     byId("sources").replaceChildren(...await Promise.all(found.sources.map((source) => this.source(source))));
     byId("matches").replaceChildren(...await Promise.all(found.matches.map((match) => this.match(match))));
@@ -64,15 +66,21 @@ export class Look {
 
   async source(source) {
     const item = document.createElement("li"), button = document.createElement("button"), canvas = document.createElement("canvas");
-    canvas.width = canvas.height = 56;
+    canvas.width = canvas.height = 64;
     canvas.setAttribute("aria-hidden", "true");
     drawCrop(canvas, this.app.clip, await this.app.image(source.frame), source);
     const share = document.createElement("span"), meter = document.createElement("meter"), text = document.createElement("span");
     share.className = "share";
-    text.textContent = `Frame ${source.frame}: ${(100 * source.weight).toFixed(1)} %, cosine ${source.similarity.toFixed(2)}`;
+    text.textContent = `Frame ${source.frame}: ${(100 * source.weight).toFixed(1)} %, cosine ${source.similarity.toFixed(2)}${named(source.label)}`;
     meter.value = source.weight;
     meter.setAttribute("aria-hidden", "true");
     share.append(text, meter);
+    if (source.label) {
+      const swatch = document.createElement("span");
+      swatch.className = "swatch";
+      swatch.style.background = css(source.label);
+      text.append(" ", swatch);
+    }
     button.type = "button";
     button.title = `Row ${source.row}, column ${source.column}: go to frame ${source.frame}`;
     button.append(canvas, share);
