@@ -76,10 +76,10 @@ class FileVideo(Video):
     size: tuple[int, int]
     """Height and width as stored, before the frames are turned."""
 
-    def __init__(self, path: Path, container: str | None = None) -> None:
+    def __init__(self, path: Path, container_name: str | None = None) -> None:
         self.path = path
         self.stems = {}
-        self._container = container
+        self._container = container_name
         with self._open() as container:
             stream = container.streams.video[0]
             rate = stream.average_rate or stream.guessed_rate

@@ -89,7 +89,7 @@ class Browser:
         return str(self.run("return document.querySelector(arguments[0]).textContent", selector))
 
     def drag(self, selector: str, *places: tuple[float, float]) -> None:
-        """Press at the first place, given as shares of an element's width and height, and move on to others."""
+        """Press at a place, in shares of an element's width and height, and move on to others."""
         # Places of pointers count from the visible part of the page.
         self.run("document.querySelector(arguments[0]).scrollIntoView({block: 'center'})", selector)
         box = self.run(

@@ -146,7 +146,7 @@ class _Taken:
             yield shrink(frame)
 
 
-def shrink(frame: Frame) -> Frame:
+def shrink(frame: Frame) -> UInt8[np.ndarray, "rows columns 3"]:
     """A frame with the long side at most 640."""
     height, width = frame.shape[:2]
     scale = LONG_SIDE / max(height, width)
