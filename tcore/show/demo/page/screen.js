@@ -115,32 +115,38 @@ export class Screen {
     this.listObjects();
   }
 
+  // The buttons are made anew only where there are others: one that is being pressed must stay.
   listObjects() {
-    const masks = this.marks.kind === "masks", names = masks ? Array.from({ length: this.objects }, (_, i) => String(i + 1)) : this.marks.names;
-    const focused = document.activeElement?.dataset?.object;
-    const buttons = names.map((name, index) => {
-      const button = document.createElement("button"), swatch = document.createElement("span");
-      swatch.className = "swatch";
-      swatch.style.background = css(index + 1);
-      button.append(swatch, name);
-      button.type = "button";
-      button.dataset.object = index + 1;
-      button.setAttribute("role", "radio");
-      button.setAttribute("aria-checked", String(this.object === index + 1));
-      button.setAttribute("aria-label", `${masks ? "Object" : "Point"} ${name}`);
-      button.addEventListener("click", () => this.select(index + 1));
-      return button;
-    });
-    if (masks && this.objects < this.info.most.objects) {
-      const add = document.createElement("button");
-      Object.assign(add, { type: "button", textContent: "+", title: "Another object" });
-      add.setAttribute("aria-label", "Another object");
-      add.dataset.object = "add";
-      add.addEventListener("click", () => { this.objects++; this.select(this.objects); });
-      buttons.push(add);
+    const masks = this.marks.kind === "masks", box = byId("objects");
+    const names = masks ? Array.from({ length: this.objects }, (_, i) => String(i + 1)) : this.marks.names;
+    const more = masks && this.objects < this.info.most.objects;
+    const wanted = JSON.stringify([masks, names, more]);
+    if (box.dataset.listed !== wanted) {
+      box.dataset.listed = wanted;
+      const made = names.map((name, index) => this.objectButton(name, index + 1, masks));
+      box.replaceChildren(...made, ...(more ? [this.addButton()] : []));
     }
-    byId("objects").replaceChildren(...buttons);
-    if (focused) byId("objects").querySelector(`[data-object="${focused}"]`)?.focus();
+    for (const button of box.children) button.setAttribute("aria-pressed", String(Number(button.dataset.object) === this.object));
+  }
+
+  objectButton(name, number, masks) {
+    const button = document.createElement("button"), swatch = document.createElement("span");
+    swatch.className = "swatch";
+    swatch.style.background = css(number);
+    button.append(swatch, name);
+    button.type = "button";
+    button.dataset.object = number;
+    button.setAttribute("aria-label", `${masks ? "Object" : "Point"} ${name}`);
+    button.addEventListener("click", () => this.select(number));
+    return button;
+  }
+
+  addButton() {
+    const add = document.createElement("button");
+    Object.assign(add, { type: "button", textContent: "+", title: "Another object" });
+    add.setAttribute("aria-label", "Another object");
+    add.addEventListener("click", () => { this.objects++; this.select(this.objects); });
+    return add;
   }
 
   say(text) { byId("hint").textContent = text; }
