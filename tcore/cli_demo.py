@@ -1,5 +1,6 @@
 """`tcore demo`: the page in the browser."""
 
+import signal
 import sys
 import webbrowser
 from dataclasses import dataclass
@@ -59,6 +60,7 @@ def demo_verb(argv: list[str]) -> None:
     print(f"page: {demo.url} (Ctrl-C stops)", flush=True)
     if command.browser and not webbrowser.open(demo.url):
         print("no browser could be opened: open the address above.", file=sys.stderr)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the temporary folder goes then, too
     try:
         demo.serve_forever()
     except KeyboardInterrupt:

@@ -52,6 +52,7 @@ class Engine:
 
     def __init__(self, encoder: Encoder, matcher: Matcher | None = None) -> None:
         self.encoder, self.matcher = encoder, matcher
+        self.device = next(encoder.parameters()).device
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="compute")
 
     def call(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -73,14 +74,16 @@ class Engine:
         return replace(TCORE, name="demo", radius=max(4.0, round(20 * cells / 55, 1)), resize="native")
 
     def encode(self, frame: Frame, inside: Size) -> Float[Tensor, "channels rows columns"]:
-        """Features of one frame, on the CPU."""
-        return encode_frame(self.encoder, frame, inside).cpu()
+        """Features of one frame."""
+        return encode_frame(self.encoder, frame, inside)
 
     def estimate(self, frame: Frame, inside: Size, count: int) -> Estimate:
         """Seconds that a clip of `count` frames takes: one frame encoded, one carried with a full context."""
-        self.encode(frame, inside)  # the first call is slower than the others
+        # First calls are slower than others; and an answer is there when it has reached the CPU.
+        self.encode(frame, inside).cpu()
         started = time.perf_counter()
         features = self.encode(frame, inside)
+        features.cpu()
         encode = time.perf_counter() - started
         protocol = self.protocol(inside)
         held = min(protocol.context, max(0, count - 2))
@@ -90,9 +93,9 @@ class Engine:
         for _ in range(held):
             propagator.skip(features, labels)
         took = []
-        for _ in range(2):  # the first is slower than the others, as above
+        for _ in range(2):
             started = time.perf_counter()
-            propagator.step(features)
+            propagator.step(features).cpu()
             took.append(time.perf_counter() - started)
         step = min(took)
         # A step costs as much as the frames that it searches.

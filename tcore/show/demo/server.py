@@ -81,7 +81,7 @@ class Demo(ThreadingHTTPServer):
         """Whether a Host header is ours: an address or our own name; rebinding needs another name."""
         try:
             name = urlsplit(f"//{host}").hostname or ""
-            if name in ("localhost", self.host.lower(), socket.gethostname().lower()):
+            if name and name in ("localhost", self.host.lower(), socket.gethostname().lower()):
                 return True
             ipaddress.ip_address(name)
         except ValueError:

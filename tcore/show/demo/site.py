@@ -3,6 +3,7 @@
 import io
 import json
 import re
+import secrets
 import shutil
 import tempfile
 import threading
@@ -141,7 +142,7 @@ def _info(site: Site, request: Request) -> Answer:
             else {
                 "name": engine.encoder.name,
                 "patch": engine.encoder.patch_size,
-                "device": str(next(engine.encoder.parameters()).device),
+                "device": str(engine.device),
                 "matching": engine.matcher is not None,
             },
             "threads": torch.get_num_threads(),
@@ -179,7 +180,7 @@ def _sample(site: Site, request: Request, session: Session) -> Answer:
 
 
 def _upload(site: Site, request: Request, session: Session) -> Answer:
-    path = session.folder / "upload.bin"  # whatever the visitor calls it
+    path = session.folder / secrets.token_hex(8)  # whatever the visitor calls it
     try:
         request.save(path, site.limits.upload_mb * 10**6)
         work = session.open(site.engine, lambda folder: read_upload(path, folder, site.limits.frames))

@@ -70,14 +70,14 @@ class Work:
     def features(self, index: int) -> Float[Tensor, "channels rows columns"]:
         """Features of a frame, encoded once and kept on disk."""
         if self._features is None or not self._encoded[index]:
-            encoded = self.engine.encode(self.clip.frames[index], self.inside).numpy()
+            encoded = self.engine.encode(self.clip.frames[index], self.inside).cpu().numpy()
             if self._features is None:
                 shape = (len(self.clip.frames), *encoded.shape)
                 path = self.folder / "features.raw"
                 self._features = np.memmap(path, dtype=np.float32, mode="w+", shape=shape)
             self._features[index] = encoded
             self._encoded[index] = True
-        return torch.from_numpy(np.array(self._features[index]))
+        return torch.from_numpy(np.array(self._features[index])).to(self.engine.device)
 
     def start(self, given: Masks | Points, changed: int) -> None:
         """Carry labels on from the last annotated frame before what has changed, in a thread."""

@@ -82,7 +82,6 @@ export class Visit {
 }
 
 export function seconds(value) {
-  if (value < 1) return "less than a second";
-  if (value < 90) return `${Math.round(value)} s`;
+  if (value < 90) return `${Math.max(1, Math.round(value))} s`;
   return `${Math.floor(value / 60)} min ${Math.round(value % 60)} s`;
 }

@@ -69,6 +69,7 @@ class App extends Screen {
   // ---- clips
 
   async openClip(saying, open, button = null) {
+    const before = byId("clip-text").textContent;
     byId("clip-text").textContent = saying;
     try {
       const state = await open();
@@ -76,7 +77,7 @@ class App extends Screen {
       this.take(state);
       await this.tellEstimate();
     } finally {
-      if (byId("clip-text").textContent === saying) byId("clip-text").textContent = "";
+      if (byId("clip-text").textContent === saying) byId("clip-text").textContent = before;
     }
   }
 
@@ -121,7 +122,7 @@ class App extends Screen {
         if (state.kind === "masks") this.marks.masks.set(frame, await this.visit.mask(frame));
         else this.marks.points.set(frame, state.points[frame].map((p) => p && p.slice(0, 2)));
       }
-      if (state.state === "running") this.poll();
+      if (state.state === "running") this.guard(() => this.poll());
     }
     this.refresh();
     this.show(0);
