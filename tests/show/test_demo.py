@@ -292,7 +292,8 @@ def test_files_that_are_no_videos_are_refused_in_a_sentence(visitor: Visitor, tm
         assert said[0].isupper()
         assert said.endswith(".")
         assert str(visitor.demo.site.folder) not in said
-    assert "not a video" in visitor.post("upload", PLAYLIST)["error"]
+    # A playlist names other files: FFmpeg must never see it.
+    assert "give mp4, mov" in visitor.post("upload", PLAYLIST)["error"]
     assert "at most 1 MB" in visitor.post("upload", b"x" * 1_200_000)["error"]
     assert visitor.raw("POST", f"{visitor.path}/upload", b"x" * 1_200_000, **{GUARD: "1"})[0] == 413
     # The clip before is still there, and nothing else.

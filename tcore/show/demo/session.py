@@ -159,6 +159,7 @@ def state_of(work: Work) -> dict[str, Any]:
             "rate": float(clip.rate),
             "rows": work.grid[0],
             "columns": work.grid[1],
+            "topk": work.protocol.topk,
             "remarks": list(clip.remarks),
             "sample": clip.truth is not None,
             "key": work.folder.name,

@@ -13,7 +13,7 @@ class App extends Screen {
   constructor() {
     super();
     Object.assign(this, { visit: new Visit(), marks: new Marks(), clip: null, frame: 0, object: 1, objects: 3, tool: "brush" });
-    Object.assign(this, { images: new Map(), masks: new Map(), result: null, timer: null, follow: true, topk: 7, busy: false });
+    Object.assign(this, { images: new Map(), masks: new Map(), result: null, timer: null, follow: true, busy: false });
     this.look = new Look(this);
     this.hands = new Hands(this);
     this.wire();

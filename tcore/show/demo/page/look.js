@@ -3,7 +3,15 @@
 import { byId, complain } from "./api.js";
 import { css, drawCrop, drawHeat } from "./draw.js";
 
-const named = (label) => (label === null ? "" : label ? `, object ${label}` : ", background");
+const named = (label) => (label ? `object ${label}` : "background");
+
+// How much of a label came from which object; nothing for points.
+function shares(sources) {
+  const sums = new Map();
+  for (const { label, weight } of sources) if (label !== null) sums.set(label, (sums.get(label) || 0) + weight);
+  const parts = [...sums].sort((a, b) => b[1] - a[1]).map(([label, sum]) => `${Math.round(100 * sum)} % ${named(label)}`);
+  return parts.length ? `: ${parts.join(", ")}` : "";
+}
 
 export class Look {
   constructor(app) {
@@ -57,8 +65,8 @@ export class Look {
     const place = `Frame ${found.frame}, row ${found.row}, column ${found.column}`;
     const said = found.given ? "you marked this frame yourself."
       : !found.labelled ? "not labelled yet; run first to see where its label comes from."
-        : `its label is mixed from ${found.sources.length} patches${found.sources.length < app.topk ? ", some of them more than once" : ""}.`;
-    byId("look-text").textContent = `${place}${named(found.label)}: ${said}`;
+        : `its label is mixed from ${found.sources.length} patches${found.sources.length < app.clip.topk ? ", some of them more than once" : ""}${shares(found.sources)}.`;
+    byId("look-text").textContent = `${place}: ${said}`;
     byId("match-controls").hidden = false;
     byId("sources").replaceChildren(...await Promise.all(found.sources.map((source) => this.source(source))));
     byId("matches").replaceChildren(...await Promise.all(found.matches.map((match) => this.match(match))));
@@ -70,16 +78,18 @@ export class Look {
     canvas.setAttribute("aria-hidden", "true");
     drawCrop(canvas, this.app.clip, await this.app.image(source.frame), source);
     const share = document.createElement("span"), meter = document.createElement("meter"), text = document.createElement("span");
+    const numbers = document.createElement("small");
     share.className = "share";
-    text.textContent = `Frame ${source.frame}: ${(100 * source.weight).toFixed(1)} %, cosine ${source.similarity.toFixed(2)}${named(source.label)}`;
+    text.textContent = `Frame ${source.frame}${source.label === null ? "" : `, ${named(source.label)}`}`;
+    numbers.textContent = `${(100 * source.weight).toFixed(1)} % of the label, cosine ${source.similarity.toFixed(2)}`;
     meter.value = source.weight;
     meter.setAttribute("aria-hidden", "true");
-    share.append(text, meter);
+    share.append(text, numbers, meter);
     if (source.label) {
       const swatch = document.createElement("span");
       swatch.className = "swatch";
       swatch.style.background = css(source.label);
-      text.append(" ", swatch);
+      text.prepend(swatch, " ");
     }
     button.type = "button";
     button.title = `Row ${source.row}, column ${source.column}: go to frame ${source.frame}`;
