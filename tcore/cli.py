@@ -14,6 +14,7 @@ from tyro.conf import FlagCreatePairsOff, Positional, arg
 
 from tcore.cli_check import check_verb
 from tcore.cli_data import prepare_verb
+from tcore.cli_demo import demo_verb
 from tcore.cli_evaluation import evaluate_verb, propagate_verb, score_verb
 from tcore.cli_export import export_verb
 from tcore.cli_figure import figure_verb
@@ -42,6 +43,7 @@ tcore: self-supervised video representation by temporal correspondence
   tcore neighbors IMAGES --encoder RUN                         nearest other images, for training on images
   tcore figure KIND ... --out FILE.png                         attention, pca, propagation, dynamics, ...
   tcore report RUN... --out report.html                        settings, curves, scores, figures of runs
+  tcore demo [ENCODER]                                         a page: paint, propagate, look, correct
   tcore lab TABLE --out OUT [--seeds 3]                        the paper's ablation tables, trained and scored
 
 recipes
@@ -226,4 +228,5 @@ VERBS: dict[str, Callable[[list[str]], None]] = {
     "figure": figure_verb,
     "lab": lab_verb,
     "report": report_verb,
+    "demo": demo_verb,
 }

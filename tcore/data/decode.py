@@ -151,9 +151,13 @@ class _Clock:
         return self._now + self._length
 
 
-def open_container(path: Path) -> Any:
-    """Open a video file for reading; strange characters in its metadata do not matter."""
-    return import_av(f"video file {path}").open(os.fspath(path), metadata_errors="ignore")
+def open_container(path: Path, container: str | None = None) -> Any:
+    """Open a video file for reading; strange characters in its metadata do not matter.
+
+    `container` is the FFmpeg name of the only container that is tried.
+    """
+    av = import_av(f"video file {path}")
+    return av.open(os.fspath(path), format=container, metadata_errors="ignore")
 
 
 def upright(frame: Frame, degrees: int) -> UInt8[np.ndarray, "rows columns 3"]:

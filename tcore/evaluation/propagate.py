@@ -25,13 +25,13 @@ class Keys(NamedTuple):
 
 
 class LabelSource(NamedTuple):
-    """A cell of an earlier frame that a label was taken from, and its share in it."""
+    """A cell that a label is mixed from: frames after the first, where it lies, cosine, share of the mix."""
 
     frame: int
     row: int
     column: int
-    weight: float
     similarity: float
+    weight: float
 
 
 class Propagator:
@@ -116,43 +116,61 @@ class Propagator:
             for chunk in self._chunks(queries):
                 keys = self._best_keys(queries, chunk)
                 labels[chunk] = mix_labels(keys, stored, topk=self.topk, temperature=self.temperature)
-        if self.context:
-            slot = 1 + (self._time - 1) % self.context
-            self._features[slot] = queries
-            self._labels[slot] = labels
+        self._hold(queries, labels)
         _, height, width = self._shape
         lines = labels.unflatten(0, (width, height) if self._turned else (height, width))
         return self._turn(lines).contiguous()
 
     @torch.no_grad()
+    def skip(
+        self, features: Float[Tensor, "channels height width"], labels: Float[Tensor, "height width classes"]
+    ) -> None:
+        """Take the next frame together with its labels, which are known."""
+        self._time += 1
+        self._hold(self._lines(features), self._turn(labels.to(self._labels)).flatten(0, 1))
+
+    @torch.no_grad()
     def sources(
         self, features: Float[Tensor, "channels height width"], row: int, column: int
     ) -> list[LabelSource]:
-        """Where a cell of the next frame takes its label from, largest share first; takes no step."""
+        """Where the label of one cell of the next frame comes from, the largest share first.
+
+        The state stays as it is, and `step` with the same features mixes exactly these labels.
+        """
         if self._time < 0:
             raise RuntimeError("sources() before start(): the first frame is missing")
         _, height, width = self._shape
         if not (0 <= row < height and 0 <= column < width):
             raise InputError(f"patch {row} {column} is outside of the grid of {height}x{width} patches.")
-        cell = column * height + row if self._turned else row * width + column
+        query = column * height + row if self._turned else row * width + column
         queries = self._lines(features).to(self._features.dtype).float()
-        self._time += 1  # searched as the next step would
+        self._time += 1
         try:
-            keys = self._best_keys(queries, slice(cell, cell + 1))
+            keys = self._best_keys(queries, slice(query, query + 1))
         finally:
             self._time -= 1
-        weights = key_weights(keys, topk=self.topk, temperature=self.temperature)
+        weights = key_weights(keys, topk=self.topk, temperature=self.temperature)[0]
         found = []
-        for pixel, weight, similarity in zip(
-            keys.pixel[0].tolist(), weights[0].tolist(), keys.similarity[0].tolist(), strict=True
+        for similarity, pixel, weight in zip(
+            keys.similarity[0].tolist(), keys.pixel[0].tolist(), weights.tolist(), strict=True
         ):
             slot, place = divmod(pixel, height * width)
-            across, along = divmod(place, min(height, width))
-            # The ring holds frame t in slot 1 + (t - 1) % context.
-            frame = self._time - (self._time - slot) % self.context if slot else 0
-            where = (along, across) if self._turned else (across, along)
-            found.append(LabelSource(frame, *where, weight, similarity))
-        return sorted((source for source in found if source.weight > 0), key=lambda source: -source.weight)
+            y, x = divmod(place, height)[::-1] if self._turned else divmod(place, width)
+            if weight > 0:
+                found.append(LabelSource(self._frame_in(slot), y, x, similarity, weight))
+        return sorted(found, key=lambda source: -source.weight)
+
+    def _frame_in(self, slot: int) -> int:
+        """The frame that a slot holds, counted from the first."""
+        return slot and self._time - (self._time - slot) % self.context
+
+    def _hold(
+        self, queries: Float[Tensor, "pixels channels"], labels: Float[Tensor, "pixels classes"]
+    ) -> None:
+        if self.context:
+            slot = 1 + (self._time - 1) % self.context
+            self._features[slot] = queries
+            self._labels[slot] = labels
 
     def _turn(self, grid: Float[Tensor, "rows columns classes"]) -> Float[Tensor, "lines places classes"]:
         return grid.transpose(0, 1) if self._turned else grid

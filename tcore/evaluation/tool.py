@@ -19,7 +19,7 @@ from tcore.errors import InputError
 from tcore.evaluation.carry import encode
 from tcore.evaluation.encoder import Encoder
 from tcore.evaluation.labels import Masks, Points, Said, read_labels
-from tcore.evaluation.propagate import Precision
+from tcore.evaluation.propagate import Precision, Propagator
 from tcore.evaluation.protocols import TCORE, Protocol, Size
 from tcore.evaluation.tracked import TrackedMasks, TrackedPoints, by, open_table
 from tcore.evaluation.video import FolderVideo, Video, h264_encoder, open_video, video_writer
@@ -158,13 +158,25 @@ def carry_frames(
             raise InputError(f"frame {index} is {by(frame.shape[:2])}, the first {by(expected[:2])}.")
         expected = frame.shape
         features = encode_frame(encoder, frame, size, protocol.precision)
-        carried = None if index == 0 else propagator.step(features)
-        given = track.given(index, carried)
-        soft = carried if given is None else given.to(features.device)
-        assert soft is not None  # frame 0 always has labels
-        if given is not None:
-            propagator.start(features, soft)
-        yield frame, soft
+        yield frame, label_frame(propagator, track, index, features, first=index == 0)
+
+
+def label_frame(
+    propagator: Propagator,
+    track: TrackedMasks | TrackedPoints,
+    index: int,
+    features: Float[Tensor, "channels rows columns"],
+    *,
+    first: bool,
+) -> Float[Tensor, "rows columns classes"]:
+    """Soft labels of the next frame: carried, or those that were given for it, as the first ones are."""
+    carried = None if first else propagator.step(features)
+    given = track.given(index, carried)
+    soft = carried if given is None else given.to(features.device)
+    assert soft is not None  # the first frame always has labels
+    if given is not None:
+        propagator.start(features, soft)
+    return soft
 
 
 def encode_frame(

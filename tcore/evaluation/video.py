@@ -73,15 +73,20 @@ class FolderVideo(Video):
 class FileVideo(Video):
     """A video file, decoded through PyAV and turned upright where its metadata say how."""
 
-    def __init__(self, path: Path) -> None:
+    size: tuple[int, int]
+    """Height and width as stored, before the frames are turned."""
+
+    def __init__(self, path: Path, container_name: str | None = None) -> None:
         self.path = path
         self.stems = {}
+        self._container = container_name
         with self._open() as container:
             stream = container.streams.video[0]
             rate = stream.average_rate or stream.guessed_rate
             if rate is not None and 0 < rate <= 1000:
                 self.rate = Fraction(rate).limit_denominator(65535)
             self.count = stream.frames or None
+            self.size = (stream.height, stream.width)
             length = container.duration
         # Some containers do not say how many frames they hold, only how long they last.
         self._about = None if length is None else math.floor(self.rate * Fraction(length, 10**6))
@@ -114,7 +119,7 @@ class FileVideo(Video):
     def _open(self) -> Iterator[Any]:
         av = import_av(f"video file {self.path}")
         try:
-            container = open_container(self.path)
+            container = open_container(self.path, self._container)
         except (av.FFmpegError, OSError) as error:
             reason = error.strerror or str(error)
             raise InputError(

@@ -177,18 +177,26 @@ def test_features_held_in_bf16_are_compared_in_single_precision() -> None:
     assert (held - exact).abs().mean() < 0.02
 
 
-@pytest.mark.parametrize(("shape", "context"), [((5, 7), 2), ((7, 5), 3), ((6, 6), 20)])
-def test_sources_of_a_cell_mix_to_the_label_that_the_step_gives_it(
-    shape: tuple[int, int], context: int
-) -> None:
-    torch.manual_seed(0)
-    features = torch.randn(7, 12, *shape)
-    labels = [torch.rand(*shape, 3)]
-    propagator = Propagator(context=context, radius=3, topk=4)
-    propagator.start(features[0], labels[0])
-    for frame in features[1:]:
-        sources = propagator.sources(frame, 2, 4)
-        labels.append(propagator.step(frame))
-        mixed = sum(s.weight * labels[s.frame][s.row, s.column] for s in sources)
-        torch.testing.assert_close(mixed, labels[-1][2, 4])
-        assert sources == sorted(sources, key=lambda s: -s.weight)
+@pytest.mark.parametrize("grid", [(4, 6), (6, 4)])
+@pytest.mark.parametrize("first_frame", ["repeated", "once"])
+def test_the_sources_of_a_cell_make_its_label(grid: tuple[int, int], first_frame: FirstFrame) -> None:
+    features, first = random_video(3, 9, *grid)
+    knobs: dict[str, Any] = {"context": 3, "radius": 2.5, "topk": 5, "first_frame": first_frame}
+    labels = propagate_features(features, first, **knobs)
+    propagator = Propagator(**knobs)
+    propagator.start(features[0], first)
+    for time in range(1, 9):
+        row, column = time % grid[0], (2 * time) % grid[1]
+        found = propagator.sources(features[time], row, column)
+        assert sum(source.weight for source in found) == pytest.approx(1)
+        assert [s.weight for s in found] == sorted((s.weight for s in found), reverse=True)
+        assert {s.frame for s in found} <= {0, *range(max(1, time - 3), time)}
+        mixed = torch.stack([s.weight * labels[s.frame, s.row, s.column] for s in found]).sum(dim=0)
+        torch.testing.assert_close(mixed, labels[time, row, column])
+        for s in found:
+            cosine = F.cosine_similarity(
+                features[time, :, row, column], features[s.frame, :, s.row, s.column], dim=0
+            )
+            assert s.similarity == pytest.approx(float(cosine), abs=1e-5)
+        # Labels that are known are taken as they are; asking has changed nothing.
+        propagator.skip(features[time], labels[time])

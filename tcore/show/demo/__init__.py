@@ -1,0 +1,1 @@
+"""A page in the browser: paint, propagate, look, correct."""
