@@ -225,7 +225,7 @@ def test_a_patch_tells_where_its_label_came_from(visitor: Visitor) -> None:
 def test_the_matching_module_of_a_run_looks_into_other_frames(tmp_path: Path) -> None:
     config = tiny()
     save_config(config, tmp_path / "config.json")
-    export(tmp_path, 0, build_model(config), config)
+    export(tmp_path, 0, build_model(config).state_dict(), config)
     engine = load_engine(tmp_path)
     frames = sample_frames("walker")[:, :64, :96]
     past, future = engine.attention(frames[1], [frames[0], frames[2]], (64, 96), 3, 5)
