@@ -227,6 +227,8 @@ class RuntimeConfig:
     """Processes that read frames (default: one per core up to 16; 0 for rendered videos)."""
     log_every: int = 10
     """Steps between two progress lines and health figures."""
+    bad_samples: float = 0.01
+    """Share of unreadable samples, of the last thousand, above which training stops; others stand in for them."""
 
 
 @dataclass(frozen=True)

@@ -114,6 +114,7 @@ def describe(metrics: Mapping[str, Any], health: Health, uniform: float) -> str:
         f"{health.state} (rank {health.frame_rank:.1f}/{health.patch_rank:.1f}, "
         f"targets {health.target_entropy:.2f} nats each, {health.target_information:.2f} told apart)  "
         f"{metrics['samples_per_second']:.1f} samples/s  wait {metrics['data_wait']:.0%}"
+        + (f"  unreadable {metrics['bad_samples']}" if metrics.get("bad_samples") else "")
     )
 
 

@@ -13,18 +13,24 @@ from tcore.data.frames import FrameStore
 from tcore.data.images import ImageSource, open_images
 from tcore.data.loader import Source, load
 from tcore.data.neighbors import check_neighbors, find_neighbors, load_neighbors
+from tcore.data.workers import missing_killed_workers
 from tcore.errors import DivergedError, InputError
 from tcore.files import write_text
+from tcore.training import generations
+from tcore.training.bad_samples import BadSamples
 from tcore.training.build import build_schedule, choose_device, choose_dtype
 from tcore.training.checkpoint import (
     CHECKPOINT,
+    check_run,
     keep_encoder,
     load_checkpoint,
     open_run,
     save_checkpoint,
 )
-from tcore.training.init import apply_init, read_init, record_init
+from tcore.training.init import Init, apply_init, read_init, record_init
 from tcore.training.journal import Journal, environment
+from tcore.training.lock import lock_run
+from tcore.training.signals import Preempted, StopRequest
 from tcore.training.step import Outcome, Trainer
 from tcore.training.wait import DataWait
 from tcore.validation import validate
@@ -52,7 +58,22 @@ def train(
     run, config = Path(run), resolve(config)
     source = open_source(config, frames, neighbors)
     # A run that goes on has its weights in the checkpoint; what it began with is not read again.
-    init = None if (run / CHECKPOINT).exists() else read_init(config)
+    init = None if generations.exists(run / CHECKPOINT) else read_init(config)
+    check_run(run, config)
+    with lock_run(run), missing_killed_workers(), StopRequest() as stop:
+        return _train(config, run, source, frames, init, stop, quiet)
+
+
+def _train(
+    config: Config,
+    run: Path,
+    source: Source,
+    frames: str | Path | None,
+    init: Init | None,
+    stop: StopRequest,
+    quiet: bool,
+) -> Path:
+    """Train in a run folder that no other process writes to."""
     open_run(run, config)
     schedule = build_schedule(config, source.steps_per_epoch)
     trainer = Trainer(config)
@@ -60,16 +81,18 @@ def train(
         record_init(init, run)
         apply_init(init, trainer.model)
     fingerprint = source.fingerprint()
-    saved = first_step = load_checkpoint(run, trainer.model, trainer.optimizer, fingerprint)
+    notes: list[str] = []
+    saved = first_step = load_checkpoint(run, trainer.model, trainer.optimizer, fingerprint, notes.append)
 
     journal = Journal(run, first_step, schedule.num_steps, config.head.prototypes, quiet)
     made_with = environment(trainer.device) | {"frames": "rendered" if frames is None else str(frames)}
     if isinstance(source, ImageSource):
         made_with["neighbors"] = f"{source.neighbors.fingerprint()}, by {source.neighbors.encoder}"
     write_text(run / "environment.json", json.dumps(made_with, indent=2) + "\n")
-    for line in (*introduce(source, trainer, schedule.num_steps, first_step), *(init.lines if init else ())):
+    notes += introduce(source, trainer, schedule.num_steps, first_step)
+    for line in (*notes, *(init.lines if init else ())):
         journal.say(line)
-    wait = DataWait(source)
+    wait, bad = DataWait(source), BadSamples(config.runtime.bad_samples)
     try:
         parts = load(source, first_step, schedule.num_steps, trainer.device)
         unread: list[Outcome] = []
@@ -77,8 +100,9 @@ def train(
             done, last = step + 1, step + 1 == schedule.num_steps
             look = done % config.runtime.log_every == 0 or last
             keep = last or keeps(done, schedule.num_steps, config.keep_every)
-            save = last or done % config.checkpoint_every == 0
             unread.append(trainer.step(parts, step, schedule.at(step), look))
+            leave = stop.name if not last else None
+            save = last or done % config.checkpoint_every == 0 or leave is not None
             # A GPU works on while the outcome of the step before is read; nothing is saved unread.
             while len(unread) > (0 if look or keep or save else 1):
                 outcome = unread.pop(0)
@@ -86,11 +110,16 @@ def train(
                 journal.record(outcome.step + 1, metrics, health)
                 if slow := wait.note(outcome.step + 1, metrics, health is not None):
                     journal.say(slow)
+                if unreadable := bad.note(outcome.step + 1, outcome.bad, config.optim.batch):
+                    journal.say(unreadable)
             if keep:
                 keep_encoder(run, done, trainer.model)
             if save:
                 save_checkpoint(run, done, trainer.model, trainer.optimizer, config, fingerprint)
                 saved = done
+            if leave is not None:
+                journal.say(f"{leave}: step {done} of {schedule.num_steps} is saved; the same command goes on.")
+                raise Preempted
     except DivergedError as error:
         raise DivergedError(f"{error} {what_remains(run, saved)}") from error
     finally:

@@ -48,11 +48,13 @@ class Trainer:
     def step(self, parts: Iterator[Any], step: int, values: StepValues, look: bool = False) -> "Outcome":
         """Make one step; a GPU may still be at work on it when this returns."""
         losses: dict[str, Tensor] = {}
+        bad: tuple[str, ...] = ()
         self.model.watching, glimpses = look, []
         self.clock.begin()
         for part in range(self.config.optim.accumulate):
             with self.clock.waiting():
                 raw = next(parts)
+            bad += raw.bad
             batch = render_batch(raw, self.config, self.device, self.render)
             self.generator.manual_seed(stochastic_depth_seed(self.config.seed, step, part))
             for name, value in self._backward(batch, values).items():
@@ -61,6 +63,7 @@ class Trainer:
                 glimpses.append(self.model.glimpse)
         norms = self.optimizer.clip()
         outcome = Outcome(step, losses, norms, values, self.config, glimpses)
+        outcome.bad = bad
         if self.device.type == "cpu":
             outcome.check()  # nothing is gained by waiting: stop before the update
         self.optimizer.step(values)
@@ -96,6 +99,7 @@ class Outcome:
         glimpses: list[Glimpse],
     ) -> None:
         self.step, self.timing = step, Timing()
+        self.bad: tuple[str, ...] = ()  # what was wrong with samples that others stand in for
         self._config, self._values, self._glimpses = config, values, glimpses
         self._norms = {f"gradient_norm_{part}": part for part in norms}
         self._names = [*losses, *self._norms]
@@ -130,6 +134,7 @@ class Outcome:
             "student_temperature": self._config.loss.student_temperature,
             "samples_per_second": self._config.optim.batch / seconds,
             "data_wait": waited / seconds,
+            "bad_samples": len(self.bad),
             "memory_gib": peak_memory_gib(self._device),
         }
 
