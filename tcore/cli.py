@@ -1,12 +1,14 @@
 """The command line: a verb, a function; flags and help come from the settings themselves."""
 
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
 import torch
+from PIL.Image import DecompressionBombWarning
 from tyro.conf import FlagCreatePairsOff, Positional, arg
 
 from tcore.cli_check import check_verb
@@ -74,6 +76,8 @@ class QuickstartCommand:
 def main(argv: Sequence[str] | None = None) -> None:
     """Run a command; bad input is one line and exit code 2."""
     words = list(sys.argv[1:] if argv is None else argv)
+    # Images that declare too many pixels are refused by an error of our own.
+    warnings.filterwarnings("ignore", category=DecompressionBombWarning)
     try:
         _dispatch(words)
     except InputError as error:

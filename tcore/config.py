@@ -228,7 +228,7 @@ class RuntimeConfig:
     log_every: int = 10
     """Steps between two progress lines and health figures."""
     bad_samples: float = 0.01
-    """Share of unreadable samples, of the last thousand, above which training stops; others stand in for them."""
+    """Largest share of unreadable samples (others stand in for them) before training stops."""
 
 
 @dataclass(frozen=True)

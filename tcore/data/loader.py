@@ -143,7 +143,7 @@ class Source(Dataset[RawBatch]):
         return replace(_collate(samples, buffer.pixels, mask, counts), bad=tuple(bad))
 
     def _readable_sample(self, step: int, slot: int, clip: int, masked: bool, bad: list[str]) -> Sample:
-        """A sample of a clip; where it cannot be read, of another one that (seed, step, slot) alone decides."""
+        """A sample of a clip; where it cannot be read, of another that (seed, step, slot) alone decides."""
         rng = np.random.default_rng((self.config.seed, REPLACE, step, slot))
         others = rng.integers(len(self.clips.video), size=REPLACEMENTS).tolist()
         for candidate in (clip, *others):

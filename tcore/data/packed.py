@@ -1,7 +1,6 @@
 """PackedStore: the frames of many videos in a few tar files, found through a memory-mapped index."""
 
 import hashlib
-import json
 import os
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
@@ -13,6 +12,7 @@ from jaxtyping import Int64
 
 from tcore.data.frames import Frame, FrameStore, decode_image
 from tcore.errors import InputError
+from tcore.files import read_json
 
 STORE = "store.json"  # written last: where it is, the store is complete
 FORMAT = "tcore frames 1"
@@ -261,11 +261,7 @@ class _Shard:
 def _read_about(root: Path) -> dict[str, Any]:
     """What store.json says, after a look at whether it can be true."""
     path = root / STORE
-    try:
-        about = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or "not JSON"
-        raise InputError(f"cannot read {path}: {reason}.") from error
+    about = read_json(path)
     if not isinstance(about, dict) or about.get("format") != FORMAT:
         found = about.get("format") if isinstance(about, dict) else about
         raise InputError(f"{path} is no store that this version reads: format {found!r}, need {FORMAT!r}.")
@@ -288,7 +284,7 @@ def _load(root: Path, name: str) -> np.ndarray:
     try:
         # Very small files may hold no element at all, which cannot be mapped.
         mapped = None if path.stat().st_size < 4096 else "r"
-        array = np.load(path, mmap_mode=mapped, allow_pickle=False)  # type: ignore[arg-type]
+        array = np.load(path, mmap_mode=mapped)  # type: ignore[arg-type]
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}.") from error
     except (ValueError, EOFError) as error:

@@ -1,4 +1,4 @@
-"""Reading processes: they die with their parent, stay calm when it is asked to stop, and are missed when killed."""
+"""Reading processes: they die with their parent, leave signals to it, and are missed when killed."""
 
 import ctypes
 import multiprocessing
@@ -46,8 +46,8 @@ def missing_killed_workers() -> Iterator[None]:
             raise
         how = " by SIGKILL, as the system does when memory runs out" if "Killed" in found[2] else ""
         raise LostWorkerError(
-            f"reading process {found[1].strip()} was killed{how}: use fewer --runtime.workers, or give the job "
-            "more memory (of /dev/shm too); the same command goes on from the last checkpoint."
+            f"reading process {found[1].strip()} was killed{how}: use fewer --runtime.workers, or give the "
+            "job more memory (of /dev/shm too); the same command goes on from the last checkpoint."
         ) from error
 
 

@@ -1,7 +1,6 @@
 """Encoders for evaluation: our runs, foreign checkpoints, models of timm, transformers and torch.hub."""
 
 import difflib
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +9,10 @@ from torch import Tensor, nn
 
 from tcore.errors import InputError
 from tcore.evaluation.adapters import EXAMPLES, attribute, load_hub, load_timm, load_transformers, reason
-from tcore.evaluation.checkpoints import listing, read_file, translate
+from tcore.evaluation.checkpoints import listing, read_file, refuse_hollow, translate
 from tcore.evaluation.encoder import Adapted, Encoder
 from tcore.evaluation.export_names import from_transformers
+from tcore.files import read_json
 from tcore.model.vit import VisionTransformer
 
 # Width, depth and heads of the usual sizes.
@@ -106,6 +106,7 @@ def _load_file(path: Path) -> Encoder:
         return Encoder(_build(found.sizes, found.state, file), str(path), found.report)
     if card is None:
         raise InputError(f"no encoder.json beside {file}: it says how the encoder is built.")
+    refuse_hollow(loaded, str(file))
     state = {name: x.float() for name, x in loaded.items() if isinstance(x, Tensor)}
     sizes = _read_card(card)
     report = f"encoder of this project, {', '.join(f'{key} {value}' for key, value in sizes.items())}"
@@ -115,10 +116,12 @@ def _load_file(path: Path) -> Encoder:
 def _load_folder(path: Path, config: Path) -> Encoder:
     """The encoder of a folder that was exported for timm or transformers; others need their own code."""
     try:
-        values: dict[str, Any] = json.loads(config.read_text(encoding="utf-8"))
+        values: dict[str, Any] = read_json(config)
         num_heads = values["tcore"]["vit"]["num_heads"] if "tcore" in values else None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (KeyError, TypeError) as error:
         raise InputError(f"cannot read {config}: {error!r}.") from error
+    if num_heads is not None and not (type(num_heads) is int and 0 < num_heads < 2**20):
+        raise InputError(f"{config}: num_heads={num_heads!r} is no number of heads.")
     if num_heads is None:
         spec = f"timm:local-dir:{path}" if "architecture" in values else f"hf:{path}"
         raise InputError(f"{path} is a model of another project: give {spec}, which runs its own code.")
@@ -129,6 +132,7 @@ def _load_folder(path: Path, config: Path) -> Encoder:
 
 
 def _build(sizes: dict[str, Any], state: dict[str, Tensor], source: Path) -> VisionTransformer:
+    _check_sizes(sizes, state, source)
     try:
         # The weights that are drawn here, to be overwritten, must not move the random state of the caller.
         with torch.random.fork_rng(devices=[]):
@@ -137,6 +141,30 @@ def _build(sizes: dict[str, Any], state: dict[str, Tensor], source: Path) -> Vis
         raise InputError(f"no encoder can be built for {source}: {reason(error)}.") from error
     load_strictly(vit, state, source)
     return vit
+
+
+def _check_sizes(sizes: dict[str, Any], state: dict[str, Tensor], source: Path) -> None:
+    """Refuse sizes that are not those of the weights, before memory is taken for a network of that size."""
+    for name, value in sizes.items():
+        kinds = (int, float) if name == "layer_scale" else (int,)
+        if not isinstance(value, kinds) or isinstance(value, bool) or not 0 <= value < 2**20:
+            raise InputError(f"no encoder can be built for {source}: {name}={value!r} is no such size.")
+    dim, patch = sizes.get("dim", 384), sizes.get("patch_size", 16)
+    blocks = {name.split(".")[1] for name in state if name.startswith("blocks.")}
+    side = sizes.get("image_size", 224) // max(1, patch)
+    wanted = {
+        "patch_embed.proj.weight": (dim, 3, patch, patch),
+        "pos_embed": (1, 1 + side * side, dim),
+        "register_tokens": (1, sizes.get("num_registers", 4), dim),
+    }
+    for name, shape in wanted.items():
+        found = tuple(state[name].shape) if name in state else None
+        if found != shape:
+            raise InputError(f"weights in {source} do not fit: {name} is {found}, expected {shape}.")
+    if len(blocks) != sizes.get("depth", 12):
+        raise InputError(
+            f"weights in {source} do not fit: {len(blocks)} blocks, expected {sizes.get('depth', 12)}."
+        )
 
 
 def load_strictly(module: nn.Module, state: dict[str, Tensor], source: Path) -> None:
@@ -158,9 +186,11 @@ def load_strictly(module: nn.Module, state: dict[str, Tensor], source: Path) -> 
 def _read_card(card: Path) -> dict[str, Any]:
     """Sizes of the encoder."""
     try:
-        vit: dict[str, Any] = json.loads(card.read_text(encoding="utf-8"))["vit"]
+        vit: dict[str, Any] = dict(read_json(card)["vit"])
         return vit
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError) as error:
+        if isinstance(error, InputError):
+            raise
         raise InputError(f"cannot read {card}: {error!r}.") from error
 
 

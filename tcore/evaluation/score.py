@@ -108,7 +108,7 @@ def score_jhmdb(truth: Path, predictions: Path, *, count_lost: bool = False) -> 
 def read_joints(path: Path, shape: tuple[int, ...]) -> np.ndarray:
     """Predicted joints of a clip: x, y in pixels, NaN where one is lost."""
     try:
-        with np.load(path, allow_pickle=False) as arrays:
+        with np.load(path) as arrays:
             joints = np.asarray(arrays["joints"], dtype=np.float64)
     except FileNotFoundError as error:
         raise InputError(f"no predictions: {path} does not exist.") from error

@@ -26,9 +26,10 @@ class BadSamples:
         recent, among = (sum(column) for column in zip(*self._steps, strict=True))
         if recent > self._limit * max(among, WINDOW):
             raise InputError(
-                f"step {step}: {recent} of the last {max(among, WINDOW)} samples could not be read, more than "
-                f"runtime.bad_samples={self._limit:g} allows: look with tcore check, repair the store or raise "
-                f"the setting; the same command goes on from the last checkpoint. The last one: {bad[-1]}"
+                f"step {step}: {recent} of the last {max(among, WINDOW)} samples could not be read, more "
+                f"than runtime.bad_samples={self._limit:g} allows: look with tcore check, repair the store "
+                "or raise the setting; the same command goes on from the last checkpoint. "
+                f"The last one: {bad[-1]}"
             )
         if step < self._silent_until:
             return None

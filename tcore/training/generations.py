@@ -1,4 +1,4 @@
-"""A checkpoint and the one before it, known by their checksums: damage is noticed, and the other one is used."""
+"""A checkpoint and the one before it, with checksums: damage is noticed, and the other one is used."""
 
 import hashlib
 import json
@@ -30,7 +30,7 @@ def exists(path: Path) -> bool:
 
 
 def write_generation(path: Path, save: Callable[[Path], str]) -> None:
-    """Write a file with `save`, which returns its SHA-256; the one that was there stays as the previous one."""
+    """Write a file with `save`, which returns its SHA-256; the one that was there is kept as the previous."""
     with atomic(path) as temporary:
         digest = save(temporary)
         # First the checksums, then the files: whenever this stops, whatever lies there is known by its own.
@@ -41,7 +41,7 @@ def write_generation(path: Path, save: Callable[[Path], str]) -> None:
 
 
 def newest_intact(path: Path, say: Callable[[str], None]) -> Path | None:
-    """The newest generation that is as it was written, None where there is none; `say` hears of the others."""
+    """The newest generation that is as it was written, or None; `say` hears of those that are not."""
     known, found = _known(path), [place for place in (path, previous(path)) if place.exists()]
     for place in found:
         if not known:
@@ -52,7 +52,7 @@ def newest_intact(path: Path, say: Callable[[str], None]) -> Path | None:
                 say(f"warning: {path} is missing: going on from {place}, the checkpoint before it.")
             return place
         if place == path and len(found) == 2:
-            say(f"warning: {path} is damaged (its SHA-256 is not the one that was written): trying {found[1]}.")
+            say(f"warning: {path} is damaged (not the SHA-256 that was written): trying {found[1]}.")
             # Out of the way, so that the next checkpoint does not push out the good one.
             with suppress(FileNotFoundError):
                 path.replace(path.with_name(f"{path.stem}.damaged{path.suffix}"))

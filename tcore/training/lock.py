@@ -73,5 +73,5 @@ def _at_work(holder: dict[str, Any]) -> bool:
 
 
 def _refusal(run: Path, holder: dict[str, Any]) -> str:
-    who = f"process {holder['pid']} on {holder.get('host', 'an unknown host')}" if holder else "another process"
+    who = f"process {holder['pid']} on {holder.get('host')}" if holder else "another process"
     return f"run {run} is being trained by {who}: wait for it or stop it, or give another --run."

@@ -118,7 +118,7 @@ def _train(
                 save_checkpoint(run, done, trainer.model, trainer.optimizer, config, fingerprint)
                 saved = done
             if leave is not None:
-                journal.say(f"{leave}: step {done} of {schedule.num_steps} is saved; the same command goes on.")
+                journal.say(f"{leave}: saved step {done} of {schedule.num_steps}; the same command goes on.")
                 raise Preempted
     except DivergedError as error:
         raise DivergedError(f"{error} {what_remains(run, saved)}") from error

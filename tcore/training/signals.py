@@ -5,10 +5,11 @@ import threading
 from types import FrameType
 from typing import Any
 
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1)  # of an operator or a scheduler; SLURM sends either before it pre-empts
+# Of an operator or a scheduler: SLURM sends either before it takes the machine away.
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
 
-class Preempted(SystemExit):  # noqa: N818
+class Preempted(SystemExit):
     """A run saved itself and left because it was asked to; not caught, the process ends with exit code 0."""
 
     def __init__(self) -> None:
