@@ -287,8 +287,9 @@ def _load(root: Path, name: str) -> np.ndarray:
         array = np.load(path, mmap_mode=mapped)  # type: ignore[arg-type]
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}.") from error
-    except (ValueError, EOFError) as error:
-        raise InputError(f"{path} is damaged ({error}): copy it again, or prepare the store anew.") from error
+    except Exception as error:  # a header that is no header can raise anything
+        why = str(error).partition("\n")[0] or type(error).__name__
+        raise InputError(f"{path} is damaged ({why}): copy it again, or prepare the store anew.") from error
     if not isinstance(array, np.ndarray) or array.dtype != INDEX[name] or array.ndim != 1:
         raise _broken(root, f"{name} is not a row of {INDEX[name]}")
     return np.asarray(array)  # a plain view: single elements come faster than from np.memmap

@@ -17,6 +17,7 @@ from tcore.model.vit import VisionTransformer
 
 # Width, depth and heads of the usual sizes.
 SIZES = {"vitti16": (192, 12, 3), "vits16": (384, 12, 6), "vitb16": (768, 12, 12), "vitl16": (1024, 24, 16)}
+SIZE_NAMES = ("dim", "depth", "num_heads", "patch_size", "image_size", "num_registers", "layer_scale")
 WHAT_WOULD_DO = (
     "give a run folder, a checkpoint (.safetensors, .pth, .pt), an exported folder, random:vits16, "
     "timm:NAME, hf:NAME_OR_DIR or hub:REPO:NAME"
@@ -144,26 +145,19 @@ def _build(sizes: dict[str, Any], state: dict[str, Tensor], source: Path) -> Vis
 
 
 def _check_sizes(sizes: dict[str, Any], state: dict[str, Tensor], source: Path) -> None:
-    """Refuse sizes that are not those of the weights, before memory is taken for a network of that size."""
+    """Refuse sizes that need far more weights than there are, before memory is taken for them."""
     for name, value in sizes.items():
         kinds = (int, float) if name == "layer_scale" else (int,)
-        if not isinstance(value, kinds) or isinstance(value, bool) or not 0 <= value < 2**20:
-            raise InputError(f"no encoder can be built for {source}: {name}={value!r} is no such size.")
+        low = 0 if name in ("layer_scale", "num_registers") else 1
+        if name not in SIZE_NAMES or type(value) not in kinds or not low <= value < 2**20:
+            raise InputError(f"no encoder can be built for {source}: {name}={value!r} is no size that fits.")
     dim, patch = sizes.get("dim", 384), sizes.get("patch_size", 16)
-    blocks = {name.split(".")[1] for name in state if name.startswith("blocks.")}
-    side = sizes.get("image_size", 224) // max(1, patch)
-    wanted = {
-        "patch_embed.proj.weight": (dim, 3, patch, patch),
-        "pos_embed": (1, 1 + side * side, dim),
-        "register_tokens": (1, sizes.get("num_registers", 4), dim),
-    }
-    for name, shape in wanted.items():
-        found = tuple(state[name].shape) if name in state else None
-        if found != shape:
-            raise InputError(f"weights in {source} do not fit: {name} is {found}, expected {shape}.")
-    if len(blocks) != sizes.get("depth", 12):
+    tokens = (sizes.get("image_size", 224) // patch) ** 2 + sizes.get("num_registers", 4)
+    announced = dim * (12 * dim * sizes.get("depth", 12) + 3 * patch**2 + tokens)
+    held = sum(value.numel() for value in state.values())
+    if announced > 2 * held + 10**8:
         raise InputError(
-            f"weights in {source} do not fit: {len(blocks)} blocks, expected {sizes.get('depth', 12)}."
+            f"no encoder can be built for {source}: it announces {announced:,} weights and holds {held:,}."
         )
 
 
