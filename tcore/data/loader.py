@@ -6,7 +6,7 @@ frames of different sizes are padded to the largest of a part).
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
@@ -336,7 +336,9 @@ def num_workers(source: Source) -> int:
     return 0 if isinstance(source.store, RenderedStore) else min(16, num_cores())
 
 
-def load(source: Source, first_step: int, num_steps: int, device: torch.device) -> Iterator[RawBatch]:
+def load(
+    source: Source, first_step: int, num_steps: int, device: torch.device
+) -> Generator[RawBatch, None, None]:
     """Parts of steps `first_step` to `num_steps` - 1, in order, read ahead by worker processes."""
     accumulate = source.config.optim.accumulate
     indices = range(first_step * accumulate, num_steps * accumulate)

@@ -126,9 +126,9 @@ def forget_after(path: Path, last_step: int) -> None:
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
             entry = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             break  # a line that was cut off by a kill; what follows belongs to no finished step
-        if entry["step"] > last_step:
+        if not isinstance(entry, dict) or type(entry.get("step")) is not int or entry["step"] > last_step:
             break
         kept.append(line + "\n")
     with atomic(path) as temporary:

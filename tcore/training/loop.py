@@ -93,8 +93,8 @@ def _train(
     for line in (*notes, *(init.lines if init else ())):
         journal.say(line)
     wait, bad = DataWait(source), BadSamples(config.runtime.bad_samples)
+    parts = load(source, first_step, schedule.num_steps, trainer.device)
     try:
-        parts = load(source, first_step, schedule.num_steps, trainer.device)
         unread: list[Outcome] = []
         for step in range(first_step, schedule.num_steps):
             done, last = step + 1, step + 1 == schedule.num_steps
@@ -123,6 +123,7 @@ def _train(
     except DivergedError as error:
         raise DivergedError(f"{error} {what_remains(run, saved)}") from error
     finally:
+        parts.close()  # the reading processes go now, not when somebody lets go of an exception
         journal.close()
     return run
 
