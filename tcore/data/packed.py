@@ -267,15 +267,21 @@ def _read_about(root: Path) -> dict[str, Any]:
         raise InputError(f"{path} is no store that this version reads: format {found!r}, need {FORMAT!r}.")
     fps, shards, index = about.get("fps"), about.get("shards"), about.get("index")
     fine = (
-        (fps is None or (isinstance(fps, int | float) and 0 < fps < float("inf")))
+        "fps" in about
+        and (fps is None or (isinstance(fps, int | float) and 0 < fps < 1e9))
         and about.get("kind") in KINDS
         and isinstance(index, dict)
         and isinstance(shards, list)
-        and all(isinstance(s, dict) and isinstance(s.get("bytes"), int) and "sha256" in s for s in shards)
+        and all(isinstance(s, dict) and _is_size(s.get("bytes")) and "sha256" in s for s in shards)
     )
     if not fine:
         raise InputError(f"{path} is damaged: copy it again, or prepare the store anew.")
     return about
+
+
+def _is_size(value: Any) -> bool:
+    """Whether a value can be the size of a file."""
+    return isinstance(value, int) and 0 <= value < 2**62
 
 
 def _load(root: Path, name: str) -> np.ndarray:
