@@ -4,12 +4,14 @@ import os
 import socket
 import sys
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
 import torch
+from PIL.Image import DecompressionBombWarning
 from tyro.conf import FlagCreatePairsOff, Positional, arg
 
 from tcore.cli_check import check_verb
@@ -84,10 +86,10 @@ class QuickstartCommand:
 def main(argv: Sequence[str] | None = None) -> None:
     """Run a command; bad input is one line and exit code 2."""
     words = list(sys.argv[1:] if argv is None else argv)
-    if words[:1] == [
-        "--"
-    ]:  # torchrun -m tcore -- train ... --run RUN: without it torchrun reads --run itself
-        words = words[1:]
+    # torchrun -m tcore -- train ... --run RUN: without the -- torchrun would read --run itself.
+    words = words[1:] if words[:1] == ["--"] else words
+    # Images that declare too many pixels are refused by an error of our own.
+    warnings.filterwarnings("ignore", category=DecompressionBombWarning)
     try:
         _dispatch(words)
     except EchoError as error:

@@ -234,6 +234,8 @@ class RuntimeConfig:
     """Under torchrun: every process holds the whole model, or (for ViT-L and up) a share of it."""
     log_every: int = 10
     """Steps between two progress lines and health figures."""
+    bad_samples: float = 0.01
+    """Largest share of unreadable samples (others stand in for them) before training stops."""
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from tcore.config import Config
 from tcore.errors import InputError, did_you_mean
-from tcore.files import write_text
+from tcore.files import read_json, write_text
 
 # How a run is carried out may change when it is resumed; what is learnt may not.
 OPERATIONAL = ("runtime.", "checkpoint_every", "keep_every")
@@ -33,11 +33,7 @@ def save_config(config: Config, path: Path) -> None:
 
 def load_config(path: Path) -> Config:
     """Read settings that `save_config` wrote."""
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputError(f"cannot read settings from {path}: {error}.") from error
-    return from_dict(values, str(path))
+    return from_dict(read_json(path, "settings from "), str(path))
 
 
 def flatten(config: Config) -> dict[str, Any]:

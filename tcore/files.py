@@ -1,12 +1,19 @@
-"""Writing files so that a reader finds the old one or the new one, never half of one."""
+"""Files written at once or not at all, and read without trust in what they are."""
 
+import errno
+import json
 import os
 import secrets
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
+
+from tcore.errors import InputError
 
 TEMPORARY = ".tmp"  # ending of a file that is being written
+LARGEST = 2**28  # bytes of a file that is read as a whole: an image, a table, a list of settings
 
 
 @contextmanager
@@ -20,12 +27,23 @@ def atomic(path: Path) -> Iterator[Path]:
         with temporary.open("rb") as written:
             os.fsync(written.fileno())
         temporary.replace(path)
+        _sync_folder(path.parent)
     except OSError as error:
         # The user knows the file, not its temporary name.
         raise OSError(error.errno, error.strerror or str(error), str(path)) from error
     finally:
         with suppress(OSError):  # what went wrong before matters more
             temporary.unlink(missing_ok=True)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a new name survive a power cut; some file systems do not offer it."""
+    with suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -38,3 +56,36 @@ def write_bytes(path: Path, data: bytes) -> None:
     """Write a file at once or not at all."""
     with atomic(path) as temporary:
         temporary.write_bytes(data)
+
+
+def read_bytes(path: Path, largest: int = LARGEST) -> bytes:
+    """All of a regular file; a pipe or device, which might never end, and a huge file are an OSError."""
+    # Without O_NONBLOCK, opening a pipe would wait for somebody to write to it.
+    handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+    with os.fdopen(handle, "rb") as file:
+        about = os.fstat(file.fileno())
+        if stat.S_ISDIR(about.st_mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        if not stat.S_ISREG(about.st_mode):
+            raise OSError(errno.EINVAL, "it is a pipe or a device, not a file", str(path))
+        if about.st_size > largest:
+            raise OSError(errno.EFBIG, f"{about.st_size:,} bytes, more than {largest:,}", str(path))
+        return file.read()
+
+
+def read_text(path: Path, encoding: str = "utf-8") -> str:
+    """All of a regular text file."""
+    return read_bytes(path).decode(encoding)
+
+
+def read_json(path: Path, what: str = "") -> Any:
+    """What a JSON file says; one that cannot be read is bad input."""
+    try:
+        return json.loads(read_text(path))
+    except OSError as error:
+        reason = error.strerror or str(error)
+    except RecursionError:
+        reason = "nested too deeply"
+    except ValueError as error:  # also what is no UTF-8
+        reason = f"not JSON ({error})"
+    raise InputError(f"cannot read {what}{path}: {reason}.")

@@ -79,6 +79,7 @@ CHECKS: dict[str, Check] = {
     "rendered.size": (lambda x: x >= 32, "need 32 or more"),
     "runtime.workers": (lambda x: x is None or x >= 0, "need 0 or more"),
     "runtime.log_every": AT_LEAST_ONE,
+    "runtime.bad_samples": SHARE,
 }
 
 

@@ -222,5 +222,7 @@ def test_broken_frame_is_one_line_that_names_it_whoever_reads_it(
     introduced, said = capsys.readouterr().err.splitlines()
     assert introduced.startswith("1 videos")
     assert re.fullmatch(
-        rf"tcore: error: cannot read frame {folder}/\d.jpg: cannot identify image file\.", said
+        r"tcore: error: 11 clips could not be read, one after the other; the last: "
+        rf"cannot read frame {folder}/\d.jpg: cannot identify image file\.",
+        said,
     )

@@ -221,8 +221,9 @@ def check_frames(
         findings.add(
             "error" if fatal else "warning",
             f"{count(lost, 'unreadable frame')} in {len(broken):,} of {len(looks):,} videos looked at "
-            f"({len(broken) / len(looks):.1%}); training stops at such a frame: extract them again or remove "
-            f"these videos. {broken[0].unreadable[0]} Videos: {names}.",
+            f"({len(broken) / len(looks):.1%}); training puts other clips in their place, and stops where "
+            f"they are many: extract them again or remove these videos. "
+            f"{broken[0].unreadable[0]} Videos: {names}.",
         )
     mixed = [store.names[look.video] for look in looks if len(look.sizes) > 1]
     findings.figures["differing_sizes"] = mixed

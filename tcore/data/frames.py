@@ -1,7 +1,6 @@
 """FrameStore: videos as ordered frames, from a folder of images, packed files, or rendered on the spot."""
 
 import hashlib
-import io
 import os
 import re
 from abc import ABC, abstractmethod
@@ -11,11 +10,12 @@ from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Int64, UInt8
-from PIL import Image, UnidentifiedImageError
 
+from tcore.data.image_file import BAD_IMAGE, image_problem, open_image
 from tcore.data.jpeg import decode_jpeg
 from tcore.data.synthetic import render_video
 from tcore.errors import InputError
+from tcore.files import read_bytes
 
 Frame = UInt8[np.ndarray, "height width 3"]
 
@@ -159,7 +159,7 @@ def list_clips(store: FrameStore, split_at_cuts: bool) -> Clips:
 def read_image(path: Path) -> Frame:
     """Decode one image file to RGB."""
     try:
-        data = path.read_bytes()
+        data = read_bytes(path)
     except OSError as error:
         raise InputError(f"cannot read frame {path}: {error.strerror}.") from error
     return decode_image(data, str(path))
@@ -170,23 +170,16 @@ def decode_image(data: bytes, name: str) -> Frame:
     if (frame := decode_jpeg(data)) is not None:
         return frame
     try:
-        with Image.open(io.BytesIO(data)) as image:
-            if image.mode == "I" or image.mode.startswith("I;16"):  # Pillow would cut 16 bits off at 255
+        with open_image(data) as image:
+            if image.mode.startswith("I"):  # Pillow would cut 16 bits off at 255
                 grey = (np.asarray(image) >> 8).astype(np.uint8)
                 return np.repeat(grey[:, :, None], 3, axis=2)
             if image.mode == "RGB":  # converting would copy it
                 return np.asarray(image)
             with_alpha = image.mode == "P" and "transparency" in image.info
             return np.asarray((image.convert("RGBA") if with_alpha else image).convert("RGB"))
-    except UnidentifiedImageError as error:
-        raise InputError(f"cannot read frame {name}: cannot identify image file.") from error
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise InputError(f"cannot read frame {name}: {error}.") from error
-
-
-def image_problem(error: Exception, path: Path) -> str:
-    """What is wrong with an image, without naming the path once more."""
-    return getattr(error, "strerror", None) or str(error).replace(repr(str(path)), "").strip()
+    except BAD_IMAGE as error:
+        raise InputError(f"cannot read frame {name}: {image_problem(error)}.") from error
 
 
 def walk(root: Path) -> Iterator[tuple[str, list[str]]]:

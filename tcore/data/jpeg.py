@@ -5,7 +5,8 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import UInt8
-from PIL import Image
+
+from tcore.data.image_file import LARGEST
 
 START = b"\xff\xd8\xff"
 
@@ -26,7 +27,7 @@ def decode_jpeg(data: bytes) -> UInt8[np.ndarray, "height width 3"] | None:
         return None
     try:
         height, width, colours, _ = decoder.decode_jpeg_header(data)
-        if colours not in ("YCbCr", "Gray", "RGB") or height * width > (Image.MAX_IMAGE_PIXELS or 0):
+        if colours not in ("YCbCr", "Gray", "RGB") or height * width > LARGEST:
             return None
         return decoder.decode_jpeg(data, "RGB")
     except ValueError:

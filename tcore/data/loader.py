@@ -6,8 +6,8 @@ rounding: frames of different sizes are padded to the largest of a part).
 """
 
 import os
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Generator
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -25,9 +25,11 @@ from tcore.data.masking import sample_step_masks
 from tcore.data.render import PLAIN, Kernels, render
 from tcore.data.sandwich import sample_sandwich, usable
 from tcore.data.views import CURRENT, FUTURE, PAST, SamplePlan, ViewPlan, sample_views
+from tcore.data.workers import start_worker
 from tcore.errors import InputError
 
-ORDER, SAMPLE, MASKS, DEPTH, NEIGHBOR = 1, 2, 3, 4, 5  # streams of randomness that must not meet
+ORDER, SAMPLE, MASKS, DEPTH, NEIGHBOR, REPLACE = 1, 2, 3, 4, 5, 6  # streams of randomness that must not meet
+REPLACEMENTS = 10  # clips that are tried in the place of an unreadable one
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,8 @@ class RawBatch:
     student: ViewPlan | None
     mask: Bool[Tensor, "two_b n"]
     counts: Counts
+    bad: tuple[str, ...] = ()
+    """What was wrong with the clips that others stand in for."""
 
     def pin_memory(self) -> "RawBatch":
         """Prepare frames and mask for an asynchronous copy; called by the loader."""
@@ -144,13 +148,24 @@ class Source(Dataset[RawBatch]):
         masks = step_masks(config, step)
         masked = np.asarray(masks.any(axis=(0, 2)))
         wanted = [self._needs(place, bool(masked[slot])) for slot in slots for place in range(3)]
-        buffer, samples = FrameBuffer(sum(wanted)), []
+        buffer, samples, bad = FrameBuffer(sum(wanted)), [], list[str]()
         for slot in slots:
-            sample = self._sample(step, slot, int(chosen[slot]), bool(masked[slot]))
+            sample = self._readable_sample(step, slot, int(chosen[slot]), bool(masked[slot]), bad)
             samples.append(sample._replace(frames={k: buffer.add(f) for k, f in sample.frames.items()}))
         mask = masks[:, slots.start : slots.stop].reshape(2 * size, -1)
         counts = Counts(config.optim.batch, int(masks.any(axis=-1).sum()), int(masks.sum()))
-        return _collate(samples, buffer.pixels, mask, counts)
+        return replace(_collate(samples, buffer.pixels, mask, counts), bad=tuple(bad))
+
+    def _readable_sample(self, step: int, slot: int, clip: int, masked: bool, bad: list[str]) -> Sample:
+        """A sample of a clip; where it cannot be read, of another that (seed, step, slot) alone decides."""
+        rng = np.random.default_rng((self.config.seed, REPLACE, step, slot))
+        others = rng.integers(len(self.clips.video), size=REPLACEMENTS).tolist()
+        for candidate in (clip, *others):
+            try:
+                return self._sample(step, slot, candidate, masked)
+            except InputError as error:
+                bad.append(str(error))
+        raise InputError(f"{len(bad)} clips could not be read, one after the other; the last: {bad[-1]}")
 
     def _sample(self, step: int, slot: int, clip: int, masked: bool) -> Sample:
         """The frames that are looked at, and the views to be made of them."""
@@ -336,7 +351,9 @@ def num_workers(source: Source) -> int:
     return 0 if isinstance(source.store, RenderedStore) else max(1, min(16, num_cores() // source.share.here))
 
 
-def load(source: Source, first_step: int, num_steps: int, device: torch.device) -> Iterator[RawBatch]:
+def load(
+    source: Source, first_step: int, num_steps: int, device: torch.device
+) -> Generator[RawBatch, None, None]:
     """Parts of steps `first_step` to `num_steps` - 1, in order, read ahead by worker processes."""
     accumulate = source.config.optim.accumulate
     indices = range(first_step * accumulate, num_steps * accumulate)
@@ -348,6 +365,7 @@ def load(source: Source, first_step: int, num_steps: int, device: torch.device) 
         num_workers=workers,
         pin_memory=device.type == "cuda",
         prefetch_factor=2 if workers else None,
+        worker_init_fn=start_worker,
     )
     for item in loader:
         if isinstance(item, InputError):

@@ -1,7 +1,6 @@
 """A look at videos: frames decoded small, to see whether they can be read, move, and are alike."""
 
 import hashlib
-import io
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,12 +8,14 @@ from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float32, UInt8
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
 from tcore.data.findings import for_each
 from tcore.data.frames import FolderStore, Frame, FrameStore, read_image
+from tcore.data.image_file import BAD_IMAGE, image_problem, open_image
 from tcore.data.packed import PackedStore
 from tcore.errors import InputError
+from tcore.files import read_bytes
 
 THUMB, PORTRAIT = 32, 8  # sides of the grey thumbnails that are compared
 STILL = 1.0  # grey levels of 255: below this, JPEG noise is all that changes
@@ -109,14 +110,13 @@ def read_thumb(store: FrameStore, video: int, index: int) -> tuple[tuple[int, in
         frame = store.read(video, [index])[0]
         return (frame.shape[0], frame.shape[1]), _thumb(Image.fromarray(frame))
     try:
-        with Image.open(io.BytesIO(data)) as image:
+        with open_image(data) as image:
             width, height = image.size
             image.draft("L", (2 * THUMB, 2 * THUMB))  # a JPEG is decoded small: several times faster
             return (height, width), _thumb(image)
-    except UnidentifiedImageError as error:
-        raise InputError(f"cannot read frame {name_frame(store, video, index)}: it is no image.") from error
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise InputError(f"cannot read frame {name_frame(store, video, index)}: {error}.") from error
+    except BAD_IMAGE as error:
+        where = name_frame(store, video, index)
+        raise InputError(f"cannot read frame {where}: {image_problem(error)}.") from error
 
 
 def frame_bytes(store: FrameStore, video: int, frame: int) -> bytes | None:
@@ -127,7 +127,7 @@ def frame_bytes(store: FrameStore, video: int, frame: int) -> bytes | None:
         return None
     path = store.path(video, frame)
     try:
-        return path.read_bytes()
+        return read_bytes(path)
     except OSError as error:
         raise InputError(f"cannot read frame {path}: {error.strerror}.") from error
 

@@ -71,8 +71,10 @@ def load_neighbors(path: Path) -> Neighbors:
                 raise InputError(f"{path} holds no neighbours (format {metadata.get('format')!r}).")
             indices, cosines = file.get_tensor("indices"), file.get_tensor("cosines")
             names = ("encoder", "encoder_fingerprint", "store_fingerprint")
-            return Neighbors(indices, cosines, *(metadata[name] for name in names))
-    except (OSError, SafetensorError, KeyError) as error:
+            if indices.ndim != 2 or indices.shape != cosines.shape or indices.dtype != np.int32:
+                raise InputError(f"{path} is damaged: indices are {indices.dtype} of shape {indices.shape}.")
+            return Neighbors(indices, cosines.astype(np.float32), *(metadata[name] for name in names))
+    except (OSError, SafetensorError, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"cannot read neighbours from {path}: {error}; run tcore neighbors anew.") from error
 
 

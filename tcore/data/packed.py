@@ -1,7 +1,6 @@
 """PackedStore: the frames of many videos in a few tar files, found through a memory-mapped index."""
 
 import hashlib
-import json
 import os
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
@@ -13,6 +12,7 @@ from jaxtyping import Int64
 
 from tcore.data.frames import Frame, FrameStore, decode_image
 from tcore.errors import InputError
+from tcore.files import read_json
 
 STORE = "store.json"  # written last: where it is, the store is complete
 FORMAT = "tcore frames 1"
@@ -261,25 +261,27 @@ class _Shard:
 def _read_about(root: Path) -> dict[str, Any]:
     """What store.json says, after a look at whether it can be true."""
     path = root / STORE
-    try:
-        about = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or "not JSON"
-        raise InputError(f"cannot read {path}: {reason}.") from error
+    about = read_json(path)
     if not isinstance(about, dict) or about.get("format") != FORMAT:
         found = about.get("format") if isinstance(about, dict) else about
         raise InputError(f"{path} is no store that this version reads: format {found!r}, need {FORMAT!r}.")
     fps, shards, index = about.get("fps"), about.get("shards"), about.get("index")
     fine = (
-        (fps is None or (isinstance(fps, int | float) and 0 < fps < float("inf")))
+        "fps" in about
+        and (fps is None or (isinstance(fps, int | float) and 0 < fps < 1e9))
         and about.get("kind") in KINDS
         and isinstance(index, dict)
         and isinstance(shards, list)
-        and all(isinstance(s, dict) and isinstance(s.get("bytes"), int) and "sha256" in s for s in shards)
+        and all(isinstance(s, dict) and _is_size(s.get("bytes")) and "sha256" in s for s in shards)
     )
     if not fine:
         raise InputError(f"{path} is damaged: copy it again, or prepare the store anew.")
     return about
+
+
+def _is_size(value: Any) -> bool:
+    """Whether a value can be the size of a file."""
+    return isinstance(value, int) and 0 <= value < 2**62
 
 
 def _load(root: Path, name: str) -> np.ndarray:
@@ -288,11 +290,12 @@ def _load(root: Path, name: str) -> np.ndarray:
     try:
         # Very small files may hold no element at all, which cannot be mapped.
         mapped = None if path.stat().st_size < 4096 else "r"
-        array = np.load(path, mmap_mode=mapped, allow_pickle=False)  # type: ignore[arg-type]
+        array = np.load(path, mmap_mode=mapped)  # type: ignore[arg-type]
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}.") from error
-    except (ValueError, EOFError) as error:
-        raise InputError(f"{path} is damaged ({error}): copy it again, or prepare the store anew.") from error
+    except Exception as error:  # a header that is no header can raise anything
+        why = str(error).partition("\n")[0] or type(error).__name__
+        raise InputError(f"{path} is damaged ({why}): copy it again, or prepare the store anew.") from error
     if not isinstance(array, np.ndarray) or array.dtype != INDEX[name] or array.ndim != 1:
         raise _broken(root, f"{name} is not a row of {INDEX[name]}")
     return np.asarray(array)  # a plain view: single elements come faster than from np.memmap

@@ -3,7 +3,6 @@
 import io
 import json
 import os
-import pickle
 import select
 import signal
 import subprocess
@@ -22,12 +21,13 @@ from PIL import Image
 from tcore.data.cuts import colour_difference, describe_colours, find_cuts
 from tcore.data.decode import SampledVideo, UnreadableError
 from tcore.data.frames import Frame, decode_image
+from tcore.data.image_file import BAD_IMAGE, image_problem, open_image
 from tcore.data.packed import shard_path
 from tcore.data.shards import PackedVideo, Shard, ShardWriter, from_json, shard_writer, to_json
 from tcore.data.sources import Item
 from tcore.data.synthetic import render_video
 from tcore.errors import InputError
-from tcore.files import TEMPORARY, write_text
+from tcore.files import TEMPORARY, read_bytes, write_text
 
 MIN_PARTIAL = 7  # frames; the usual offsets between past, current and future need as many
 STALL_S = 240  # without a frame; then a video in its own process is given up
@@ -161,16 +161,15 @@ def _pack_images(task: Task, item: Item, writer: ShardWriter, tell: Tell) -> str
     settings, looks = task.settings, _Looks()
     for file in item.images:
         try:
-            data = (task.source / item.path / file).read_bytes()
+            data = read_bytes(task.source / item.path / file)
             size, small = _glance(data)
             if settings.short_side is not None and min(size) > settings.short_side:
                 data = _shrink(decode_image(data, file), settings)
                 size, small = _glance(data)
         except InputError as error:
             raise UnreadableError(str(error).rstrip(".")) from error
-        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-            reason = getattr(error, "strerror", None) or str(error)
-            raise UnreadableError(f"{file}: {reason.split(' <')[0]}") from error
+        except BAD_IMAGE as error:
+            raise UnreadableError(f"{file}: {image_problem(error)}") from error
         looks.add(small, 1, size)
         writer.add(item.name, data)
         tell("frame", 0)
@@ -180,7 +179,7 @@ def _pack_images(task: Task, item: Item, writer: ShardWriter, tell: Tell) -> str
 
 def _glance(data: bytes) -> tuple[tuple[int, int], Frame]:
     """Height and width of an image, and its pixels, fewer where that is faster; all of the file is read."""
-    with Image.open(io.BytesIO(data)) as image:
+    with open_image(data) as image:
         size = image.height, image.width
         image.draft("RGB", (image.width // 4, image.height // 4))
         return size, np.asarray(image.convert("RGB"))
@@ -236,7 +235,7 @@ def _pack_isolated(task: Task, item: Item, writer: ShardWriter, tell: Tell) -> N
         ) as child:
             assert child.stdin is not None
             with suppress(BrokenPipeError):
-                child.stdin.write(pickle.dumps((task, item, spool)))
+                child.stdin.write(_to_json(task, item, spool).encode())
                 child.stdin.close()
             said, silent = _listen(child, tell)
         if child.returncode != 0:
@@ -252,12 +251,34 @@ def _pack_isolated(task: Task, item: Item, writer: ShardWriter, tell: Tell) -> N
 
 def isolated_main() -> None:
     """What the process of its own does: a task on stdin; dots for frames, then the answer, on stdout."""
-    task, item, spool = pickle.loads(sys.stdin.buffer.read())
+    task, item, spool = _from_json(sys.stdin.read())
     writer = ShardWriter(spool)
     note = pack_item(task, item, writer, lambda what, frames: print(".", flush=True))
     shard = writer.close()
     video = asdict(shard.videos[0]) if shard.videos else None
     print(json.dumps({"video": video, "note": asdict(note) if note else None}), flush=True)
+
+
+def _to_json(task: Task, item: Item, spool: Path) -> str:
+    """What the process of its own needs to know; paths are ASCII in JSON, whatever their bytes are."""
+    return json.dumps(
+        {
+            "source": os.fspath(task.source),
+            "store": os.fspath(task.store),
+            "settings": asdict(task.settings),
+            "number": task.number,
+            "item": asdict(item),
+            "spool": os.fspath(spool),
+        }
+    )
+
+
+def _from_json(text: str) -> tuple[Task, Item, Path]:
+    said = json.loads(text)
+    item = Item(**(said["item"] | {"images": tuple(said["item"]["images"])}))
+    settings = Settings(**said["settings"])
+    task = Task(Path(said["source"]), Path(said["store"]), settings, said["number"], (item,))
+    return task, item, Path(said["spool"])
 
 
 def _listen(child: subprocess.Popen[bytes], tell: Tell) -> tuple[bytes, bool]:

@@ -21,7 +21,7 @@ from tcore.data.sandwich import usable
 from tcore.data.shards import write_index
 from tcore.data.sources import Listing, list_source, plan_shards
 from tcore.errors import InputError
-from tcore.files import TEMPORARY, write_text
+from tcore.files import TEMPORARY, read_json, write_text
 
 PLAN = "plan.json"  # there while a store is unfinished
 SKIPPED = "skipped.csv"
@@ -105,7 +105,7 @@ def merge(store: Path) -> Summary:
         if (store / STORE).is_file():
             return Summary(PackedStore(store), read_skipped(store))
         raise InputError(f"{store} holds no parts of a store: give the STORE of tcore prepare --part.")
-    plan = json.loads((store / PLAN).read_text(encoding="utf-8"))
+    plan = read_json(store / PLAN)
     missing = [n for n in range(plan["shards"]) if not record_path(store, n).is_file()]
     if missing:
         raise InputError(_explain_missing(store, missing, plan["shards"]))
@@ -195,7 +195,7 @@ def _begin(store: Path, plan: dict[str, Any]) -> bool:
     if (store / STORE).is_file():
         found = PackedStore(store).about["made"]
     elif (store / PLAN).is_file():
-        found = json.loads((store / PLAN).read_text(encoding="utf-8"))
+        found = read_json(store / PLAN)
     elif store.is_dir() and any(not p.name.endswith(TEMPORARY) for p in store.iterdir()):
         raise InputError(f"{store} is not empty and holds no store: give a new folder.")
     else:

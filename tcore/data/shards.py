@@ -121,7 +121,7 @@ def write_index(
     digests = {}
     for name, dtype in INDEX.items():
         buffer = io.BytesIO()
-        np.save(buffer, np.asarray(columns[name], dtype=dtype), allow_pickle=False)
+        np.save(buffer, np.asarray(columns[name], dtype=dtype))
         with atomic(index_path(root, name)) as temporary:
             temporary.write_bytes(buffer.getbuffer())
         digests[name] = hashlib.sha256(buffer.getbuffer()).hexdigest()

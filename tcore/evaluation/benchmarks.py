@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
 
 from tcore.data.frames import read_image
+from tcore.data.image_file import BAD_IMAGE, open_image
 from tcore.errors import InputError
 from tcore.evaluation import davis, jhmdb, scores, vip
 from tcore.evaluation.carry import carry, carry_ids
@@ -172,9 +172,9 @@ def open_benchmark(
 def frame_size(path: Path) -> Size:
     """Height and width of an image, from its header where that can be read."""
     try:
-        with Image.open(path) as image:
+        with open_image(path) as image:
             return image.height, image.width
-    except OSError:
+    except BAD_IMAGE:
         return read_image(path).shape[:2]  # raises the readable error
 
 

@@ -5,10 +5,9 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 import numpy as np
-from PIL import Image
 
 from tcore.data.findings import Findings, commonest, for_each
-from tcore.data.frames import image_problem
+from tcore.data.image_file import BAD_IMAGE, image_problem, open_image
 from tcore.data.loader import num_cores
 from tcore.errors import InputError
 from tcore.evaluation import davis, jhmdb, vip
@@ -142,12 +141,12 @@ def check_joints(name: str, images: Path, joints: Path) -> ClipCheck:
 def _decoded_size(path: Path) -> tuple[int, int]:
     """Height and width of an image that can be decoded to its end."""
     try:
-        with Image.open(path) as image:
+        with open_image(path) as image:
             size = image.height, image.width
             image.draft("L", (64, 64))  # all of a JPEG is read, but little of it is computed
             image.load()
             return size
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+    except BAD_IMAGE as error:
         raise InputError(f"cannot read frame {path}: {image_problem(error, path)}.") from error
 
 

@@ -3,9 +3,9 @@
 import argparse
 import json
 import math
-import pickle
 import re
 import warnings
+import zipfile
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -66,30 +66,52 @@ def read_file(path: Path) -> dict[str, Any]:
                 heads = {"num_heads": int(about["num_heads"])} if "num_heads" in about else {}
                 known = {"vit": heads | json.loads(about.get("vit", "{}"))} if heads else {}
                 return {name: file.get_tensor(name) for name in file.keys()} | known  # noqa: SIM118
+        _refuse_compression(path)
         # Training scripts store their command line beside the weights, as a Namespace of plain values.
         with torch.serialization.safe_globals([argparse.Namespace]), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             loaded = torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        found = re.search(r"GLOBAL ([\w.]+)", str(error))
-        if found is None:
-            raise InputError(f"{path} is no checkpoint: torch.load cannot read it.") from error
-        raise InputError(
-            f"{path} holds pickled objects ({found[1]}) that could run code, and is not opened: "
-            "where you trust it, save its weights alone with torch.save(model.state_dict(), ...)."
-        ) from error
+    except InputError:
+        raise
     except (SafetensorError, RuntimeError, OSError) as error:
         raise InputError(f"cannot read {path}: {str(error).partition('. ')[0].rstrip('.')}.") from error
     except Exception as error:  # what is no checkpoint can raise anything
+        found = re.search(r"GLOBAL ([\w.]+)", str(error))
+        if found is not None:
+            raise InputError(
+                f"{path} holds Python objects ({found[1]}) that could run code, and is not opened: "
+                "where you trust it, save its weights alone with torch.save(model.state_dict(), ...)."
+            ) from error
         raise InputError(f"{path} is no checkpoint, or cut short: torch.load cannot read it.") from error
     if not isinstance(loaded, Mapping):
         raise InputError(f"{path} holds a {type(loaded).__name__}, not a dict of weights.")
     return dict(loaded)
 
 
+def _refuse_compression(path: Path) -> None:
+    """Refuse an archive whose parts are larger than it: torch never compresses, and a bomb is all of that."""
+    if path.is_file() and zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            inside = sum(part.file_size for part in archive.infolist())
+        if inside > path.stat().st_size:
+            raise InputError(f"{path} is smaller than the {inside} bytes it would unpack to: not opened.")
+
+
+def refuse_hollow(weights: Mapping[str, Any], source: str) -> None:
+    """Refuse tensors that announce more numbers than the file holds, or are stored in an unusual way."""
+    for name, value in weights.items():
+        if isinstance(value, Tensor) and (
+            value.layout != torch.strided
+            or value.is_quantized
+            or value.numel() * value.element_size() > value.untyped_storage().nbytes()
+        ):
+            raise InputError(f"{source}: {name} of shape {tuple(value.shape)} holds fewer numbers than that.")
+
+
 def translate(loaded: Mapping[str, Any], source: str, num_heads: int | None = None) -> Checkpoint:
     """Turn the contents of a foreign checkpoint into our names; unknown keys stay, to be refused."""
     entry, weights, beside = _find_weights(loaded, source)
+    refuse_hollow(weights, source)
     weights, left_out = _bare_names(weights, source)
     names = tuple(weights)
     weights = _number_blocks({_renamed(name): value for name, value in weights.items()}, source)

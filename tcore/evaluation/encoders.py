@@ -1,7 +1,6 @@
 """Encoders for evaluation: our runs, foreign checkpoints, models of timm, transformers and torch.hub."""
 
 import difflib
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +9,15 @@ from torch import Tensor, nn
 
 from tcore.errors import InputError
 from tcore.evaluation.adapters import EXAMPLES, attribute, load_hub, load_timm, load_transformers, reason
-from tcore.evaluation.checkpoints import listing, read_file, translate
+from tcore.evaluation.checkpoints import listing, read_file, refuse_hollow, translate
 from tcore.evaluation.encoder import Adapted, Encoder
 from tcore.evaluation.export_names import from_transformers
+from tcore.files import read_json
 from tcore.model.vit import VisionTransformer
 
 # Width, depth and heads of the usual sizes.
 SIZES = {"vitti16": (192, 12, 3), "vits16": (384, 12, 6), "vitb16": (768, 12, 12), "vitl16": (1024, 24, 16)}
+SIZE_NAMES = ("dim", "depth", "num_heads", "patch_size", "image_size", "num_registers", "layer_scale")
 WHAT_WOULD_DO = (
     "give a run folder, a checkpoint (.safetensors, .pth, .pt), an exported folder, random:vits16, "
     "timm:NAME, hf:NAME_OR_DIR or hub:REPO:NAME"
@@ -106,6 +107,7 @@ def _load_file(path: Path) -> Encoder:
         return Encoder(_build(found.sizes, found.state, file), str(path), found.report)
     if card is None:
         raise InputError(f"no encoder.json beside {file}: it says how the encoder is built.")
+    refuse_hollow(loaded, str(file))
     state = {name: x.float() for name, x in loaded.items() if isinstance(x, Tensor)}
     sizes = _read_card(card)
     report = f"encoder of this project, {', '.join(f'{key} {value}' for key, value in sizes.items())}"
@@ -115,10 +117,12 @@ def _load_file(path: Path) -> Encoder:
 def _load_folder(path: Path, config: Path) -> Encoder:
     """The encoder of a folder that was exported for timm or transformers; others need their own code."""
     try:
-        values: dict[str, Any] = json.loads(config.read_text(encoding="utf-8"))
+        values: dict[str, Any] = read_json(config)
         num_heads = values["tcore"]["vit"]["num_heads"] if "tcore" in values else None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (KeyError, TypeError) as error:
         raise InputError(f"cannot read {config}: {error!r}.") from error
+    if num_heads is not None and not (type(num_heads) is int and 0 < num_heads < 2**20):
+        raise InputError(f"{config}: num_heads={num_heads!r} is no number of heads.")
     if num_heads is None:
         spec = f"timm:local-dir:{path}" if "architecture" in values else f"hf:{path}"
         raise InputError(f"{path} is a model of another project: give {spec}, which runs its own code.")
@@ -129,6 +133,7 @@ def _load_folder(path: Path, config: Path) -> Encoder:
 
 
 def _build(sizes: dict[str, Any], state: dict[str, Tensor], source: Path) -> VisionTransformer:
+    _check_sizes(sizes, state, source)
     try:
         # The weights that are drawn here, to be overwritten, must not move the random state of the caller.
         with torch.random.fork_rng(devices=[]):
@@ -137,6 +142,23 @@ def _build(sizes: dict[str, Any], state: dict[str, Tensor], source: Path) -> Vis
         raise InputError(f"no encoder can be built for {source}: {reason(error)}.") from error
     load_strictly(vit, state, source)
     return vit
+
+
+def _check_sizes(sizes: dict[str, Any], state: dict[str, Tensor], source: Path) -> None:
+    """Refuse sizes that need far more weights than there are, before memory is taken for them."""
+    for name, value in sizes.items():
+        kinds = (int, float) if name == "layer_scale" else (int,)
+        low = 0 if name in ("layer_scale", "num_registers") else 1
+        if name not in SIZE_NAMES or type(value) not in kinds or not low <= value < 2**20:
+            raise InputError(f"no encoder can be built for {source}: {name}={value!r} is no size that fits.")
+    dim, patch = sizes.get("dim", 384), sizes.get("patch_size", 16)
+    tokens = (sizes.get("image_size", 224) // patch) ** 2 + sizes.get("num_registers", 4)
+    announced = dim * (12 * dim * sizes.get("depth", 12) + 3 * patch**2 + tokens)
+    held = sum(value.numel() for value in state.values())
+    if announced > 2 * held + 10**8:
+        raise InputError(
+            f"no encoder can be built for {source}: it announces {announced:,} weights and holds {held:,}."
+        )
 
 
 def load_strictly(module: nn.Module, state: dict[str, Tensor], source: Path) -> None:
@@ -158,9 +180,11 @@ def load_strictly(module: nn.Module, state: dict[str, Tensor], source: Path) -> 
 def _read_card(card: Path) -> dict[str, Any]:
     """Sizes of the encoder."""
     try:
-        vit: dict[str, Any] = json.loads(card.read_text(encoding="utf-8"))["vit"]
+        vit: dict[str, Any] = dict(read_json(card)["vit"])
         return vit
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError) as error:
+        if isinstance(error, InputError):
+            raise
         raise InputError(f"cannot read {card}: {error!r}.") from error
 
 

@@ -20,7 +20,7 @@ from tcore.evaluation.masks import davis_palette
 from tcore.evaluation.protocols import TCORE, Protocol, Size, for_other_benchmarks
 from tcore.evaluation.rendered_benchmark import RenderedBenchmark, open_rendered
 from tcore.evaluation.sharing import deal, gather, join
-from tcore.files import atomic, write_text
+from tcore.files import atomic, read_json, write_text
 
 Said = Callable[[str], None]
 
@@ -183,8 +183,10 @@ def clip_key(
 def read_result(path: Path, key: str, save: bool) -> Any:
     """The result that is on disk, where it is the one that would come out again (and its masks are there)."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        found = read_json(path)
+    except InputError:
+        return None
+    if not isinstance(found, dict) or "result" not in found:
         return None
     if found.get("key") != key or (save and not found.get("saved")):
         return None

@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Float
 
 from tcore.errors import InputError
-from tcore.evaluation.masks import list_images, need_folder
+from tcore.evaluation.masks import list_images, need_folder, read_list
 from tcore.evaluation.matfile import read_mat
 from tcore.evaluation.pose import annotated_pixels
 
@@ -61,7 +61,7 @@ def _listed(splits: Path) -> list[tuple[str, str]]:
     found = []
     for path in sorted(splits.glob("*_test_split1.txt")):
         action = path.name.removesuffix("_test_split1.txt")
-        for line in path.read_text(encoding="utf-8").splitlines():
+        for line in read_list(path):
             name, _, part = line.strip().rpartition(" ")
             if part == "2":
                 found.append((action, name.strip().removesuffix(".avi")))

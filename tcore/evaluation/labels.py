@@ -12,11 +12,12 @@ from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import UInt8
-from PIL import Image
 
+from tcore.data.image_file import BAD_IMAGE, image_problem, open_image
 from tcore.errors import InputError
 from tcore.evaluation.colours import colours_to_ids, repair_edges
 from tcore.evaluation.masks import VOID, Ids
+from tcore.files import read_text
 
 Said = Callable[[str], None]
 
@@ -117,18 +118,17 @@ def frame_number(path: Path, position: int, stems: Mapping[str, int]) -> int:
 def load_mask(path: Path) -> UInt8[np.ndarray, "height width *channels"]:
     """Ids of a palette or grey image, or the colours of one of colours or shades."""
     try:
-        with Image.open(path) as image:
+        with open_image(path) as image:
             image.load()
             if image.mode in ("P", "1"):
                 return np.asarray(image).astype(np.uint8)
             if image.mode == "L" or image.mode.startswith("I"):
                 return _grey(np.asarray(image), path)
             pixels = np.asarray(image.convert("RGBA"))
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+    except BAD_IMAGE as error:
         if isinstance(error, InputError):
             raise
-        reason = getattr(error, "strerror", None) or str(error).replace(repr(str(path)), "").strip()
-        raise InputError(f"cannot read mask {path}: {reason}.") from error
+        raise InputError(f"cannot read mask {path}: {image_problem(error, path)}.") from error
     colours = np.where(pixels[..., 3:] < 128, 0, pixels[..., :3]).astype(np.uint8)
     return _grey(colours[..., 0], path) if (colours == colours[..., :1]).all() else colours
 
@@ -174,7 +174,7 @@ def read_points(paths: Sequence[Path]) -> Points:
 
 def _rows(path: Path) -> Iterator[tuple[str, Row]]:
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        text = read_text(path, "utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(
             f"cannot read labels {path}: {getattr(error, 'strerror', None) or error}."
@@ -204,6 +204,8 @@ def _csv_rows(path: Path, text: str) -> Iterator[tuple[str, Row]]:
 def _json_rows(path: Path, text: str) -> Iterator[tuple[str, Row]]:
     try:
         rows = json.loads(text)
+    except RecursionError as error:
+        raise InputError(f"labels {path}: not a list of points, but nested deeply.") from error
     except ValueError as error:
         line = f", line {error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
         raise InputError(f"labels {path}{line}: not JSON: {getattr(error, 'msg', error)}.") from error

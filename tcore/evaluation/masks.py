@@ -6,10 +6,11 @@ from pathlib import Path
 
 import numpy as np
 from jaxtyping import UInt8
-from PIL import Image
 
-from tcore.data.frames import IMAGE_SUFFIXES, image_problem, natural
+from tcore.data.frames import IMAGE_SUFFIXES, natural
+from tcore.data.image_file import BAD_IMAGE, image_problem, open_image
 from tcore.errors import InputError
+from tcore.files import read_text
 
 Ids = UInt8[np.ndarray, "height width"]
 VOID = 255
@@ -32,13 +33,13 @@ class MaskClip:
 def read_ids(path: Path) -> Ids:
     """Ids of a mask: indices of a palette image, values of a grey one."""
     try:
-        with Image.open(path) as image:
+        with open_image(path) as image:
             if image.mode not in ("P", "L", "1"):
                 raise InputError(
                     f"mask {path} is a {image.mode} image: need ids as a palette or 8-bit grey PNG."
                 )
             return np.asarray(image).astype(np.uint8)
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+    except BAD_IMAGE as error:
         if isinstance(error, InputError):
             raise
         raise InputError(f"cannot read mask {path}: {image_problem(error, path)}.") from error
@@ -83,12 +84,23 @@ def need_folder(root: Path, candidates: Sequence[str], what: str) -> Path:
     raise InputError(f"no {what} under {root / candidates[0]}; found {found}.")
 
 
+def read_list(path: Path) -> list[str]:
+    """Lines of an official list; a name that leads out of the dataset is refused."""
+    try:
+        lines = read_text(path).splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}.") from error
+    for line in lines:
+        if ".." in Path(line.strip()).parts or Path(line.strip()).is_absolute() or "\0" in line:
+            raise InputError(f"{path} names {line.strip()!r}, which leads out of the dataset.")
+    return lines
+
+
 def chosen_names(root: Path, lists: Sequence[str], frames: Path) -> tuple[list[str], bool]:
     """Clips that the official list names, or all that are there; and whether there was a list."""
     for name in lists:
         if (root / name).is_file():
-            lines = (root / name).read_text(encoding="utf-8").splitlines()
-            return [line.strip() for line in lines if line.strip()], True
+            return [line.strip() for line in read_list(root / name) if line.strip()], True
     return sorted(p.name for p in frames.iterdir() if p.is_dir() and p.name[0] != "."), False
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from tcore.errors import InputError
+from tcore.files import read_bytes
 
 # Codes of the format: type of a data element -> numpy's name for it.
 NUMBERS = {1: "i1", 2: "u1", 3: "i2", 4: "u2", 5: "i4", 6: "u4", 7: "f4", 9: "f8", 12: "i8", 13: "u8"}
@@ -17,7 +18,7 @@ LARGEST = 1 << 28  # no annotation is larger; a header that says so is broken or
 def read_mat(path: Path) -> dict[str, np.ndarray]:
     """The real numeric arrays of a file, by name; whatever else it holds is passed over."""
     try:
-        data = path.read_bytes()
+        data = read_bytes(path)
         order = {b"IM": "<", b"MI": ">"}[data[126:128]]
         arrays = {}
         position = 128

@@ -7,13 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from PIL import Image
-
 from tcore.config import Config
 from tcore.data.check import check_images, check_store
 from tcore.data.check_videos import check_videos
 from tcore.data.findings import Findings
 from tcore.data.frames import IMAGE_SUFFIXES, VIDEO_SUFFIXES, FolderStore, FrameStore
+from tcore.data.image_file import BAD_IMAGE, open_image
 from tcore.data.look import ImageFiles
 from tcore.data.packed import STORE, PackedStore
 from tcore.errors import InputError
@@ -129,8 +128,8 @@ def _differ(store: FolderStore, video: int) -> bool:
     sizes = set()
     for frame in itertools.islice(range(int(store.lengths[video])), IMAGES):
         try:
-            with Image.open(store.path(video, frame)) as image:
+            with open_image(store.path(video, frame)) as image:
                 sizes.add(image.size)
-        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
+        except BAD_IMAGE:
             continue
     return len(sizes) > 1

@@ -96,6 +96,8 @@ def take_samples(source: Source, rows: int) -> list[Shown]:
             break
         try:
             raw = source.read_slots(0, range(slot, slot + 1))
+            if raw.bad:  # another clip stands in for one that cannot be read, and has a row of its own
+                continue
         except InputError:
             continue
         samples.append(Shown(watched.video, watched.frames, raw))

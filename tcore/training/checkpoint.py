@@ -1,7 +1,9 @@
 """A run on disk: its checkpoint, from which it goes on exactly, and the encoders that others use."""
 
 import dataclasses
+import hashlib
 import json
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,9 +15,11 @@ from torch import Tensor
 from tcore.config import Config
 from tcore.config_file import differences, load_config, save_config, to_dict
 from tcore.errors import InputError
-from tcore.files import TEMPORARY, atomic, write_bytes, write_text
+from tcore.files import TEMPORARY, write_bytes, write_text
 from tcore.model.tcore import TCoRe
 from tcore.training import distributed
+from tcore.training.generations import newest_intact, write_generation
+from tcore.training.lock import LOCK
 from tcore.training.optim import Optimizer
 
 T = TypeVar("T")
@@ -24,8 +28,8 @@ CHECKPOINT, CONFIG = "checkpoint.pt", "config.json"
 ENCODER, ENCODER_CARD, MATCHING = "encoder.safetensors", "encoder.json", "matching.safetensors"
 
 
-def open_run(run: Path, config: Config) -> None:
-    """Make a run folder, or make sure that an existing one was made with the same settings."""
+def check_run(run: Path, config: Config) -> None:
+    """Refuse a folder that is no run, or a run that was made with other settings; nothing is written."""
     if (run / CONFIG).is_file():
         found = differences(load_config(run / CONFIG), config)
         if found:
@@ -34,8 +38,18 @@ def open_run(run: Path, config: Config) -> None:
                 f"run {run} was made with other settings ({listed}): "
                 "give the same settings to go on with it, or another --run."
             )
-    elif run.exists() and (not run.is_dir() or any(not p.name.endswith(TEMPORARY) for p in run.iterdir())):
+    elif run.exists() and (not run.is_dir() or any(not _passing(path) for path in run.iterdir())):
         raise InputError(f"{run} exists and is no run folder (it has no {CONFIG}): choose another --run.")
+
+
+def _passing(path: Path) -> bool:
+    """Whether a file is what a run leaves that was killed before it began."""
+    return path.name == LOCK or path.name.endswith(TEMPORARY)
+
+
+def open_run(run: Path, config: Config) -> None:
+    """Make a run folder, or make sure that an existing one was made with the same settings."""
+    check_run(run, config)
     run.mkdir(parents=True, exist_ok=True)
     for leftover in run.rglob(f".*{TEMPORARY}"):  # of a run that was killed while it wrote
         leftover.unlink()
@@ -60,20 +74,21 @@ def save_checkpoint(
 
     def write() -> None:
         export(run, step, weights, config)
-        with atomic(run / CHECKPOINT) as temporary:
-            save_tensors(state, temporary)
+        write_generation(run / CHECKPOINT, lambda temporary: save_tensors(state, temporary))
 
     distributed.on_first(write)
 
 
-def load_checkpoint(run: Path, model: TCoRe, optimizer: Optimizer, fingerprint: str) -> int:
-    """Restore the last checkpoint; the number of steps it has seen, 0 where there is none."""
-    path = run / CHECKPOINT
+def load_checkpoint(
+    run: Path, model: TCoRe, optimizer: Optimizer, fingerprint: str, say: Callable[[str], None]
+) -> int:
+    """Restore the last checkpoint that is intact; the number of steps it has seen, 0 where there is none."""
     # Processes hand the tensors on in memory.
     device = next(model.parameters()).device if distributed.world().size == 1 else "cpu"
 
     def read() -> Any:
-        if not path.exists():
+        path = newest_intact(run / CHECKPOINT, say)
+        if path is None:
             return None
         state = torch.load(path, map_location=device, weights_only=True)
         if state["fingerprint"] != fingerprint:
@@ -88,8 +103,8 @@ def load_checkpoint(run: Path, model: TCoRe, optimizer: Optimizer, fingerprint: 
         distributed.load_moments(optimizer.adamw, state["optimizer"])
         return int(state["step"])
 
-    state = distributed.from_first(lambda: _readable(path, read))
-    return 0 if state is None else distributed.together(lambda: _readable(path, restore))
+    state = distributed.from_first(lambda: _readable(run / CHECKPOINT, read))
+    return 0 if state is None else distributed.together(lambda: _readable(run / CHECKPOINT, restore))
 
 
 def _readable(path: Path, use: Callable[[], T]) -> T:
@@ -139,9 +154,10 @@ def encoder_card(config: Config, step: int) -> dict[str, Any]:
     }
 
 
-def save_tensors(state: dict[str, Any], path: Path) -> None:
-    """Save with torch; a failed write is an OSError that names its cause, not an internal error."""
+def save_tensors(state: dict[str, Any], path: Path) -> str:
+    """Save with torch, and give the SHA-256; a failed write is an OSError that names its cause."""
     failed: list[OSError] = []
+    digest = hashlib.sha256()
 
     class Sink:
         """Hands bytes to the file and remembers why it could not."""
@@ -150,6 +166,7 @@ def save_tensors(state: dict[str, Any], path: Path) -> None:
             self.file = file
 
         def write(self, data: Any) -> int:
+            digest.update(data)
             try:
                 return int(self.file.write(data))
             except OSError as error:
@@ -162,10 +179,13 @@ def save_tensors(state: dict[str, Any], path: Path) -> None:
     try:
         with path.open("wb") as file:
             torch.save(state, Sink(file))  # type: ignore[arg-type]
+            file.flush()
+            os.fsync(file.fileno())
     except (RuntimeError, OSError) as error:
         if not failed:
             raise
         raise OSError(failed[0].errno, failed[0].strerror, str(path)) from error
+    return digest.hexdigest()
 
 
 def _save_safetensors(tensors: dict[str, torch.Tensor], path: Path) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 from tcore.config import Config
 from tcore.errors import InputError
 from tcore.evaluation.encoders import load_encoder
-from tcore.files import write_text
+from tcore.files import read_json, write_text
 from tcore.model.tcore import TCoRe
 from tcore.model.vit import VisionTransformer
 from tcore.training import distributed
@@ -80,8 +80,8 @@ def record_init(init: Init, run: Path) -> None:
     path = run / RECORD
     if path.is_file():
         try:
-            was = json.loads(path.read_text(encoding="utf-8"))["fingerprint"]
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            was = read_json(path)["fingerprint"]
+        except (InputError, KeyError, TypeError) as error:
             raise InputError(f"cannot read {path}: {error!r}; remove {run} to begin anew.") from error
         if was != init.fingerprint:
             raise InputError(

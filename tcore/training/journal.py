@@ -127,6 +127,7 @@ def describe(metrics: Mapping[str, Any], health: Health, uniform: float) -> str:
         f"{health.state} (rank {health.frame_rank:.1f}/{health.patch_rank:.1f}, "
         f"targets {health.target_entropy:.2f} nats each, {health.target_information:.2f} told apart)  "
         f"{metrics['samples_per_second']:.1f} samples/s  wait {metrics['data_wait']:.0%}"
+        + (f"  unreadable {metrics['bad_samples']}" if metrics.get("bad_samples") else "")
     )
 
 
@@ -138,9 +139,9 @@ def forget_after(path: Path, last_step: int) -> None:
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
             entry = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             break  # a line that was cut off by a kill; what follows belongs to no finished step
-        if entry["step"] > last_step:
+        if not isinstance(entry, dict) or type(entry.get("step")) is not int or entry["step"] > last_step:
             break
         kept.append(line + "\n")
     with atomic(path) as temporary:

@@ -14,19 +14,24 @@ from tcore.data.images import ImageSource, open_images
 from tcore.data.loader import Share, Source, load
 from tcore.data.mixed import open_mixture
 from tcore.data.neighbors import check_neighbors, find_neighbors, load_neighbors
+from tcore.data.workers import missing_killed_workers
 from tcore.errors import DivergedError, EchoError, InputError
 from tcore.files import write_text
-from tcore.training import distributed
+from tcore.training import distributed, generations
+from tcore.training.bad_samples import BadSamples
 from tcore.training.build import build_schedule, choose_device, choose_dtype
 from tcore.training.checkpoint import (
     CHECKPOINT,
+    check_run,
     keep_encoder,
     load_checkpoint,
     open_run,
     save_checkpoint,
 )
-from tcore.training.init import apply_init, read_init, record_init
+from tcore.training.init import Init, apply_init, read_init, record_init
 from tcore.training.journal import Journal, Silence, environment
+from tcore.training.lock import lock_run
+from tcore.training.signals import Preempted, StopRequest
 from tcore.training.step import Outcome, Trainer
 from tcore.training.wait import DataWait
 from tcore.validation import validate
@@ -51,12 +56,28 @@ def train(
     ...     sorted(path.name for path in run.glob("encoder*"))
     ['encoder.json', 'encoder.safetensors', 'encoders']
     """
-    run, world = Path(run), distributed.join(config.runtime.device)
+    run = Path(run)
+    distributed.join(config.runtime.device)
     config = distributed.together(lambda: resolve(config))
     source = distributed.together(lambda: open_source(config, frames, neighbors))
     # A run that goes on has its weights in the checkpoint; what it began with is not read again.
-    resumes = distributed.on_first((run / CHECKPOINT).exists)
+    resumes = distributed.on_first(lambda: generations.exists(run / CHECKPOINT))
     init = None if resumes else distributed.together(lambda: read_init(config))
+    distributed.on_first(lambda: check_run(run, config))
+    with lock_run(run), missing_killed_workers(), StopRequest() as stop:
+        return _train(config, run, source, frames, init, stop, quiet)
+
+
+def _train(
+    config: Config,
+    run: Path,
+    source: Source,
+    frames: str | Path | None,
+    init: Init | None,
+    stop: StopRequest,
+    quiet: bool,
+) -> Path:
+    """Train in a run folder that no other job writes to."""
     distributed.on_first(lambda: open_run(run, config))
     schedule = build_schedule(config, source.steps_per_epoch)
     trainer = Trainer(config)
@@ -65,25 +86,28 @@ def train(
         distributed.on_first(lambda: record_init(began, run))
         apply_init(init, trainer.model)
     fingerprint = distributed.agree("--frames", source.fingerprint())
-    saved = first_step = load_checkpoint(run, trainer.model, trainer.optimizer, fingerprint)
+    notes: list[str] = []
+    saved = first_step = load_checkpoint(run, trainer.model, trainer.optimizer, fingerprint, notes.append)
 
     def begin() -> Journal:
         note_environment(run, source, trainer, frames)
         return Journal(run, first_step, schedule.num_steps, config.head.prototypes, quiet)
 
     journal = distributed.only_first(begin) or Silence()
-    for line in (*introduce(source, trainer, schedule.num_steps, first_step), *(init.lines if init else ())):
+    notes += introduce(source, trainer, schedule.num_steps, first_step)
+    for line in (*notes, *(init.lines if init else ())):
         journal.say(line)
-    wait = DataWait(source)
+    wait, bad = DataWait(source), BadSamples(config.runtime.bad_samples)
+    parts = load(source, first_step, schedule.num_steps, trainer.device)
     try:
-        parts = load(source, first_step, schedule.num_steps, trainer.device)
         unread: list[Outcome] = []
         for step in range(first_step, schedule.num_steps):
             done, last = step + 1, step + 1 == schedule.num_steps
             look = done % config.runtime.log_every == 0 or last
             keep = last or keeps(done, schedule.num_steps, config.keep_every)
-            save = last or done % config.checkpoint_every == 0
             unread.append(trainer.step(parts, step, schedule.at(step), look))
+            leave = None if last else asked_to_leave(stop, look)
+            save = last or done % config.checkpoint_every == 0 or leave is not None
             # A GPU works on while the outcome of the step before is read; nothing is saved unread.
             while len(unread) > (0 if look or keep or save else 1):
                 outcome = unread.pop(0)
@@ -91,18 +115,33 @@ def train(
                 journal.record(outcome.step + 1, metrics, health)
                 if slow := wait.note(outcome.step + 1, metrics, health is not None):
                     journal.say(slow)
+                if unreadable := bad.note(outcome.step + 1, outcome.all_bad(), config.optim.batch):
+                    journal.say(unreadable)
             if keep:
                 keep_encoder(run, done, trainer.model)
             if save:
                 save_checkpoint(run, done, trainer.model, trainer.optimizer, config, fingerprint)
                 saved = done
+            if leave is not None:
+                journal.say(f"{leave}: saved step {done} of {schedule.num_steps}; the same command goes on.")
+                raise Preempted
     except DivergedError as error:
-        if not world.first:  # every process has met it
+        if not trainer.world.first:  # every process has met it
             raise EchoError(str(error), error.exit_code) from error
         raise DivergedError(f"{error} {what_remains(run, saved)}") from error
     finally:
+        parts.close()  # the reading processes go now, not when somebody lets go of an exception
         journal.close()
     return run
+
+
+def asked_to_leave(stop: StopRequest, look: bool) -> str | None:
+    """The signal that asks the run to leave; of several processes, all must know, and ask where they look."""
+    if distributed.world().size == 1:
+        return stop.name
+    if look and distributed.anyone(stop.name is not None):
+        return stop.name or "a signal to another process"
+    return None
 
 
 def resolve(config: Config) -> Config:

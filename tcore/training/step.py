@@ -57,11 +57,13 @@ class Trainer:
     def step(self, parts: Iterator[Any], step: int, values: StepValues, look: bool = False) -> "Outcome":
         """Make one step; a GPU may still be at work on it when this returns."""
         losses: dict[str, Tensor] = {}
+        bad: tuple[str, ...] = ()
         self.model.watching, glimpses = look, []
         self.clock.begin()
         for part in range(self.config.optim.accumulate):
             with self.clock.waiting():
                 raw = next(parts)
+            bad += raw.bad
             batch = render_batch(raw, self.config, self.device, self.render)
             seed = stochastic_depth_seed(self.config.seed, step, part, self.world.rank)
             self.generator.manual_seed(seed)
@@ -76,6 +78,7 @@ class Trainer:
         distributed.add_up([*losses.values(), *self.model.waiting()])
         norms = self.optimizer.clip()
         outcome = Outcome(step, losses, norms, values, self.config, glimpses)
+        outcome.bad = bad
         if self.device.type == "cpu":
             outcome.check()  # nothing is gained by waiting: stop before the update
         self.optimizer.step(values)
@@ -113,6 +116,8 @@ class Outcome:
         glimpses: list[Glimpse],
     ) -> None:
         self.step, self.timing = step, Timing()
+        self.bad: tuple[str, ...] = ()  # what was wrong with samples that others stand in for
+        self._all_bad: tuple[str, ...] | None = None
         self._config, self._values, self._glimpses = config, values, glimpses
         self._norms = {f"gradient_norm_{part}": part for part in norms}
         self._names = [*losses, *self._norms]
@@ -147,8 +152,15 @@ class Outcome:
             "student_temperature": self._config.loss.student_temperature,
             "samples_per_second": self._config.optim.batch / seconds,
             "data_wait": waited / seconds,
+            "bad_samples": len(self.all_bad()),
             "memory_gib": memory,
         }
+
+    def all_bad(self) -> tuple[str, ...]:
+        """What was wrong with samples of the whole step; every process must ask, and is asked once."""
+        if self._all_bad is None:
+            self._all_bad = tuple(line for share in distributed.gather_objects(self.bad) for line in share)
+        return self._all_bad
 
     def health(self) -> health.Health | None:
         """Health figures, where the step was looked at."""

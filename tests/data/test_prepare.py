@@ -379,8 +379,7 @@ def test_training_on_a_truncated_shard_names_it(folders: Path, tmp_path: Path) -
     store = prepare_here(folders, tmp_path / "store")
     os.truncate(shard_path(tmp_path / "store", 2), 5000)
     batches = load(Source(store, tiny(runtime__workers=1)), 0, 6, torch.device("cpu"))
-    with pytest.raises(InputError, match=r"000002\.tar is cut off"):
-        list(batches)
+    assert any("000002.tar is cut off" in line for raw in batches for line in raw.bad)
 
 
 def run_tcore(arguments: list[str], **environment: str) -> subprocess.Popen[str]:

@@ -130,7 +130,7 @@ def test_without_any_mask_only_current_frames_are_read() -> None:
     assert [len(frames) for _, frames in store.log] == [1, 1, 1, 1]
 
 
-def test_a_broken_frame_stops_the_batch_only_where_it_is_looked_at(tmp_path: Path) -> None:
+def test_a_broken_frame_matters_only_where_it_is_looked_at(tmp_path: Path) -> None:
     for video in range(4):
         (tmp_path / f"video-{video}").mkdir()
         for frame in range(20):
@@ -149,10 +149,31 @@ def test_a_broken_frame_stops_the_batch_only_where_it_is_looked_at(tmp_path: Pat
     for position in (0, 2):
         broken(masked.index(False), position)
     assert torch.equal(source.read(0, 0).frames, whole.frames)
+    assert source.read(0, 0).bad == ()
     path = broken(masked.index(True), 0)
-    with pytest.raises(InputError, match="cannot read frame") as caught:
-        source.read(0, 0)
-    assert str(path) in str(caught.value)
+    assert str(path) in source.read(0, 0).bad[0]
+
+
+def test_an_unreadable_clip_is_replaced_by_another_that_seed_step_and_slot_decide(tmp_path: Path) -> None:
+    for video in range(4):
+        (tmp_path / f"video-{video}").mkdir()
+        for frame in range(20):
+            Image.new("RGB", (20, 20), paint(video, frame)).save(tmp_path / f"video-{video}" / f"{frame}.png")
+    source = Source(FrameStore.open(tmp_path), ALL_MASKED)
+    whole = [videos_of(source.read(step, 0)) for step in range(6)]
+    for path in (tmp_path / "video-1").iterdir():
+        path.write_bytes(b"")
+    again = Source(FrameStore.open(tmp_path), ALL_MASKED)
+    for step, before in enumerate(whole):
+        raw = source.read(step, 0)
+        after = videos_of(raw)
+        assert 1 not in after
+        assert len(raw.bad) >= before.count(1)
+        assert [b for a, b in zip(before, after, strict=True) if a != 1] == [a for a in before if a != 1]
+        assert torch.equal(again.read(step, 0).frames, raw.frames)
+        # Nor does it matter how a batch is shared among processes.
+        slots = [videos_of(source.read_slots(step, range(i, i + 1))) for i in range(len(before))]
+        assert [video for slot in slots for video in slot] == after
 
 
 # Short videos

@@ -322,7 +322,7 @@ def test_pickled_objects_are_not_opened(tmp_path: Path) -> None:
     torch.save({"model": Harmless()}, tmp_path / "object.pth")
     (tmp_path / "plain.pth").write_bytes(pickle.dumps({"model": Harmless()}, protocol=2))
     for name in ("object.pth", "plain.pth"):
-        with pytest.raises(InputError, match=r"pickled objects \(.*Harmless\) that could run code"):
+        with pytest.raises(InputError, match=r"Python objects \(.*Harmless\) that could run code"):
             read_file(tmp_path / name)
 
 
