@@ -32,7 +32,7 @@ def ticks(low: float, high: float, count: int = 4) -> list[float]:
     """Round numbers inside a range.
 
     >>> ticks(0.0, 1.0), ticks(3.9, 4.3)
-    ([0.0, 0.5, 1.0], [4.0, 4.2])
+    ([0.0, 0.5, 1.0], [3.9, 4.0, 4.1, 4.2, 4.3])
     """
     span = high - low
     if span <= 0 or not math.isfinite(span):

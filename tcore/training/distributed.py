@@ -64,6 +64,7 @@ def join(device: str) -> World:
 def leave() -> None:
     """Part from the other processes when the work is done."""
     if dist.is_initialized():
+        dist.barrier()  # one that goes while another still talks would bring it down
         dist.destroy_process_group()
 
 
