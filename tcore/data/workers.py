@@ -56,8 +56,8 @@ def missing_killed_workers() -> Iterator[None]:
             raise
         raise LostWorkerError(
             f"reading process {found[1].strip()} was killed, as the system does when memory runs out: use "
-            "fewer --runtime.workers, or give the job more memory (of /dev/shm too); the same command goes on "
-            "from the last checkpoint."
+            "fewer --runtime.workers, or give the job more memory (of /dev/shm too); the same command goes "
+            "on from the last checkpoint."
         ) from error
 
 
