@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -17,9 +18,18 @@ PR_SET_PDEATHSIG = 1
 def start_worker(number: int) -> None:
     """What a reading process does first."""
     # A scheduler signals every process of a job; whether to leave is for the training process to decide.
-    for ignored in (signal.SIGTERM, signal.SIGUSR1):
-        signal.signal(ignored, signal.SIG_IGN)
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    if sys.platform == "linux":
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        threading.Thread(target=_heed_parent, daemon=True).start()
     die_with_parent()
+
+
+def _heed_parent() -> None:
+    """End this process when SIGTERM comes from its parent, which waits for it; from others it is ignored."""
+    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != os.getppid():
+        pass
+    os._exit(0)
 
 
 def die_with_parent() -> None:
@@ -41,13 +51,13 @@ def missing_killed_workers() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        found = re.search(r"DataLoader worker \(pid\(?s?\)? ([\d, ]+)\)(.*)", str(error))
+        found = re.search(r"DataLoader worker \(pid\(?s?\)? ([\d, ]+)\)", str(error))
         if found is None:
             raise
-        how = " by SIGKILL, as the system does when memory runs out" if "Killed" in found[2] else ""
         raise LostWorkerError(
-            f"reading process {found[1].strip()} was killed{how}: use fewer --runtime.workers, or give the "
-            "job more memory (of /dev/shm too); the same command goes on from the last checkpoint."
+            f"reading process {found[1].strip()} was killed, as the system does when memory runs out: use "
+            "fewer --runtime.workers, or give the job more memory (of /dev/shm too); the same command goes "
+            "on from the last checkpoint."
         ) from error
 
 

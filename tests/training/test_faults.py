@@ -55,7 +55,10 @@ def kill_again_and_again(run: Path, store: Path, kills: int, steps: int, seed: i
     for _ in range(kills):
         process = start(run, settings, frames=store)
         wait_for(partial(holds, run, process.pid), process)
-        time.sleep(rng.uniform(0, 1.0))
+        # Some are killed before their first step, most in the middle of one or of a checkpoint.
+        reached = rng.randint(0, 12) + (steps_of(run) or [0])[-1]
+        wait_for(partial(is_at, run, reached), process)
+        time.sleep(rng.uniform(0, 0.1))
         assert process.poll() is None, "it was over before it could be killed"
         workers = children_of(process.pid)
         process.kill()
@@ -74,6 +77,11 @@ def kill_again_and_again(run: Path, store: Path, kills: int, steps: int, seed: i
     return most_lost, in_writing
 
 
+def is_at(run: Path, step: int) -> bool:
+    """Whether a run has noted a step."""
+    return (steps_of(run) or [0])[-1] >= step
+
+
 def holds(run: Path, pid: int) -> bool:
     """Whether a process says that it holds a run."""
     path = run / "lock.json"
@@ -83,7 +91,7 @@ def holds(run: Path, pid: int) -> bool:
 
 def test_a_run_killed_at_random_moments_loses_no_more_than_a_checkpoint_interval(tmp_path: Path) -> None:
     store = make_store(tmp_path / "store")
-    lost, _ = kill_again_and_again(tmp_path / "run", store, kills=2, steps=20, seed=0)
+    lost, _ = kill_again_and_again(tmp_path / "run", store, kills=2, steps=60, seed=0)
     assert lost <= 2
 
 
@@ -170,8 +178,8 @@ def test_a_signal_to_all_processes_of_a_job_does_not_lose_the_reading_ones(
 
     def signal_all() -> None:
         workers.extend(children_of(os.getpid()))
-        for pid in (*workers, os.getpid()):
-            os.kill(pid, signal.SIGTERM)
+        # By another process, as a scheduler would: from their parent it would mean something else.
+        subprocess.run(["kill", "-TERM", *map(str, (*workers, os.getpid()))], check=True)
 
     during_step(monkeypatch, 2, signal_all)
     with pytest.raises(SystemExit) as left:
@@ -207,7 +215,7 @@ def test_a_reading_process_that_is_killed_is_one_line_and_no_hang(
     with pytest.raises(LostWorkerError) as lost:
         train(tiny(runtime__workers=2, optim__steps=200), run, store, quiet=True)
     assert str(lost.value).startswith(
-        f"reading process {victims[0]} was killed by SIGKILL, as the system does when memory runs out"
+        f"reading process {victims[0]} was killed, as the system does when memory runs out"
     )
     assert "\n" not in str(lost.value)
     assert lost.value.exit_code == 1
