@@ -161,9 +161,14 @@ def _train(argv: list[str]) -> None:
         said = plan(command.config, store, command.neighbors)
     else:
         from tcore.training.loop import train
+        from tcore.training.signals import Preempted
 
         run = command.run or Path("runs") / command.recipe
-        train(command.config, run, store, neighbors=command.neighbors)
+        try:
+            train(command.config, run, store, neighbors=command.neighbors)
+        except Preempted:  # saved, and asked to go
+            leave()
+            raise
         said = f"encoder: {run / 'encoder.safetensors'}"
     if first:
         print(said)

@@ -112,7 +112,7 @@ def evaluate_verb(argv: list[str]) -> None:
     from tcore.evaluation.encoders import load_encoder
     from tcore.evaluation.evaluate import evaluate
     from tcore.evaluation.protocols import protocol
-    from tcore.evaluation.sharing import join, own_device
+    from tcore.evaluation.sharing import join, leave, own_device
     from tcore.evaluation.trajectory import evaluate_checkpoints, trajectory_table
 
     knobs = replace(
@@ -155,6 +155,7 @@ def evaluate_verb(argv: list[str]) -> None:
     if rank == 0:
         print(encoder.report, file=sys.stderr)
         print("\n".join([*table(card), *worst_clips(card, command.worst)]))
+    leave()
 
 
 def score_verb(argv: list[str]) -> None:

@@ -1,6 +1,7 @@
 """Several processes, started by torchrun, share the clips of an evaluation."""
 
 import os
+import sys
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -49,3 +50,13 @@ def gather(values: dict[str, Any]) -> dict[str, Any]:
     found: list[dict[str, Any]] = [{} for _ in range(dist.get_world_size())]
     dist.all_gather_object(found, values)
     return {name: value for each in found for name, value in each.items()}
+
+
+def leave() -> None:
+    """Part from the other processes when all is done; one of several ends here, with exit code 0."""
+    if dist.is_initialized():
+        dist.barrier()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        # Threads of PyTorch's engine may outlive the interpreter's end, which then aborts: leave at once.
+        os._exit(0)

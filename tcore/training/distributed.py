@@ -8,6 +8,7 @@ average gradients instead; the loss is therefore multiplied by the number of pro
 import inspect
 import os
 import socket
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -62,10 +63,13 @@ def join(device: str) -> World:
 
 
 def leave() -> None:
-    """Part from the other processes when the work is done."""
+    """Part from the other processes when the work is done; one of several ends here, with exit code 0."""
     if dist.is_initialized():
         dist.barrier()  # one that goes while another still talks would bring it down
-        dist.destroy_process_group()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        # Threads of PyTorch's engine may outlive the interpreter's end, which then aborts: leave at once.
+        os._exit(0)
 
 
 # What one process knows, and all are to know.

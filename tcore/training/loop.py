@@ -124,7 +124,6 @@ def _train(
                 saved = done
             if leave is not None:
                 journal.say(f"{leave}: saved step {done} of {schedule.num_steps}; the same command goes on.")
-                distributed.leave()
                 raise Preempted
     except DivergedError as error:
         if not trainer.world.first:  # every process has met it
