@@ -153,7 +153,7 @@ def _train(argv: list[str]) -> None:
         if first:
             raise
         raise EchoError(str(error)) from error
-    from tcore.training.distributed import leave
+    from tcore.evaluation.sharing import leave
 
     if command.plan:
         from tcore.training.plan import plan

@@ -152,8 +152,9 @@ def _cells(values: tuple[int, ...]) -> list[tuple[int, int]]:
 
 def _attention(argv: list[str]) -> None:
     command = _read(AttentionFigure, argv, "attention")
-    from tcore.show.attention import attend, attention_figure, load_matcher
+    from tcore.show.attention import attend, attention_figure
     from tcore.show.clips import Times, open_clip
+    from tcore.show.matcher import load_matcher
     from tcore.show.plotting import check_out, title_of
 
     out = check_out(need_out(command.out, "tcore figure attention"))

@@ -8,18 +8,15 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import torch
 from jaxtyping import Bool, Float
-from safetensors.torch import load_file
 from torch import Tensor
 
-from tcore.config_file import load_config
 from tcore.data.masking import sample_masks
 from tcore.errors import InputError
 from tcore.evaluation.encoder import Encoder
-from tcore.evaluation.encoders import load_strictly
 from tcore.evaluation.resize import normalize_images
-from tcore.model.matching import PatchMatchingModule
 from tcore.model.vit import VisionTransformer
 from tcore.show.clips import Clip, encode_clip
+from tcore.show.matcher import Matcher
 from tcore.show.plotting import (
     COLOURS,
     Cell,
@@ -34,21 +31,12 @@ from tcore.show.plotting import (
     show_picture,
     styled,
 )
-from tcore.training.build import build_backbone, build_matching
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 Heads = Literal["mean", "each"]
 MASKED = (0.25, 0.35)  # share of the current frame that is masked, where nobody says which patches
-
-
-@dataclass(frozen=True)
-class Matcher:
-    """The student of a run: the backbone that sees holes, and the module that fills them."""
-
-    backbone: VisionTransformer
-    match: PatchMatchingModule
 
 
 @dataclass(frozen=True)
@@ -62,19 +50,6 @@ class Attention:
     frame_token: Float[np.ndarray, "three frame_heads rows columns"] | None
     matched: bool
     """False where the encoder has no matching module: the maps are similarities of features then."""
-
-
-def load_matcher(run: str | Path) -> Matcher | None:
-    """Student backbone and matching module of a run folder; None where there is none."""
-    file = Path(run) / "matching.safetensors"
-    if not file.is_file():
-        return None
-    config, weights = load_config(Path(run) / "config.json"), load_file(file)
-    backbone, match = build_backbone(config.vit, config.views.global_size), build_matching(config)
-    for module, prefix in ((backbone, "backbone."), (match, "match.")):
-        own = {k.removeprefix(prefix): v.float() for k, v in weights.items() if k.startswith(prefix)}
-        load_strictly(module, own, file)
-    return Matcher(backbone.eval().requires_grad_(False), match.eval().requires_grad_(False))
 
 
 @torch.no_grad()

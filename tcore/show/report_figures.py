@@ -35,8 +35,9 @@ def draw_figures(run: Run, say: Callable[[str], None] = lambda line: None) -> No
 
 
 def _attention(run: Run, out: Path) -> None:
-    from tcore.show.attention import attend, attention_figure, load_matcher
+    from tcore.show.attention import attend, attention_figure
     from tcore.show.clips import Times, open_clip
+    from tcore.show.matcher import load_matcher
 
     encoder = load_encoder(run.path)
     clip = open_clip((), Times(), encoder.patch_size)

@@ -8,7 +8,6 @@ average gradients instead; the loss is therefore multiplied by the number of pro
 import inspect
 import os
 import socket
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -60,16 +59,6 @@ def join(device: str) -> World:
         on_gpus = not device.startswith("cpu") and torch.cuda.is_available()
         dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpus else "gloo", timeout=PATIENCE)
     return world()
-
-
-def leave() -> None:
-    """Part from the other processes when the work is done; one of several ends here, with exit code 0."""
-    if dist.is_initialized():
-        dist.barrier()  # one that goes while another still talks would bring it down
-        sys.stdout.flush()
-        sys.stderr.flush()
-        # Threads of PyTorch's engine may outlive the interpreter's end, which then aborts: leave at once.
-        os._exit(0)
 
 
 # What one process knows, and all are to know.

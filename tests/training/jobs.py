@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from tcore import train
+from tcore.evaluation.sharing import leave
 from tcore.training import distributed
 from tcore.training.optim import Optimizer
 from tcore.training.step import Trainer
@@ -97,4 +98,4 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     for job in json.loads(sys.argv[1]):
         work(Path(job.pop("run")), **job)
-    distributed.leave()
+    leave()

@@ -9,33 +9,22 @@ from typing import NamedTuple, ParamSpec, TypeVar
 
 import torch
 from jaxtyping import Float
-from safetensors.torch import load_file
 from torch import Tensor
 
-from tcore.config_file import load_config
 from tcore.data.frames import Frame
-from tcore.errors import InputError
 from tcore.evaluation.carry import exact_convolutions
 from tcore.evaluation.encoder import Encoder
-from tcore.evaluation.encoders import load_encoder, load_strictly
+from tcore.evaluation.encoders import load_encoder
 from tcore.evaluation.protocols import TCORE, Protocol, Size
 from tcore.evaluation.resize import normalize_images, resize_images
 from tcore.evaluation.tool import encode_frame, input_size
-from tcore.model.matching import PatchMatchingModule
-from tcore.model.vit import VisionTransformer
-from tcore.training.build import build_backbone, build_matching, choose_device
-from tcore.training.checkpoint import CONFIG, MATCHING
+from tcore.show.matcher import Matcher, load_matcher
+from tcore.training.build import choose_device
+from tcore.training.checkpoint import CONFIG
 
 CELLS = 56  # along the long side of a grid: that of the published protocol has 55 columns
 P = ParamSpec("P")
 T = TypeVar("T")
-
-
-class Matcher(NamedTuple):
-    """What a run needs to match patches: the student's backbone and the patch matching module."""
-
-    backbone: VisionTransformer
-    match: PatchMatchingModule
 
 
 class Estimate(NamedTuple):
@@ -125,26 +114,8 @@ class Engine:
 def load_engine(spec: str | Path) -> Engine:
     """The encoder, and the matching module where it is a run that has one."""
     device = choose_device("auto")
-    matcher = load_matcher(Path(spec))
+    run = Path(spec)
+    matcher = load_matcher(run) if (run / CONFIG).is_file() else None
     if matcher is not None:
         matcher = Matcher(matcher.backbone.to(device), matcher.match.to(device))
     return Engine(load_encoder(spec).to(device), matcher)
-
-
-def load_matcher(run: Path) -> Matcher | None:
-    """The matching module of a run folder; None where there is none."""
-    file = run / MATCHING
-    if not file.is_file() or not (run / CONFIG).is_file():
-        return None
-    config = load_config(run / CONFIG)
-    with torch.random.fork_rng(devices=[]):
-        backbone, match = build_backbone(config.vit, config.views.global_size), build_matching(config)
-    try:
-        state = load_file(file)
-    except Exception as error:
-        raise InputError(f"cannot read {file}: {str(error).splitlines()[0]}.") from error
-    for name, module in (("backbone.", backbone), ("match.", match)):
-        part = {key.removeprefix(name): x for key, x in state.items() if key.startswith(name)}
-        load_strictly(module, part, file)
-        module.eval().requires_grad_(False)
-    return Matcher(backbone, match)

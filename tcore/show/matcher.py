@@ -1,0 +1,41 @@
+"""The student of a run, for looking at: the backbone that sees holes, and the module that fills them."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from safetensors.torch import load_file
+
+from tcore.config_file import load_config
+from tcore.errors import InputError
+from tcore.evaluation.encoders import load_strictly
+from tcore.model.matching import PatchMatchingModule
+from tcore.model.vit import VisionTransformer
+from tcore.training.build import build_backbone, build_matching
+from tcore.training.checkpoint import CONFIG, MATCHING
+
+
+class Matcher(NamedTuple):
+    """What a run needs to match patches."""
+
+    backbone: VisionTransformer
+    match: PatchMatchingModule
+
+
+def load_matcher(run: str | Path) -> Matcher | None:
+    """Student backbone and matching module of a run folder; None where there is none."""
+    file = Path(run) / MATCHING
+    if not file.is_file():
+        return None
+    config = load_config(Path(run) / CONFIG)
+    with torch.random.fork_rng(devices=[]):
+        backbone, match = build_backbone(config.vit, config.views.global_size), build_matching(config)
+    try:
+        weights = load_file(file)
+    except Exception as error:
+        raise InputError(f"cannot read {file}: {str(error).splitlines()[0]}.") from error
+    for module, prefix in ((backbone, "backbone."), (match, "match.")):
+        own = {k.removeprefix(prefix): v.float() for k, v in weights.items() if k.startswith(prefix)}
+        load_strictly(module, own, file)
+        module.eval().requires_grad_(False)
+    return Matcher(backbone, match)
