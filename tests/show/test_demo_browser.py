@@ -199,6 +199,22 @@ def test_a_corrected_frame_is_run_again_from_there(browser: Browser, demo: Demo,
     assert browser.run("return document.querySelector('[data-file=\"masks.zip\"]').disabled") is False
 
 
+def test_a_run_is_one_from_the_click_on(browser: Browser, demo: Demo) -> None:
+    open_sample(browser, demo)
+    browser.click("#truth")
+    run(browser)
+    done, waits, starts = browser.run(
+        "const [run, file] = ['#run', '[data-file=\"masks.zip\"]'].map((s) => document.querySelector(s));"
+        "let starts = 0; const ask = window.fetch;"
+        "window.fetch = (where, ...rest) => "
+        "{ starts += String(where).endsWith('/run'); return ask(where, ...rest); };"
+        "run.click(); run.click(); file.click();"
+        "return [document.querySelector('#run-text').textContent, file.disabled && run.disabled, starts]"
+    )
+    assert (done, waits, starts) == ("Starting …", True, 1)
+    wait_done(browser)
+
+
 def test_keypoints_are_clicked_and_dragged(browser: Browser, demo: Demo, tmp_path: Path) -> None:
     open_sample(browser, demo)
     browser.click("input[value=points]")

@@ -13,7 +13,7 @@ class App extends Screen {
   constructor() {
     super();
     Object.assign(this, { visit: new Visit(), marks: new Marks(), clip: null, frame: 0, object: 1, objects: 3, tool: "brush" });
-    Object.assign(this, { images: new Map(), masks: new Map(), result: null, timer: null, follow: true, busy: false });
+    Object.assign(this, { images: new Map(), masks: new Map(), result: null, timer: null, follow: true, busy: false, starting: null });
     this.look = new Look(this);
     this.hands = new Hands(this);
     this.wire();
@@ -227,10 +227,27 @@ class App extends Screen {
 
   // ---- runs
 
+  setBusy(busy) {
+    this.busy = busy;
+    this.refresh();
+  }
+
   async run() {
     this.pause();
-    const message = this.marks.message();
-    this.result = await this.visit.run(message);
+    const message = this.marks.message(), said = byId("run-text").textContent;
+    // Busy from the click on: a second click must not start a second run, nor a download take the run before.
+    this.setBusy(true);
+    byId("run-text").textContent = "Starting …";
+    try {
+      this.starting = this.visit.run(message);
+      this.result = await this.starting;
+    } catch (error) {
+      byId("run-text").textContent = said;
+      this.setBusy(false);
+      throw error;
+    } finally {
+      this.starting = null;
+    }
     this.marks.settle();
     for (const frame of [...this.masks.keys()]) if (frame >= this.result.start) this.masks.delete(frame);
     this.look.clear();
@@ -240,8 +257,7 @@ class App extends Screen {
 
   async poll() {
     const { key } = this.clip;
-    this.busy = true;
-    this.refresh();
+    this.setBusy(true);
     try {
       for (;;) {
         const state = await this.visit.state();
@@ -254,29 +270,15 @@ class App extends Screen {
         await new Promise((go) => setTimeout(go, POLL));
       }
     } finally {
-      this.busy = false;
-      this.refresh();
+      this.setBusy(false);
     }
     if (this.result.state === "failed") complain(this.result.error);
     if (this.result.state === "done" && this.follow) this.show(this.result.start);
   }
 
-  tellProgress() {
-    const { state, done, start, left, confidence, clip } = this.result;
-    byId("bar").value = (done - start) / Math.max(1, clip.frames - start);
-    const mean = confidence.reduce((a, b) => a + b, 0) / Math.max(1, confidence.length);
-    const text = {
-      running: left === null ? "Waiting for the first frame …" : `Frame ${done} of ${clip.frames}, about ${seconds(left)} left.`,
-      done: `Done: ${done} frames, mean confidence ${mean.toFixed(2)}.`,
-      cancelled: `Cancelled: ${done} of ${clip.frames} frames have labels.`,
-      failed: "The run failed.",
-    }[state];
-    // Screen readers hear every fifth frame, not all of them.
-    if (state !== "running" || done % 5 === 0 || left === null) byId("run-text").textContent = text;
-  }
-
   async cancel() {
     byId("cancel").disabled = true;
+    await this.starting; // what is cancelled must have begun
     this.result = await this.visit.cancel();
     this.tellProgress();
     this.refresh();

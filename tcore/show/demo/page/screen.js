@@ -1,6 +1,6 @@
 // What is on the screen: the frame, the transport, and which buttons can be pressed.
 
-import { byId, complain } from "./api.js";
+import { byId, complain, seconds } from "./api.js";
 import { css, drawStage, drawTimeline } from "./draw.js";
 
 const HINTS = {
@@ -113,6 +113,20 @@ export class Screen {
       button.disabled = !here || (file === "masks.zip" && result.kind !== "masks") || (file === "overlay.mp4" && !this.info.video);
     }
     this.listObjects();
+  }
+
+  tellProgress() {
+    const { state, done, start, left, confidence, clip } = this.result;
+    byId("bar").value = (done - start) / Math.max(1, clip.frames - start);
+    const mean = confidence.reduce((a, b) => a + b, 0) / Math.max(1, confidence.length);
+    const text = {
+      running: left === null ? "Waiting for the first frame …" : `Frame ${done} of ${clip.frames}, about ${seconds(left)} left.`,
+      done: `Done: ${done} frames, mean confidence ${mean.toFixed(2)}.`,
+      cancelled: `Cancelled: ${done} of ${clip.frames} frames have labels.`,
+      failed: "The run failed.",
+    }[state];
+    // Screen readers hear every fifth frame, not all of them.
+    if (state !== "running" || done % 5 === 0 || left === null) byId("run-text").textContent = text;
   }
 
   // The buttons are made anew only where there are others: one that is being pressed must stay.
