@@ -279,9 +279,8 @@ class App extends Screen {
   async cancel() {
     byId("cancel").disabled = true;
     await this.starting; // what is cancelled must have begun
-    this.result = await this.visit.cancel();
-    this.tellProgress();
-    this.refresh();
+    byId("run-text").textContent = "Cancelling …";
+    await this.visit.cancel(); // the next answer about the run says what became of it
   }
 
   async download(button) {
