@@ -119,12 +119,12 @@ def print_breakdown(trainer: Trainer, raw: RawBatch, step_seconds: float) -> Non
         kept["losses"].total(config.loss.weights()).backward()
 
     def student() -> None:
-        tokens = model.student.backbone(batch.global_crops, batch.mask, trainer.generator)
-        model.student.backbone(batch.local_crops, None, trainer.generator)
+        backbone = model.student.backbone
+        tokens = backbone(batch.global_crops, batch.mask, trainer.generator, wanted=batch.wanted())
+        backbone(batch.local_crops, None, trainer.generator, wanted="frames")
         if model.match is not None:
-            holes = tokens.patches[batch.masked]
-            for _ in kept["auxiliary"]:
-                at_holes(model.match(holes, kept["auxiliary"]["past"]), batch)
+            for patches in kept["auxiliary"].values():
+                at_holes(model.match(tokens.patches, patches), batch)
 
     def without_gradient(work: Callable[[], Any]) -> Callable[[], Any]:
         def run() -> None:

@@ -8,6 +8,8 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
+from tcore.model.subset import Subset, Wanted
+
 
 class Counts(NamedTuple):
     """What the losses of a step are divided by: counts over all its processes and micro-batches."""
@@ -22,6 +24,7 @@ class Batch:
     """Views of b videos, crop-major (index = crop * b + video), and what is masked of them.
 
     `masked` lists the m global crops that carry a mask; past and future views exist for those alone.
+    `order` lists all global crops, those that carry a mask first.
     `holes` are the masked patches, as positions in the m * n patches of those crops.
     """
 
@@ -32,15 +35,26 @@ class Batch:
     teacher_crops: Float[Tensor, "two_b 3 size size"]
     mask: Bool[Tensor, "two_b n"]
     masked: Int64[Tensor, "m"]
+    order: Int64[Tensor, "two_b"]
     holes: Int64[Tensor, "h"]
     hole_weights: Float[Tensor, "h"]
     counts: Counts
+
+    def wanted(self) -> Wanted:
+        """What losses want of the student: patches of masked crops; of the others, frame tokens alone."""
+        places, masked = self.order.argsort(), len(self.masked)
+        outside = torch.full_like(places, -1)
+        return Wanted(
+            Subset(self.masked, torch.where(places < masked, places, outside)),
+            Subset(self.order[masked:], torch.where(places < masked, outside, places - masked)),
+        )
 
 
 class Holes(NamedTuple):
     """Where the masks of a batch are."""
 
     masked: Int64[Tensor, "m"]
+    order: Int64[Tensor, "two_b"]
     holes: Int64[Tensor, "h"]
     hole_weights: Float[Tensor, "h"]
 
@@ -53,7 +67,8 @@ def find_holes(mask: Bool[Tensor, "two_b n"]) -> Holes:
     masked = np.flatnonzero(counts)
     weights = np.repeat(1.0 / counts[masked], counts[masked]).astype(np.float32)
     holes = np.flatnonzero(every[masked])
-    return Holes(*(torch.from_numpy(x) for x in (masked, holes, weights)))
+    order = np.concatenate([masked, np.flatnonzero(counts == 0)])
+    return Holes(*(torch.from_numpy(x) for x in (masked, order, holes, weights)))
 
 
 def make_batch(
@@ -88,6 +103,7 @@ def make_batch(
         teacher_crops=global_crops if teacher_crops is None else teacher_crops,
         mask=send(mask),
         masked=send(found.masked),
+        order=send(found.order),
         holes=send(found.holes),
         hole_weights=send(found.hole_weights),
         counts=counts,

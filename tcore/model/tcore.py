@@ -131,11 +131,11 @@ class TCoRe(nn.Module):
             auxiliary = self._auxiliary_patches(batch, generator)
 
         # The student sees the current frame with holes in it ...
-        global_ = self.student.backbone(batch.global_crops, batch.mask, generator)
-        local = self.student.backbone(batch.local_crops, None, generator)
+        global_ = self.student.backbone(batch.global_crops, batch.mask, generator, wanted=batch.wanted())
+        local = self.student.backbone(batch.local_crops, None, generator, wanted="frames")
 
         # ... and fills them by matching patches across time, once from each side.
-        with_holes = global_.patches[batch.masked]
+        with_holes = global_.patches
         if self.match is None:
             restored = {"patch": at_holes(with_holes, batch)}
         else:

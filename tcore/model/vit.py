@@ -1,14 +1,14 @@
 """The frame encoder: a Vision Transformer with registers, masks and stochastic depth by subset."""
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int64
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from tcore.errors import InputError
+from tcore.model.subset import Share, Subset, Take, Wanted, add_residual, draw_subsets, gates, scale_by
 
 
 class Tokens(NamedTuple):
@@ -44,12 +44,20 @@ class Attention(nn.Module):
         self.qkv = nn.Linear(dim, 3 * dim)
         self.proj = nn.Linear(dim, dim)
 
-    def forward(self, x: Float[Tensor, "b n d"]) -> Float[Tensor, "b n d"]:
-        """Let every token look at every other."""
+    def forward(self, x: Float[Tensor, "b n d"], first_only: bool = False) -> Float[Tensor, "b q d"]:
+        """Let every token, or the first alone, look at every other."""
         b, n, d = x.shape
-        q, k, v = self.qkv(x).view(b, n, 3, self.num_heads, d // self.num_heads).permute(2, 0, 3, 1, 4)
+        width = d // self.num_heads
+        if first_only:
+            weight, bias = self.qkv.weight, self.qkv.bias
+            q = F.linear(x[:, :1], weight[:d], bias[:d]).view(b, 1, self.num_heads, width).transpose(1, 2)
+            k, v = (
+                F.linear(x, weight[d:], bias[d:]).view(b, n, 2, self.num_heads, width).permute(2, 0, 3, 1, 4)
+            )
+        else:
+            q, k, v = self.qkv(x).view(b, n, 3, self.num_heads, width).permute(2, 0, 3, 1, 4)
         x = scaled_attention(q, k, v)
-        return self.proj(x.transpose(1, 2).reshape(b, n, d))
+        return self.proj(x.transpose(1, 2).reshape(b, q.shape[2], d))
 
     def map(self, x: Float[Tensor, "b n d"]) -> Float[Tensor, "b heads n n"]:
         """How much every token looks at every other, per head; rows sum to 1."""
@@ -82,71 +90,6 @@ class LayerScale(nn.Module):
         return x * self.gamma
 
 
-class Subset(NamedTuple):
-    """Samples for which a residual is computed, and where each sample of the batch is among them (or -1)."""
-
-    rows: Int64[Tensor, "kept"]
-    places: Int64[Tensor, "b"]
-
-
-def draw_subsets(
-    count: int, batch: int, drop: float, generator: torch.Generator | None, device: torch.device
-) -> list[Subset]:
-    """Independent random subsets that leave out a share `drop` of the batch, all drawn at once."""
-    kept = min(batch, max(1, int(batch * (1 - drop))))
-    rows = torch.rand(count, batch, generator=generator, device=device).argsort(dim=1)[:, :kept]
-    places = torch.full((count, batch), -1, device=device)
-    places.scatter_(1, rows, torch.arange(kept, device=device).expand(count, kept))
-    return [Subset(*pair) for pair in zip(rows.unbind(), places.unbind(), strict=True)]
-
-
-class Take(torch.autograd.Function):
-    """The samples of a subset. A gather both ways: PyTorch's own gradient would add up one by one."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, rows: Tensor, places: Tensor) -> Tensor:
-        """Samples by their rows."""
-        ctx.save_for_backward(rows, places)
-        return x[rows]
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        """The gradient at the places of the samples."""
-        return spread(gradients[0], ctx.saved_tensors[1]), None, None
-
-
-class Spread(torch.autograd.Function):
-    """A subset's values at the places of its samples, 0 elsewhere."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, rows: Tensor, places: Tensor) -> Tensor:
-        """Values at their places."""
-        ctx.save_for_backward(rows, places)
-        return spread(x, places)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        """The gradient by rows."""
-        return gradients[0][ctx.saved_tensors[0]], None, None
-
-
-def spread(x: Float[Tensor, "kept n d"], places: Int64[Tensor, "b"]) -> Float[Tensor, "b n d"]:
-    """Rows by their places; 0 where there is none."""
-    return torch.where((places >= 0)[:, None, None], x[places.clamp(min=0)], 0)
-
-
-def add_residual(
-    x: Float[Tensor, "b n d"], residual: Callable[[Tensor], Tensor], subset: Subset | None
-) -> Float[Tensor, "b n d"]:
-    """Add a residual; with a subset compute it for those samples alone, scaled up to match."""
-    if subset is None or x.shape[0] == 0:
-        return x + residual(x)
-    scale = x.shape[0] / subset.rows.shape[0]
-    update = residual(Take.apply(x, *subset))  # type: ignore[no-untyped-call]
-    spread_out: Tensor = Spread.apply(update, *subset)  # type: ignore[no-untyped-call]
-    return x + scale * spread_out
-
-
 class Block(nn.Module):
     """A pre-norm transformer block whose residuals can be computed for a random subset of the batch."""
 
@@ -159,27 +102,49 @@ class Block(nn.Module):
         self.mlp = Mlp(dim, 4 * dim)
         self.ls2 = LayerScale(dim, layer_scale)
 
-    def attend(self, x: Float[Tensor, "b n d"]) -> Float[Tensor, "b n d"]:
+    def attend(self, x: Float[Tensor, "b n d"], first_only: bool = False) -> Float[Tensor, "b q d"]:
         """Residual of the attention half."""
-        return self.ls1(self.attn(self.norm1(x)))
+        return self.ls1(self.attn(self.norm1(x), first_only))
 
     def transform(self, x: Float[Tensor, "b n d"]) -> Float[Tensor, "b n d"]:
         """Residual of the MLP half."""
         return self.ls2(self.mlp(self.norm2(x)))
 
     def forward(
-        self, x: Float[Tensor, "b n d"], attended: Subset | None = None, transformed: Subset | None = None
-    ) -> Float[Tensor, "b n d"]:
-        """Add both residuals, each for its own subset of the batch, or for all of it."""
-        x = add_residual(x, self.attend, attended)
+        self,
+        x: Float[Tensor, "b n d"],
+        attended: Share = None,
+        transformed: Share = None,
+        first_only: bool = False,
+        some: Subset | None = None,
+    ) -> Float[Tensor, "m q d"]:
+        """Add both residuals, each for its own share of the batch.
+
+        The last block may be asked for `some` samples, with gates as shares, and for the first token alone.
+        """
+        if some is not None:
+            attended, transformed = (
+                None if gate is None else gate[some.rows] for gate in (attended, transformed)
+            )
+            x = Take.apply(x, *some)  # type: ignore[no-untyped-call]
+        if first_only:
+            assert not isinstance(attended, Subset)
+            x = x[:, :1] + scale_by(attended, self.attend(x, first_only=True))
+        else:
+            x = add_residual(x, self.attend, attended)
         return add_residual(x, self.transform, transformed)
 
 
 def run_block(
-    block: nn.Module, x: Float[Tensor, "b n d"], attended: Subset | None, transformed: Subset | None
-) -> Float[Tensor, "b n d"]:
-    """One block; compiled, a single graph serves all blocks of a network."""
-    result: Tensor = block(x, attended, transformed)
+    block: nn.Module,
+    x: Float[Tensor, "b n d"],
+    attended: Share,
+    transformed: Share,
+    first_only: bool = False,
+    some: Subset | None = None,
+) -> Float[Tensor, "m q d"]:
+    """One block; compiled, a few graphs serve all blocks of a network."""
+    result: Tensor = block(x, attended, transformed, first_only, some)
     return result
 
 
@@ -249,8 +214,12 @@ class VisionTransformer(nn.Module):
         mask: Bool[Tensor, "b n"] | None = None,
         generator: torch.Generator | None = None,
         stochastic_depth: bool = True,
+        wanted: Wanted | Literal["all", "frames"] = "all",
     ) -> Tokens:
-        """Encode images of any size that is a multiple of the patch; masked patches are not seen."""
+        """Encode images of any size that is a multiple of the patch; masked patches are not seen.
+
+        Patches and registers that nobody wants are not made by the last block, and are not there.
+        """
         height, width = images.shape[-2:]
         if height % self.patch_size or width % self.patch_size:
             raise InputError(
@@ -267,11 +236,38 @@ class VisionTransformer(nn.Module):
         subsets: list[Subset | None] = [None] * (2 * len(self.blocks))
         if self.training and stochastic_depth and self.drop_path > 0:
             subsets[:] = draw_subsets(len(subsets), x.shape[0], self.drop_path, generator, x.device)
-        for block, attended, transformed in zip(self.blocks, subsets[::2], subsets[1::2], strict=True):
-            x = self.run_block(block, x, attended, transformed)
+        pairs = list(zip(subsets[::2], subsets[1::2], strict=True))
+        in_full = len(pairs) - (wanted != "all")
+        for block, pair in zip(self.blocks[:in_full], pairs[:in_full], strict=True):
+            x = self.run_block(block, x, *pair)
+        if wanted != "all":
+            return self._finish(x, gates(pairs[-1][0]), gates(pairs[-1][1]), wanted)
         x = self.norm(x)
+        return self._tokens(x[:, 0], x)
+
+    def _finish(
+        self,
+        x: Float[Tensor, "b n d"],
+        attended: Float[Tensor, "b"] | None,
+        transformed: Float[Tensor, "b"] | None,
+        wanted: Wanted | Literal["frames"],
+    ) -> Tokens:
+        """The last block, for what is wanted alone: keys and values of all tokens, queries and MLP of few."""
+
+        def last(first_only: bool, some: Subset | None) -> Tensor:
+            return self.norm(self.run_block(self.blocks[-1], x, attended, transformed, first_only, some))
+
+        if wanted == "frames":
+            frames = last(True, None)
+            return self._tokens(frames[:, 0], frames[:0])
+        whole, frames = last(False, wanted.whole), last(True, wanted.frame_only)
+        both = torch.cat([whole[:, 0], frames[:, 0]])
+        rows = torch.cat([wanted.whole.rows, wanted.frame_only.rows])
+        return self._tokens(Take.apply(both, rows.argsort(), rows), whole)  # type: ignore[no-untyped-call]
+
+    def _tokens(self, frame: Float[Tensor, "b d"], x: Float[Tensor, "m n d"]) -> Tokens:
         first_patch = 1 + self.num_registers
-        return Tokens(x[:, 0], x[:, 1:first_patch], x[:, first_patch:])
+        return Tokens(frame, x[:, 1:first_patch], x[:, first_patch:])
 
     @torch.no_grad()
     def frame_attention(self, images: Float[Tensor, "b 3 height width"]) -> Float[Tensor, "b heads n"]:

@@ -2,14 +2,17 @@
 
 import math
 from dataclasses import replace
+from typing import Literal
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from tcore.config import VitConfig
+from tcore.data.batch import make_batch
 from tcore.errors import InputError
-from tcore.model.vit import Block, Subset, Tokens, VisionTransformer, add_residual, draw_subsets
+from tcore.model.subset import Subset, Wanted, add_residual, draw_subsets
+from tcore.model.vit import Block, Tokens, VisionTransformer
 from tcore.recipes import VIT_B, VIT_L, VIT_S, VIT_TI
 from tcore.training.build import build_backbone
 
@@ -304,3 +307,54 @@ def test_stochastic_depth_is_a_function_of_the_generator_alone() -> None:
 def test_empty_batch_gives_empty_tokens() -> None:
     tokens = encoder(drop_path=0.1)(images(0), torch.zeros(0, 16, dtype=torch.bool))
     assert [part.shape for part in tokens] == [(0, DIM), (0, 4, DIM), (0, 16, DIM)]
+
+
+def wanted_of(masked: list[int], batch: int) -> Wanted:
+    """The patches of some samples, of the others the frame token."""
+    mask = torch.zeros(batch, 16, dtype=torch.bool)
+    mask[masked, 3] = True
+    views = torch.zeros(batch, 3, 32, 32)
+    return make_batch(views, views[:0], mask).wanted()
+
+
+@pytest.mark.parametrize("drop_path", [0.0, 0.5])
+@pytest.mark.parametrize("masked", [[1, 4], [0, 1, 2, 3, 4, 5], []])
+def test_what_is_wanted_is_as_if_all_had_been_made(masked: list[int], drop_path: float) -> None:
+    vit = encoder(drop_path=drop_path).train()
+    images = torch.rand(6, 3, 32, 32)
+    weights = torch.rand(6, DIM), torch.rand(len(masked), 16, DIM)
+
+    def outcome(wanted: Wanted | Literal["all"]) -> tuple[Tensor, Tensor, list[Tensor]]:
+        tokens = vit(images, None, torch.Generator().manual_seed(3), wanted=wanted)
+        patches = tokens.patches if isinstance(wanted, Wanted) else tokens.patches[masked]
+        vit.zero_grad()
+        ((tokens.frame * weights[0]).sum() + (patches * weights[1]).sum()).backward()
+        gradients = [p.grad.clone() for p in vit.parameters() if p.grad is not None]
+        return tokens.frame.detach(), patches.detach(), gradients
+
+    lean, plain = outcome(wanted_of(masked, 6)), outcome("all")
+    torch.testing.assert_close(lean, plain, rtol=1e-4, atol=1e-6)
+    assert len(lean[2]) > 20
+
+
+@pytest.mark.parametrize("drop_path", [0.0, 0.5])
+def test_frames_alone_are_as_if_all_had_been_made(drop_path: float) -> None:
+    vit = encoder(drop_path=drop_path).train()
+    images = torch.rand(6, 3, 32, 32)
+    lean, plain = (
+        vit(images, None, torch.Generator().manual_seed(3), wanted=wanted) for wanted in ("frames", "all")
+    )
+    torch.testing.assert_close(lean.frame, plain.frame)
+    assert lean.patches.shape == (0, 0, DIM)
+    assert plain.patches.shape == (6, 16, DIM)
+
+
+def test_the_last_block_makes_no_more_than_is_wanted() -> None:
+    vit, images = encoder(), torch.rand(6, 3, 32, 32)
+    rows: list[int] = []
+    mlp = vit.blocks[-1].get_submodule("mlp")
+    mlp.register_forward_hook(lambda module, given, made: rows.append(made.shape[:2].numel()))
+    for wanted in ("all", "frames", wanted_of([1, 4], 6)):
+        vit(images, wanted=wanted)
+    tokens = 1 + 4 + 16
+    assert rows == [6 * tokens, 6, 2 * tokens, 4]
