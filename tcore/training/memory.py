@@ -5,18 +5,20 @@ matching module and of the head, eager and compiled, in fp32 and bf16. Tests cou
 """
 
 import math
+from dataclasses import replace
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
 
-from tcore.config import Config
+from tcore.config import Config, OptimConfig, RuntimeConfig
 from tcore.data import render
 from tcore.model import fused
 from tcore.training.build import build_model, choose_dtype, compiles
 
 GIB = 2**30
 FRAME_PIXELS = 256 * 340
-"""Pixels of a frame, which the settings do not know: the short side of a prepared store, 4:3."""
+"""Pixels of a frame where nothing better is known: what `tcore prepare` makes of most videos."""
 
 
 class Kept(NamedTuple):
@@ -49,8 +51,9 @@ FORWARD_BYTES = {True: 24, False: 40}
 # Cutting views out of frames: pixels of its chunk as floats, their rows, and what is between two passes.
 RENDER_COPIES = 2.5
 # Libraries' workspaces and small tensors. The process's own share of a GPU (CUDA context, about 0.5 GiB) and
-# gaps between allocations are not in it: they are what the margin of a plan is for.
-GPU_OVERHEAD, CPU_OVERHEAD = 0.2 * GIB, 0.35 * GIB
+# gaps between allocations are not in it: they are what the margin of a plan is for. On a CPU: the interpreter
+# with its libraries, as one machine counted it.
+GPU_OVERHEAD, CPU_OVERHEAD = 0.2 * GIB, 0.45 * GIB
 
 
 class Memory(NamedTuple):
@@ -95,12 +98,14 @@ class _Sizes(NamedTuple):
     """Bytes of a number that the networks compute with."""
 
 
-def estimate(config: Config, processes: int = 1, device: str = "cuda") -> Memory:
+def estimate(
+    config: Config, processes: int = 1, device: str = "cuda", frame_pixels: int = FRAME_PIXELS
+) -> Memory:
     """Memory of one process at the peak of a step; compared with measurements in docs/performance.md.
 
     >>> from tcore import recipe
     >>> [round(estimate(recipe(name)).total / GIB, 1) for name in ("vits16-k400", "vitb16-k400")]
-    [0, 0]
+    [33.0, 33.6]
     """
     on_gpu = torch.device(device).type == "cuda"
     sizes = _sizes(config, processes, device)
@@ -109,7 +114,7 @@ def estimate(config: Config, processes: int = 1, device: str = "cuda") -> Memory
     state = _state(config, processes)
     blocks, others = _activations(config, sizes, KEPT[compiled, bf16], compiled)
     losses, held = _losses(config, sizes, compiled and on_gpu, on_gpu)
-    views = _views(config, sizes)
+    views = _views(config, sizes, frame_pixels)
     # The peak is where the gradients begin, at the losses; or, with little of those, in the blocks.
     gradient = GRADIENT_BYTES[bf16] * config.vit.dim
     at_losses = blocks + others + losses
@@ -118,7 +123,10 @@ def estimate(config: Config, processes: int = 1, device: str = "cuda") -> Memory
     in_global += gradient * sizes.global_tokens
     deepest = max(at_losses, in_local + held, in_global + held)
     # With very little of all that, it is where views are made or where the teacher looks at them.
-    passing = max(_passing(config, sizes, on_gpu), held * 7 if config.teacher.targets == "sinkhorn" else 0.0)
+    passing = max(
+        _passing(config, sizes, on_gpu, frame_pixels),
+        held * 7 if config.teacher.targets == "sinkhorn" else 0.0,
+    )
     activations = max(blocks + others, deepest - losses)
     return Memory(
         state,
@@ -134,7 +142,9 @@ def _sizes(config: Config, processes: int, device: str) -> _Sizes:
     samples = math.ceil(config.optim.batch / (processes * config.optim.accumulate))
     large, small = ((size // vit.patch_size) ** 2 for size in (views.global_size, views.local_size))
     masked = 2 * samples * masking.probability
-    if samples % masking.group:  # a share of a group: some parts have more masked crops than others
+    if (
+        samples % masking.group and samples < config.optim.batch
+    ):  # a share of a group: some parts have more masked crops than others
         masked = min(2 * samples, masked + 3 * math.sqrt(masked * (1 - masking.probability)))
     extra = 1 + vit.num_registers
     dtype = choose_dtype(config.optim.precision, torch.device(device))
@@ -153,17 +163,34 @@ def _sizes(config: Config, processes: int, device: str) -> _Sizes:
 
 def _state(config: Config, processes: int) -> float:
     """Weights, gradients, two moments and the teacher, all fp32; of a sharded model a share of them."""
-    with torch.device("meta"):
-        model = build_model(config)
-    trained = sum(p.numel() for named in model.parts().values() for _, p in named)
-    teacher = sum(p.numel() for p in model.teacher.parameters())
-    state = 4.0 * (4 * trained + teacher)
+    count = _count(replace(config, optim=OptimConfig(), runtime=RuntimeConfig()))
+    state = 4.0 * (4 * count.trained + count.teacher)
     if config.runtime.sharding == "replicate" or processes == 1:
         return state
     # Put together while it is needed: two blocks, and all that is no block, of student and teacher.
-    block = sum(p.numel() for p in model.student.backbone.blocks[0].parameters())
-    others = trained - config.vit.depth * block
-    return state / processes + 4.0 * (2 * 2 * block + 3 * others)
+    others = count.trained - config.vit.depth * count.block
+    return state / processes + 4.0 * (2 * 2 * count.block + 3 * others)
+
+
+class _Count(NamedTuple):
+    """Numbers of parameters."""
+
+    trained: int
+    teacher: int
+    block: int
+    """Of one block of the encoder."""
+
+
+@lru_cache(maxsize=16)
+def _count(config: Config) -> _Count:
+    """Parameters of the networks, which are built without memory."""
+    with torch.device("meta"):
+        model = build_model(config)
+    return _Count(
+        sum(p.numel() for named in model.parts().values() for _, p in named),
+        sum(p.numel() for p in model.teacher.parameters()),
+        sum(p.numel() for p in model.student.backbone.blocks[0].parameters()),
+    )
 
 
 def _activations(config: Config, sizes: _Sizes, kept: Kept, compiled: bool) -> tuple[float, float]:
@@ -203,20 +230,22 @@ def _losses(config: Config, sizes: _Sizes, triton: bool, on_gpu: bool) -> tuple[
     return chunk * (TRITON_CHUNKS if triton else plain) + prototypes + held, held
 
 
-def _views(config: Config, sizes: _Sizes) -> float:
+def _views(config: Config, sizes: _Sizes, frame_pixels: int) -> float:
     """Bytes of all views, and of the frames that they were cut from."""
     views = config.views
-    pixels = 2 * sizes.samples * views.global_size**2 * (1 if views.fixed_space and views.fixed_time else 2)
+    pixels: float = (
+        2 * sizes.samples * views.global_size**2 * (1 if views.fixed_space and views.fixed_time else 2)
+    )
     pixels += sizes.samples * views.num_local * views.local_size**2
     pixels += sizes.masked * sizes.sides * views.global_size**2
     frames = 2 + sizes.sides if not views.fixed_time else 1 + sizes.sides
-    return 3 * (4 * pixels + FRAME_PIXELS * frames * sizes.samples)
+    return 3 * (4 * pixels + frame_pixels * frames * sizes.samples)
 
 
-def _passing(config: Config, sizes: _Sizes, on_gpu: bool) -> float:
+def _passing(config: Config, sizes: _Sizes, on_gpu: bool, frame_pixels: int) -> float:
     """Bytes that are needed for a while before the student begins: cutting views, the teacher."""
     views = config.views
     most = max(2, views.num_local, sizes.sides) * sizes.samples
-    chunk = min(render.GPU_CHUNK if on_gpu else render.CPU_CHUNK, most * FRAME_PIXELS * 3 * 4)
+    chunk = min(render.GPU_CHUNK if on_gpu else render.CPU_CHUNK, most * frame_pixels * 3 * 4)
     pixels = RENDER_COPIES * chunk + 3 * 4 * most * max(views.global_size, views.local_size) ** 2
     return max(pixels, FORWARD_BYTES[sizes.working == 2] * config.vit.dim * sizes.global_tokens)
