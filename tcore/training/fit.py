@@ -14,6 +14,9 @@ from tcore.training.memory import FRAME_PIXELS, GIB, Memory, estimate
 MARGIN = 0.1
 """Share of the memory there is that a plan leaves free: for gaps, the CUDA context, an estimate too low."""
 
+GPU_CONTEXT = 0.5 * GIB
+"""What a process takes of a GPU before it has a single tensor there, about."""
+
 
 class Place(NamedTuple):
     """Where a step is to be made."""

@@ -5,16 +5,14 @@ matching module and of the head, eager and compiled, in fp32 and bf16. Tests cou
 """
 
 import math
-from dataclasses import replace
-from functools import lru_cache
 from typing import NamedTuple
 
 import torch
 
-from tcore.config import Config, OptimConfig, RuntimeConfig
+from tcore.config import Config
 from tcore.data import render
 from tcore.model import fused
-from tcore.training.build import build_model, choose_dtype, compiles
+from tcore.training.build import choose_dtype, compiles
 
 GIB = 2**30
 FRAME_PIXELS = 256 * 340
@@ -40,8 +38,9 @@ KEPT = {
     (False, False): Kept(0, 72, 60),
 }
 # What the losses hold at once, as a multiple of a chunk of outputs: in fused_triton.py, where gradients take
-# the place of outputs, and in plain torch, where both are fp32 and have copies.
-TRITON_CHUNKS, PLAIN_CHUNKS_FP32, PLAIN_CHUNKS_BF16 = 1.4, 6.1, 10.4
+# the place of outputs; in plain torch, where both are fp32 and have copies, by (two sides compared, bf16).
+TRITON_CHUNKS = 1.4
+PLAIN_CHUNKS = {(False, False): 4.6, (True, False): 6.1, (False, True): 9.8, (True, True): 10.4}
 # Copies of the prototypes, student's and teacher's, and their gradient, in bytes for each weight.
 PROTOTYPE_BYTES = 20
 # Bytes per token and channel that the gradient of a block takes beside what it frees.
@@ -163,7 +162,7 @@ def _sizes(config: Config, processes: int, device: str) -> _Sizes:
 
 def _state(config: Config, processes: int) -> float:
     """Weights, gradients, two moments and the teacher, all fp32; of a sharded model a share of them."""
-    count = _count(replace(config, optim=OptimConfig(), runtime=RuntimeConfig()))
+    count = count_parameters(config)
     state = 4.0 * (4 * count.trained + count.teacher)
     if config.runtime.sharding == "replicate" or processes == 1:
         return state
@@ -172,7 +171,7 @@ def _state(config: Config, processes: int) -> float:
     return state / processes + 4.0 * (2 * 2 * count.block + 3 * others)
 
 
-class _Count(NamedTuple):
+class Parameters(NamedTuple):
     """Numbers of parameters."""
 
     trained: int
@@ -181,16 +180,20 @@ class _Count(NamedTuple):
     """Of one block of the encoder."""
 
 
-@lru_cache(maxsize=16)
-def _count(config: Config) -> _Count:
-    """Parameters of the networks, which are built without memory."""
-    with torch.device("meta"):
-        model = build_model(config)
-    return _Count(
-        sum(p.numel() for named in model.parts().values() for _, p in named),
-        sum(p.numel() for p in model.teacher.parameters()),
-        sum(p.numel() for p in model.student.backbone.blocks[0].parameters()),
-    )
+def count_parameters(config: Config) -> Parameters:
+    """Parameters of the networks, without building them."""
+    vit, head, dim = config.vit, config.head, config.vit.dim
+    block = 12 * dim**2 + 15 * dim
+    patches = (config.views.global_size // vit.patch_size) ** 2
+    # One token for the frame and one for masks, positions of frame and patches, the last norm, the embedding.
+    tokens = (1 + 1 + 1 + patches + vit.num_registers + 2) * dim
+    backbone = vit.depth * block + tokens + (3 * vit.patch_size**2 + 1) * dim
+    projection = (dim + 1) * head.hidden + (head.hidden + 1) * (head.hidden + head.bottleneck)
+    prototypes = head.prototypes * (head.bottleneck + 1)
+    match = 0 if config.auxiliary == "none" else config.matching.num_blocks * (9 * dim**2 + 15 * dim)
+    network = backbone + projection + prototypes
+    fixed = 0 if head.train_gains else head.prototypes
+    return Parameters(network + match - fixed, network, block)
 
 
 def _activations(config: Config, sizes: _Sizes, kept: Kept, compiled: bool) -> tuple[float, float]:
@@ -219,15 +222,19 @@ def _activations(config: Config, sizes: _Sizes, kept: Kept, compiled: bool) -> t
 def _losses(config: Config, sizes: _Sizes, triton: bool, on_gpu: bool) -> tuple[float, float]:
     """Bytes at the peak of the losses, and of targets that are held from the teacher on."""
     head, views = config.head, 2 + config.views.num_local
-    row = head.prototypes * sizes.working
-    whole = row * max(sizes.samples * (views + 6), sizes.holes * (max(1, sizes.sides) + 1))
-    chunk = min(fused.GPU_CHUNK if on_gpu else fused.CPU_CHUNK, whole)
-    plain = PLAIN_CHUNKS_BF16 if sizes.working == 2 else PLAIN_CHUNKS_FP32
+    budget, row = fused.GPU_CHUNK if on_gpu else fused.CPU_CHUNK, head.prototypes * sizes.working
+    of_frames = min(budget, row * sizes.samples * (views + 6))
+    of_holes = min(budget, row * sizes.holes * (max(1, sizes.sides) + 1))
+    if triton:
+        at_once = TRITON_CHUNKS * max(of_frames, of_holes)
+    else:
+        bf16 = sizes.working == 2
+        at_once = max(PLAIN_CHUNKS[False, bf16] * of_frames, PLAIN_CHUNKS[sizes.sides == 2, bf16] * of_holes)
     prototypes = PROTOTYPE_BYTES * head.prototypes * head.bottleneck
     held = 0.0
     if config.teacher.targets == "sinkhorn":
         held = 4 * head.prototypes * (2 * sizes.samples + sizes.holes)
-    return chunk * (TRITON_CHUNKS if triton else plain) + prototypes + held, held
+    return at_once + prototypes + held, held
 
 
 def _views(config: Config, sizes: _Sizes, frame_pixels: int) -> float:

@@ -10,7 +10,7 @@ from tcore.errors import InputError
 from tcore.training import distributed
 from tcore.training.build import build_schedule, choose_device
 from tcore.training.distributed import World
-from tcore.training.fit import Place, free_memory, verdict
+from tcore.training.fit import GPU_CONTEXT, Place, free_memory, verdict
 from tcore.training.init import Init, apply_init, read_init
 from tcore.training.journal import format_seconds
 from tcore.training.loop import check_share, open_source, resolve
@@ -65,7 +65,8 @@ def plan_memory(config: Config, gib: float) -> str:
     config = validate(config)
     check_share(config.optim.batch, config.optim.accumulate)
     device = "cpu" if config.runtime.device.startswith("cpu") else "cuda"
-    place = Place(gib * GIB, device, distributed.world().size)
+    room = gib * GIB - (GPU_CONTEXT if device == "cuda" else 0.0)
+    place = Place(max(0.0, room), device, distributed.world().size)
     return _table({"batch": _batch(config)} | _estimate(config, place))
 
 
