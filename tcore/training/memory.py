@@ -104,7 +104,7 @@ def estimate(
 
     >>> from tcore import recipe
     >>> [round(estimate(recipe(name)).total / GIB, 1) for name in ("vits16-k400", "vitb16-k400")]
-    [33.0, 33.6]
+    [33.0, 33.7]
     """
     on_gpu = torch.device(device).type == "cuda"
     sizes = _sizes(config, processes, device)
