@@ -1,14 +1,14 @@
 """The same training twice, plain in fp32 and fast in bf16, to see whether the curves lie on each other.
 
 `python benchmarks/curves.py --out docs/curves.png`: 300 steps of a ViT-S/16 with settings that leave the
-start-up plateau (LayerScale .1, gains fixed, K 2,048; crops of 128 and 64 pixels, rendered videos); without a
-GPU, a small model, and nothing is compiled. Plain: eager, fp32, all rows x K held. Fast: compiled, bf16, losses
-in chunks. Seed, samples, views, masks and stochastic depth are the same. `--set teacher.momentum=[0.99,1]`
-changes a setting of both.
+start-up plateau (LayerScale .1, gains fixed, K 2,048; crops of 128 and 64 pixels, rendered videos); without
+a GPU, a small model, and nothing is compiled. Plain: eager, fp32, all rows x K held. Fast: compiled, bf16,
+losses in chunks. Seed, samples, views, masks and stochastic depth are the same for both.
+`--set teacher.momentum=[0.99,1]` changes a setting of both.
 
-Wanted, of losses smoothed over 20 steps: both runs learn (dino ends 10% or more below its highest value), and
-every loss of one is within 2% of the other's, everywhere. Of its own size, that is: the distance is divided by
-the mean of the loss without its sign, since koleo may pass 0. Exit code 1 where that is not so.
+Wanted, of losses smoothed over 20 steps: both runs learn (dino ends 10% or more below its highest value),
+and every loss of one is within 2% of the other's, everywhere. Of its own size, that is: the distance is
+divided by the mean of the loss without its sign, since koleo may pass 0. Exit code 1 where it is not so.
 """
 
 import argparse
