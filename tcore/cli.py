@@ -35,6 +35,7 @@ tcore: self-supervised video representation by temporal correspondence
   tcore prepare SOURCE STORE                                   videos, frame folders or images to a store
   tcore train RECIPE [--frames STORE] [--run RUN] [settings]   pre-train an encoder, or go on with a run
   tcore train RECIPE --plan                                    what that would take, from a few real steps
+  tcore train RECIPE --plan-memory 24                          would it fit on a GPU of 24 GiB
   torchrun --nproc-per-node 8 -m tcore -- train RECIPE ...     the same on many GPUs or machines
   tcore quickstart                                             train on rendered videos, see what it is worth
   tcore check STORE|VIDEOS|DATASET [--sheet FILE.png]          what is there, and would training work
@@ -68,6 +69,8 @@ class TrainCommand:
     """With --source images: another file of neighbours than the one inside or beside the store."""
     plan: FlagCreatePairsOff[bool] = False
     """Train nothing: print sizes, memory, speed and first losses, measured in a few real steps."""
+    plan_memory: float | None = None
+    """Train nothing: print what would fit on a GPU of so many GiB, from the settings alone."""
     config: Annotated[Config, arg(name="")] = field(default_factory=Config)
 
 
@@ -104,17 +107,29 @@ def main(argv: Sequence[str] | None = None) -> None:
         where = f"{error.filename}: " if error.filename else ""
         _fail(f"{where}{error.strerror or error}. What was saved before is intact.", 2)
     except torch.OutOfMemoryError:
-        _fail(f"the GPU is out of memory: use {LIGHTER.get(words[0], 'smaller inputs')}.", 1)
+        _fail(f"the GPU is out of memory: use {_lighter(words)}.", 1)
     except KeyboardInterrupt:
         _fail("interrupted; the same command goes on from what was saved.", 130)
 
 
 # What takes less memory, by verb.
 LIGHTER = {
-    "train": "a smaller --optim.batch, or --optim.accumulate 2 and more",
     "evaluate": "--precision bf16, or a smaller --size",
     "propagate": "a smaller --long-side",
 }
+
+
+def _lighter(words: list[str]) -> str:
+    """What takes less memory than the command that ran out of it."""
+    if words[0] != "train":
+        return LIGHTER.get(words[0], "smaller inputs")
+    from tcore.training.build import choose_device
+    from tcore.training.distributed import world
+    from tcore.training.fit import Place, advice, free_memory
+
+    config = parse_train(words[1:]).config
+    device = choose_device(config.runtime.device)
+    return advice(config, Place(free_memory(device), device.type, world().size))
 
 
 def _fail(text: str, code: int) -> None:
@@ -147,7 +162,8 @@ def _train(argv: list[str]) -> None:
         store = None if command.frames == "rendered" else command.frames
         if command.frames == "":
             raise InputError("--frames is empty: give a folder of frame folders, or rendered.")
-        if command.frames is None and command.recipe != "quickstart":
+        needs_frames = command.recipe != "quickstart" and command.plan_memory is None
+        if command.frames is None and needs_frames:
             raise InputError(_what_frames(command))
     except InputError as error:  # torchrun gives all processes the same words: one of them complains
         if first:
@@ -155,7 +171,11 @@ def _train(argv: list[str]) -> None:
         raise EchoError(str(error)) from error
     from tcore.evaluation.sharing import leave
 
-    if command.plan:
+    if command.plan_memory is not None:
+        from tcore.training.plan import plan_memory
+
+        said = plan_memory(command.config, command.plan_memory)
+    elif command.plan:
         from tcore.training.plan import plan
 
         said = plan(command.config, store, command.neighbors)

@@ -1,29 +1,40 @@
-"""`tcore train ... --plan`: what a run would take, from a few real steps; nothing is written."""
+"""`tcore train ... --plan`: what a run would take, from the settings and a few real steps."""
 
 import math
 import time
 from pathlib import Path
 
 from tcore.config import Config
-from tcore.data.loader import load
+from tcore.data.loader import Source, load
+from tcore.errors import InputError
 from tcore.training import distributed
-from tcore.training.build import build_schedule
+from tcore.training.build import build_schedule, choose_device
 from tcore.training.distributed import World
+from tcore.training.fit import GPU_CONTEXT, Place, free_memory, verdict
 from tcore.training.init import Init, apply_init, read_init
 from tcore.training.journal import format_seconds
-from tcore.training.loop import open_source, resolve
+from tcore.training.loop import check_share, open_source, resolve
+from tcore.training.memory import FRAME_PIXELS, GIB
+from tcore.training.optim import Schedule
 from tcore.training.step import Trainer
+from tcore.validation import validate
 
 WARMUP_STEPS, TIMED_STEPS = 1, 3
 
 
 def plan(config: Config, frames: str | Path | None, neighbors: str | Path | None = None) -> str:
-    """Sizes, memory, speed and first losses of a run, as a table for a person."""
+    """Sizes, memory, speed and first losses of a run, as a table for a person.
+
+    Where the estimate says that a step does not fit into memory, none is made.
+    """
     world = distributed.join(config.runtime.device)
     config = distributed.together(lambda: resolve(config))
     init = distributed.together(lambda: read_init(config))
     source = distributed.together(lambda: open_source(config, frames, neighbors))
     schedule = build_schedule(config, source.steps_per_epoch)
+    place = _here(config, world, frames)
+    if not place.has_room(config):
+        return _table(_sizes(config, source, schedule, init, world) | _estimate(config, place))
     trainer = Trainer(config)
     if init is not None:
         apply_init(init, trainer.model)
@@ -34,21 +45,60 @@ def plan(config: Config, frames: str | Path | None, neighbors: str | Path | None
         last = trainer.step(parts, step, schedule.at(min(step, schedule.num_steps - 1))).metrics()
     seconds = (time.perf_counter() - started) / TIMED_STEPS
     each = " in each process" if world.size > 1 else ""
-    rows = _start(init, config) | {
-        config.source: f"{len(source.clips.video):,} usable of {len(source.all_clips.video):,}",
+    rows = {
+        **_sizes(config, source, schedule, init, world),
         "parameters": _parameters(trainer),
-        "batch": _batch(config),
-        **_processes(config, world),
-        "steps": f"{schedule.num_steps:,} ({source.steps_per_epoch:,} an epoch)",
         "device": f"{trainer.device}, {config.optim.precision}",
         "weights, teacher, AdamW": f"{_state_gib(trainer):.2f} GiB{each}",
-        "memory": f"{last['memory_gib']:.2f} GiB at the peak{each}",
+        "memory": f"{last['memory_gib']:.2f} GiB at the peak{each}, measured",
+        **_estimate(config, place),
         "a step": f"{seconds:.3f} s, {config.optim.batch / seconds:.1f} samples/s (mean of {TIMED_STEPS})",
         "the run": f"{format_seconds(seconds * schedule.num_steps)} at that speed",
     }
+    return "\n".join([_table(rows), "", *_first_losses(first, config)])
+
+
+def plan_memory(config: Config, gib: float) -> str:
+    """What would fit into the memory of another machine's GPU; no step is made, no data needed."""
+    if not (math.isfinite(gib) and gib > 0):
+        raise InputError(f"--plan-memory {gib}: need the GiB of a GPU, as in --plan-memory 24.")
+    config = validate(config)
+    check_share(config.optim.batch, config.optim.accumulate)
+    device = "cpu" if config.runtime.device.startswith("cpu") else "cuda"
+    room = gib * GIB - (GPU_CONTEXT if device == "cuda" else 0.0)
+    place = Place(max(0.0, room), device, distributed.world().size)
+    return _table({"batch": _batch(config)} | _estimate(config, place))
+
+
+def _here(config: Config, world: World, frames: str | Path | None) -> Place:
+    """The memory at hand: the least of all processes, which share a machine's where they have no GPU."""
+    device = choose_device(config.runtime.device)
+    free = free_memory(device) / (1 if device.type == "cuda" else world.here)
+    rendered = frames is None and config.source == "videos"
+    pixels = config.rendered.size**2 if rendered else FRAME_PIXELS
+    return Place(min(distributed.gather_objects(free)), device.type, world.size, pixels)
+
+
+def _estimate(config: Config, place: Place) -> dict[str, str]:
+    """Memory from the settings alone, and what follows from it."""
+    return {"memory, estimated": place.needs(config).in_gib(), "room": verdict(config, place)}
+
+
+def _sizes(
+    config: Config, source: Source, schedule: Schedule, init: Init | None, world: World
+) -> dict[str, str]:
+    """What is known before a step is made."""
+    return _start(init, config) | {
+        config.source: f"{len(source.clips.video):,} usable of {len(source.all_clips.video):,}",
+        "batch": _batch(config),
+        **_processes(config, world),
+        "steps": f"{schedule.num_steps:,} ({source.steps_per_epoch:,} an epoch)",
+    }
+
+
+def _table(rows: dict[str, str]) -> str:
     width = max(map(len, rows))
-    lines = [f"{name:{width}}  {value}" for name, value in rows.items()]
-    return "\n".join([*lines, "", *_first_losses(first, config)])
+    return "\n".join(f"{name:{width}}  {value}" for name, value in rows.items())
 
 
 def _start(init: Init | None, config: Config) -> dict[str, str]:

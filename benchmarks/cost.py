@@ -1,0 +1,246 @@
+"""How the cost of a step grows: samples/s and peak memory, one setting at a time around vits16-k400.
+
+`python benchmarks/cost.py --out docs/cost.png` on a GPU; without one, around a small model. Every point is a
+process of its own; its line is printed as soon as it is there, and the picture is drawn anew, so that a run
+that is cut off keeps what it has. `--points batch K` chooses axes.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+from step import NoiseStore, now, pinned
+
+from tcore.config import Config
+from tcore.data.loader import RawBatch, Source
+from tcore.recipes import recipe
+from tcore.training.build import build_schedule
+from tcore.training.journal import peak_memory_gib
+from tcore.training.loop import resolve
+from tcore.training.memory import GIB, estimate
+from tcore.training.step import Trainer
+
+WARMUP = 2
+LIMIT = 240  # seconds for a point, compilation included
+
+SIZES: dict[str, dict[str, Any]] = {
+    "Ti": {"vit.dim": 192, "vit.num_heads": 3},
+    "S": {"vit.dim": 384, "vit.num_heads": 6},
+    "B": {"vit.dim": 768, "vit.num_heads": 12},
+    "L": {"vit.dim": 1024, "vit.depth": 24, "vit.num_heads": 16},
+}
+# The first value of an axis is where all axes meet. ViT-B and L at half and a quarter of the batch. A point
+# takes 15 s, and 30 s more where shapes are new and are compiled: 11 processes, about 7 minutes.
+GPU_AXES: dict[str, list[dict[str, Any]]] = {
+    "batch": [{"optim.batch": batch} for batch in (256, 64, 128, 512)],
+    "K": [{"head.prototypes": count} for count in (65536, 8192, 131072)],
+    "locals": [{"views.num_local": count} for count in (8, 2, 4)],
+    "size": [
+        SIZES["S"],
+        SIZES["Ti"],
+        SIZES["B"] | {"optim.batch": 128},
+        SIZES["L"] | {"optim.batch": 64},
+    ],
+}
+SMALL: dict[str, Any] = {
+    "vit.dim": 96,
+    "vit.depth": 3,
+    "vit.num_heads": 3,
+    "views.global_size": 64,
+    "views.local_size": 32,
+    "views.num_local": 4,
+    "head.hidden": 256,
+    "head.bottleneck": 64,
+    "head.prototypes": 2048,
+    "optim.batch": 8,
+}
+CPU_AXES: dict[str, list[dict[str, Any]]] = {
+    "batch": [{"optim.batch": batch} for batch in (8, 4, 16)],
+    "K": [{"head.prototypes": count} for count in (2048, 512, 8192)],
+    "locals": [{"views.num_local": count} for count in (4, 2, 8)],
+    "size": [{"vit.dim": 96}, {"vit.dim": 48}, {"vit.dim": 192}],
+}
+
+
+class Point(NamedTuple):
+    """What one setting costs."""
+
+    axis: str
+    value: int
+    batch: int
+    samples_per_second: float
+    measured_gib: float
+    estimated_gib: float
+
+    def row(self) -> str:
+        """A line of the Markdown table."""
+        ratio = self.estimated_gib / self.measured_gib
+        return (
+            f"| {self.axis} {self.value:,} | {self.batch} | {self.samples_per_second:,.1f} | "
+            f"{self.measured_gib:.2f} | {self.estimated_gib:.2f} | {ratio:.2f} |"
+        )
+
+
+HEADER = """\
+| setting | batch | samples/s | measured GiB | estimated GiB | estimated / measured |
+|---|---|---|---|---|---|"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    on_gpu = torch.cuda.is_available()
+    axes = GPU_AXES if on_gpu else CPU_AXES
+    parser.add_argument("--points", nargs="+", choices=list(axes), default=list(axes), help="axes")
+    parser.add_argument("--steps", type=int, default=6, help="timed steps of a point")
+    parser.add_argument("--compile", choices=("auto", "on", "off"), default="auto")
+    parser.add_argument(
+        "--seconds", type=float, default=470, help="begin no point that would not be done by then"
+    )
+    parser.add_argument("--out", type=Path, help="a picture (needs matplotlib)")
+    parser.add_argument("--one", help=argparse.SUPPRESS)  # settings of a point, as JSON
+    options = parser.parse_args()
+    base = {"runtime.compile": options.compile} | ({} if on_gpu else SMALL)
+    if options.one:
+        print(json.dumps(measure(recipe("vits16-k400", base | json.loads(options.one)), options.steps)))
+        return
+    began = time.perf_counter()
+    gpu = torch.cuda.get_device_name() if on_gpu else "CPU, a small model"
+    print(f"cost of a step around vits16-k400, {gpu}, compile {options.compile}\n\n{HEADER}", flush=True)
+    points: list[Point] = []
+    chosen = {name: axes[name] for name in options.points}
+    for point in measure_axes(chosen, options.steps, options.compile, began + options.seconds):
+        points.append(point)
+        print(point.row(), flush=True)
+        if options.out:
+            draw(points, options.out)
+    print(f"\n{len(points)} points in {time.perf_counter() - began:.0f} s")
+
+
+def measure_axes(
+    axes: dict[str, list[dict[str, Any]]], steps: int, wish: str, deadline: float
+) -> Iterator[Point]:
+    """Measure every point in a fresh process; the one where axes meet, once."""
+    centre: dict[str, float] | None = None
+    slowest = 0.0
+    for axis, changes in axes.items():
+        for index, change in enumerate(changes):
+            found = centre if index == 0 else None
+            if found is None:
+                started = time.perf_counter()
+                if started + slowest > deadline:
+                    print(f"{axis}: no time for {change}, left out", file=sys.stderr, flush=True)
+                    continue
+                found = in_fresh_process(change, steps, wish)
+                slowest = max(slowest, time.perf_counter() - started)
+            if found is None:
+                continue
+            centre = found if index == 0 else centre
+            numbers = (found[name] for name in ("speed", "memory", "said"))
+            yield Point(axis, int(found[axis]), int(found["batch"]), *numbers)
+
+
+def in_fresh_process(change: dict[str, Any], steps: int, wish: str) -> dict[str, float] | None:
+    """What a point costs, or none where it fails; the others go on."""
+    command = [
+        sys.executable,
+        __file__,
+        "--one",
+        json.dumps(change),
+        "--steps",
+        str(steps),
+        "--compile",
+        wish,
+    ]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT)
+    except subprocess.TimeoutExpired:
+        print(f"{change}: not done after {LIMIT} s, left out", file=sys.stderr, flush=True)
+        return None
+    if done.returncode:
+        why = (done.stderr.strip().splitlines() or ["no word"])[-1]
+        print(f"{change}: failed, left out: {why}", file=sys.stderr, flush=True)
+        return None
+    found: dict[str, float] = json.loads(done.stdout.strip().splitlines()[-1])
+    return found
+
+
+def measure(config: Config, steps: int) -> dict[str, float]:
+    """Speed and memory of a step in this process."""
+    config = resolve(config)
+    source = Source(NoiseStore(2 * config.optim.batch), config)
+    trainer, schedule = Trainer(config), build_schedule(config, 1000)
+    raws = [pinned(source[index], trainer.device) for index in range(2 * config.optim.accumulate)]
+
+    def parts() -> Iterator[RawBatch]:
+        while True:
+            yield from raws
+
+    feed = parts()
+    for step in range(WARMUP):
+        trainer.step(feed, step, schedule.at(step)).metrics()
+    started, unread = now(trainer), list[Any]()
+    for step in range(WARMUP, WARMUP + steps):
+        unread.append(trainer.step(feed, step, schedule.at(step)))
+        if len(unread) > 1:
+            unread.pop(0).metrics()
+    unread.pop(0).metrics()
+    seconds = (now(trainer) - started) / steps
+    said = estimate(config, 1, trainer.device.type)
+    return {
+        "batch": config.optim.batch,
+        "K": config.head.prototypes,
+        "locals": config.views.num_local,
+        "size": config.vit.dim,
+        "speed": config.optim.batch / seconds,
+        "memory": peak_memory_gib(trainer.device),  # on a CPU of the whole process, libraries included
+        "said": said.total / GIB,
+    }
+
+
+def draw(points: list[Point], path: Path) -> None:
+    """Memory and speed against each setting."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    axes = list(dict.fromkeys(point.axis for point in points))
+    figure, grid = pyplot.subplots(
+        2, len(axes), figsize=(3.2 * len(axes), 5), layout="constrained", squeeze=False, sharex="col"
+    )
+    labels = {"batch": "batch", "K": "prototypes K", "locals": "local crops", "size": "width of the encoder"}
+    for column, axis in enumerate(axes):
+        own = sorted((point for point in points if point.axis == axis), key=lambda point: point.value)
+        values = [point.value for point in own]
+        speed, memory = grid[0, column], grid[1, column]
+        speed.plot(values, [point.samples_per_second for point in own], "o-", color="C0")
+        memory.plot(values, [point.measured_gib for point in own], "o-", color="C3", label="measured")
+        memory.plot(values, [point.estimated_gib for point in own], "x--", color="0.5", label="estimated")
+        memory.set_xlabel(labels[axis])
+        memory.set_xscale("log", base=2)
+        memory.set_xticks(values, [f"{value:,}" for value in values], minor=False)
+        memory.minorticks_off()
+        if axis == "size":
+            for point in own:
+                speed.annotate(
+                    f"batch {point.batch}", (point.value, point.samples_per_second), fontsize=7, color="0.4"
+                )
+        for panel in (speed, memory):
+            panel.set_ylim(bottom=0)
+    grid[0, 0].set_ylabel("samples/s")
+    grid[1, 0].set_ylabel("GiB at the peak")
+    grid[1, 0].legend(frameon=False)
+    figure.savefig(path, dpi=100)
+    pyplot.close(figure)
+
+
+if __name__ == "__main__":
+    main()
