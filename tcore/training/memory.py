@@ -26,16 +26,18 @@ class Kept(NamedTuple):
     """Of a block, for every token: the residual stream that it begins with."""
     branches: float
     """Of a block, for tokens whose residuals are computed: all but a share drop_path of the samples."""
+    last: float
+    """Of the last block, for a token of which keys and values alone are made."""
     match: float
     """Of a matching block, for every patch of a masked crop and each side."""
 
 
 # By (compiled, bf16). Compiled, a block keeps the stream and computes the rest of it again.
 KEPT = {
-    (True, True): Kept(4, 32, 36),
-    (True, False): Kept(4, 64, 60),
-    (False, True): Kept(0, 40, 42),
-    (False, False): Kept(0, 72, 60),
+    (True, True): Kept(4, 32, 14, 36),
+    (True, False): Kept(4, 64, 18, 60),
+    (False, True): Kept(0, 40, 14, 42),
+    (False, False): Kept(0, 72, 18, 60),
 }
 # What the losses hold at once, as a multiple of a chunk of outputs: in fused_triton.py, where gradients take
 # the place of outputs; in plain torch, where both are fp32 and have copies, by (two sides compared, bf16).
@@ -104,7 +106,7 @@ def estimate(
 
     >>> from tcore import recipe
     >>> [round(estimate(recipe(name)).total / GIB, 1) for name in ("vits16-k400", "vitb16-k400")]
-    [33.0, 33.7]
+    [31.9, 32.5]
     """
     on_gpu = torch.device(device).type == "cuda"
     sizes = _sizes(config, processes, device)
@@ -207,8 +209,12 @@ def _activations(config: Config, sizes: _Sizes, kept: Kept, compiled: bool) -> t
         block += 24 * vit.dim**2 * (2 if compiled else 1)
     patches = sizes.samples * (2 * sizes.large + config.views.num_local * sizes.small)
     pixels = patches * 3 * vit.patch_size**2 * sizes.working
+    # The last block makes all tokens of masked crops alone, with every residual; of these it keeps a copy.
+    whole = sizes.masked * (sizes.large + 1 + vit.num_registers)
+    last = whole * ((4 + kept.stream + kept.branches) * vit.dim + statistics)
+    last += (tokens - whole) * kept.last * vit.dim
     # The final norm keeps its input; its output is looked at by all that follows.
-    encoder = vit.depth * block + pixels + tokens * 8 * vit.dim
+    encoder = (vit.depth - 1) * block + last + pixels + whole * 8 * vit.dim
 
     looked_at = sizes.masked * sizes.large
     heads = 8 * config.matching.num_heads

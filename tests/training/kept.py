@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from tcore.model.matching import PatchMatchingModule
-from tcore.model.vit import Block, draw_subsets, run_block
+from tcore.model.subset import draw_subsets
+from tcore.model.vit import Block, run_block
 
 SAMPLES, TOKENS, DIM, HEADS = 8, 37, 96, 4
 

