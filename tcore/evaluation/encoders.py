@@ -1,6 +1,7 @@
 """Encoders for evaluation: our runs, foreign checkpoints, models of timm, transformers and torch.hub."""
 
 import difflib
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from tcore.evaluation.export_names import from_transformers
 from tcore.files import read_json
 from tcore.model.vit import VisionTransformer
 
+CARD_FORMAT = "tcore-encoder-1"
 # Width, depth and heads of the usual sizes.
 SIZES = {"vitti16": (192, 12, 3), "vits16": (384, 12, 6), "vitb16": (768, 12, 12), "vitl16": (1024, 24, 16)}
 SIZE_NAMES = ("dim", "depth", "num_heads", "patch_size", "image_size", "num_registers", "layer_scale")
@@ -96,9 +98,7 @@ def _load_file(path: Path) -> Encoder:
         raise InputError(f"encoder {path} {_what_is_wrong(path)}: {WHAT_WOULD_DO}.")
     if file.name == "checkpoint.pt" and file.with_name("encoder.json").is_file():
         raise InputError(f"{file} is the state of a training: give its run folder, {file.parent}.")
-    # Kept encoders share the card of their run.
-    cards = (file.with_name("encoder.json"), file.parent.parent / "encoder.json")
-    card = next((path for path in cards if path.is_file()), None)
+    card = _card_of(file)
     loaded = read_file(file)
     # What a file says of itself goes before what lies around it.
     by_itself = file.suffix != ".safetensors" or "vit" in loaded
@@ -112,6 +112,17 @@ def _load_file(path: Path) -> Encoder:
     sizes = _read_card(card)
     report = f"encoder of this project, {', '.join(f'{key} {value}' for key, value in sizes.items())}"
     return Encoder(_build(sizes, state, file), str(path), report)
+
+
+def _card_of(file: Path) -> Path | None:
+    """The card of one of our files: its own, or that of the run that kept it."""
+    own = file.with_suffix(".json")
+    with suppress(InputError):
+        values = read_json(own) if own.is_file() else None
+        if isinstance(values, dict) and values.get("format") == CARD_FORMAT:
+            return own
+    shared = (file.with_name("encoder.json"), file.parent.parent / "encoder.json")
+    return next((path for path in shared if path.is_file()), None)
 
 
 def _load_folder(path: Path, config: Path) -> Encoder:

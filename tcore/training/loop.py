@@ -4,7 +4,7 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 
@@ -34,6 +34,7 @@ from tcore.training.lock import lock_run
 from tcore.training.signals import Preempted, StopRequest
 from tcore.training.step import Outcome, Trainer
 from tcore.training.wait import DataWait
+from tcore.training.watch import Watch, Watcher
 from tcore.validation import validate
 
 
@@ -43,11 +44,13 @@ def train(
     frames: str | Path | None = None,
     *,
     neighbors: str | Path | None = None,
+    watch: Watch | None = None,
     quiet: bool = False,
 ) -> Path:
     """Train, or go on training, in a run folder; without `frames` on rendered videos.
 
     Neighbours of images are found inside or beside their store, unless `neighbors` is another file.
+    With a `watch` the encoder is scored along the way, and the best is kept; what is trained stays the same.
 
     >>> import tempfile, tcore
     >>> config = tcore.recipe("quickstart", {"optim.steps": 1, "optim.batch": 2, "rendered.videos": 2})
@@ -64,8 +67,10 @@ def train(
     resumes = distributed.on_first(lambda: generations.exists(run / CHECKPOINT))
     init = None if resumes else distributed.together(lambda: read_init(config))
     distributed.on_first(lambda: check_run(run, config))
+    if watch is not None:
+        distributed.on_first(watch.check)
     with lock_run(run), missing_killed_workers(), StopRequest() as stop:
-        return _train(config, run, source, frames, init, stop, quiet)
+        return _train(config, run, source, frames, init, watch, stop, quiet)
 
 
 def _train(
@@ -74,6 +79,7 @@ def _train(
     source: Source,
     frames: str | Path | None,
     init: Init | None,
+    watch: Watch | None,
     stop: StopRequest,
     quiet: bool,
 ) -> Path:
@@ -97,31 +103,32 @@ def _train(
     notes += introduce(source, trainer, schedule.num_steps, first_step)
     for line in (*notes, *(init.lines if init else ())):
         journal.say(line)
-    wait, bad = DataWait(source), BadSamples(config.runtime.bad_samples)
+    watcher = Watcher(watch, run, trainer, schedule.num_steps, stop, journal.say)
+    noted = Noted(journal, DataWait(source), BadSamples(config.runtime.bad_samples), config.optim.batch)
     parts = load(source, first_step, schedule.num_steps, trainer.device)
     try:
         unread: list[Outcome] = []
+        if watcher.due(first_step):  # killed or asked to leave while it was scored; if not, all is on disk
+            watcher.look(first_step)
         for step in range(first_step, schedule.num_steps):
             done, last = step + 1, step + 1 == schedule.num_steps
             look = done % config.runtime.log_every == 0 or last
             keep = last or keeps(done, schedule.num_steps, config.keep_every)
             unread.append(trainer.step(parts, step, schedule.at(step), look))
             leave = None if last else asked_to_leave(stop, look)
-            save = last or done % config.checkpoint_every == 0 or leave is not None
+            score = watcher.due(done)
+            save = last or score or done % config.checkpoint_every == 0 or leave is not None
             # A GPU works on while the outcome of the step before is read; nothing is saved unread.
             while len(unread) > (0 if look or keep or save else 1):
-                outcome = unread.pop(0)
-                metrics, health = outcome.metrics(), outcome.health()
-                journal.record(outcome.step + 1, metrics, health)
-                if slow := wait.note(outcome.step + 1, metrics, health is not None):
-                    journal.say(slow)
-                if unreadable := bad.note(outcome.step + 1, outcome.all_bad(), config.optim.batch):
-                    journal.say(unreadable)
+                noted.note(unread.pop(0))
             if keep:
                 keep_encoder(run, done, trainer.model)
             if save:
                 save_checkpoint(run, done, trainer.model, trainer.optimizer, config, fingerprint)
                 saved = done
+            if score and leave is None:  # after the checkpoint: whatever ends it, no step is lost
+                watcher.look(done)
+                leave = None if last else asked_to_leave(stop, True)
             if leave is not None:
                 journal.say(f"{leave}: saved step {done} of {schedule.num_steps}; the same command goes on.")
                 raise Preempted
@@ -133,6 +140,24 @@ def _train(
         parts.close()  # the reading processes go now, not when somebody lets go of an exception
         journal.close()
     return run
+
+
+class Noted(NamedTuple):
+    """Where the outcome of a step is noted, and who has a word to say about it."""
+
+    journal: Journal | Silence
+    wait: DataWait
+    bad: BadSamples
+    batch: int
+
+    def note(self, outcome: Outcome) -> None:
+        """Read what came out of a step, and write it down."""
+        step, metrics, health = outcome.step + 1, outcome.metrics(), outcome.health()
+        self.journal.record(step, metrics, health)
+        if slow := self.wait.note(step, metrics, health is not None):
+            self.journal.say(slow)
+        if unreadable := self.bad.note(step, outcome.all_bad(), self.batch):
+            self.journal.say(unreadable)
 
 
 def asked_to_leave(stop: StopRequest, look: bool) -> str | None:
