@@ -17,6 +17,7 @@ from tcore.data.neighbors import check_neighbors, find_neighbors, load_neighbors
 from tcore.data.workers import missing_killed_workers
 from tcore.errors import DivergedError, EchoError, InputError
 from tcore.files import write_text
+from tcore.model.tcore import TCoRe
 from tcore.training import distributed, generations
 from tcore.training.bad_samples import BadSamples
 from tcore.training.build import build_schedule, choose_device, choose_dtype
@@ -88,27 +89,20 @@ def _train(
     schedule = build_schedule(config, source.steps_per_epoch)
     trainer = Trainer(config)
     if init is not None:
-        began = init
-        distributed.on_first(lambda: record_init(began, run))
-        apply_init(init, trainer.model)
+        begin_from(init, run, trainer.model)
     fingerprint = distributed.agree("--frames", source.fingerprint())
     notes: list[str] = []
     saved = first_step = load_checkpoint(run, trainer.model, trainer.optimizer, fingerprint, notes.append)
-
-    def begin() -> Journal:
-        note_environment(run, source, trainer, frames)
-        return Journal(run, first_step, schedule.num_steps, config.head.prototypes, quiet)
-
-    journal = distributed.only_first(begin) or Silence()
+    distributed.on_first(lambda: note_environment(run, source, trainer, frames))
+    journal = open_journal(run, first_step, schedule.num_steps, config.head.prototypes, quiet)
     notes += introduce(source, trainer, schedule.num_steps, first_step)
-    for line in (*notes, *(init.lines if init else ())):
-        journal.say(line)
+    journal.say("\n".join((*notes, *(init.lines if init else ()))))
     watcher = Watcher(watch, run, trainer, schedule.num_steps, stop, journal.say)
     noted = Noted(journal, DataWait(source), BadSamples(config.runtime.bad_samples), config.optim.batch)
     parts = load(source, first_step, schedule.num_steps, trainer.device)
     try:
         unread: list[Outcome] = []
-        if watcher.due(first_step):  # killed or asked to leave while it was scored; if not, all is on disk
+        if watcher.due(first_step):  # the run may have ended while this was scored; if not, it is on disk
             watcher.look(first_step)
         for step in range(first_step, schedule.num_steps):
             done, last = step + 1, step + 1 == schedule.num_steps
@@ -140,6 +134,22 @@ def _train(
         parts.close()  # the reading processes go now, not when somebody lets go of an exception
         journal.close()
     return run
+
+
+def open_journal(
+    run: Path, first_step: int, num_steps: int, num_prototypes: int, quiet: bool
+) -> Journal | Silence:
+    """The journal of the first process; the others are silent."""
+    return (
+        distributed.only_first(lambda: Journal(run, first_step, num_steps, num_prototypes, quiet))
+        or Silence()
+    )
+
+
+def begin_from(init: Init, run: Path, model: TCoRe) -> None:
+    """Give a new run the weights that it starts from, and note which ones."""
+    distributed.on_first(lambda: record_init(init, run))
+    apply_init(init, model)
 
 
 class Noted(NamedTuple):
