@@ -4,7 +4,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import torch
-from jaxtyping import Float
+import torch.nn.functional as F
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from tcore.data.frames import Frame, FrameStore
@@ -16,7 +17,8 @@ from tcore.evaluation.protocols import RENDERED, Protocol
 from tcore.evaluation.rendered import HELDOUT_SEED
 from tcore.evaluation.rendered_benchmark import GRID
 
-CLIPS, FRAMES = 4, 10  # enough to tell encoders apart within a second or two on a CPU
+CLIPS, FRAMES = 8, 10  # enough to tell encoders apart: some seconds on a CPU
+DRAWS, REGIONS = 4, 6  # random segmentations of a frame, and regions of each: about as large as objects are
 REACH = 1  # patches
 
 
@@ -26,26 +28,34 @@ def share_returned(
     protocol: Protocol = RENDERED,
     reach: int = REACH,
 ) -> float:
-    """Share of the first frame's patches whose own label comes back, from at most `reach` patches away.
+    """Share of the first frame's patches to which their own label comes back, at most `reach` patches off.
 
-    Every patch is a label of its own. The way back begins anew at the last frame, so that the first one is
-    reached through the others only. An encoder that looks at nothing but places would return everything:
-    this figure goes beside scores and ranks, not in their place.
+    Labels are the regions of random segmentations. The way back begins anew at the last frame, so that the
+    first one is reached through the others only. Chance matches return as well, because likeness is mutual,
+    and features of nothing but the place return always: this goes beside scores, not in their place.
     """
     if len(features) < 2:
         raise InputError(f"a clip of {len(features)} frames goes nowhere: a cycle needs at least 2.")
-    rows, columns = features.shape[2:]
-    labels = torch.eye(rows * columns, device=features.device).view(rows, columns, -1)
+    first = random_regions(features.shape[2], features.shape[3]).to(features.device)
+    labels = first.flatten(0, 1).movedim(0, -1).float()
     for way in (features, features.flip(0)):
         propagator = protocol.propagator()
         propagator.start(way[0], labels)
         for frame in way[1:]:
             labels = propagator.step(frame)
-    place = torch.arange(rows * columns, device=features.device)
-    origin = labels.flatten(0, 1).argmax(dim=1)
-    down, right = place // columns - origin // columns, place % columns - origin % columns
-    returned = (down.abs() <= reach) & (right.abs() <= reach)
-    return float(returned.float().mean())
+    found = labels.movedim(-1, 0).unflatten(0, first.shape[:2]).argmax(dim=1, keepdim=True)
+    near = F.max_pool2d(first.float(), 2 * reach + 1, stride=1, padding=reach)
+    return float(near.gather(1, found).mean())
+
+
+def random_regions(rows: int, columns: int, seed: int = 0) -> Bool[Tensor, "draws regions rows columns"]:
+    """Segmentations of a grid: every patch belongs to the nearest of some random points."""
+    generator = torch.Generator().manual_seed(seed)
+    points = torch.rand(DRAWS, REGIONS, 2, generator=generator)
+    down = (torch.arange(rows) + 0.5)[:, None] / rows - points[:, :, 0, None, None]
+    right = (torch.arange(columns) + 0.5) / columns - points[:, :, 1, None, None]
+    nearest = (down**2 + right**2).argmin(dim=1)
+    return F.one_hot(nearest, REGIONS).movedim(-1, 1).bool()
 
 
 def cycle_consistency(
