@@ -1,6 +1,7 @@
 """Cycle consistency: labels carried forward and back should return to their place; no truth is needed."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -72,11 +73,13 @@ def cycle_consistency(
     return float(np.mean(found))
 
 
-def rendered_clips(side: int, count: int = CLIPS, frames: int = FRAMES) -> Iterator[Sequence[Frame]]:
+@lru_cache(maxsize=1)  # a run asks for them again and again
+def rendered_clips(side: int, count: int = CLIPS, frames: int = FRAMES) -> tuple[Sequence[Frame], ...]:
     """Rendered videos that training never sees."""
-    for number in range(count):
-        video = render_video(HELDOUT_SEED, number, split="heldout", num_frames=frames, size=side)
-        yield list(video.frames)
+    return tuple(
+        list(render_video(HELDOUT_SEED, number, split="heldout", num_frames=frames, size=side).frames)
+        for number in range(count)
+    )
 
 
 def store_clips(store: FrameStore, count: int = CLIPS, frames: int = FRAMES) -> Iterator[Sequence[Frame]]:

@@ -170,7 +170,8 @@ class Watcher:
         if best is not None and best.way != row["way"]:
             # Another dataset, size or number of clips than before: the best is scored again, to compare.
             encoder = load_encoder(self._run / BEST).to(self._trainer.device)
-            again = score_step(encoder, self._run / FOLDER / "best", self._score)
+            clips = self._watch.cycle_clips() if self._watch else None
+            again = score_step(encoder, self._run / FOLDER / "best", self._score, clips)
             best = Best(best.step, main_score(again)[2], again["way"])
             write_best(self._run, encoder.backbone.state_dict(), best, again, config)
         if best is None or score > best.score:
