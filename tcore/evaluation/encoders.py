@@ -11,17 +11,17 @@ from torch import Tensor, nn
 from tcore.errors import InputError
 from tcore.evaluation.adapters import EXAMPLES, attribute, load_hub, load_timm, load_transformers, reason
 from tcore.evaluation.checkpoints import listing, read_file, refuse_hollow, translate
-from tcore.evaluation.encoder import Adapted, Encoder
+from tcore.evaluation.encoder import CARD_FORMAT, Adapted, Encoder
 from tcore.evaluation.export_names import from_transformers
+from tcore.evaluation.shipped import DEFAULT, need_shipped
 from tcore.files import read_json
 from tcore.model.vit import VisionTransformer
 
-CARD_FORMAT = "tcore-encoder-1"
 # Width, depth and heads of the usual sizes.
 SIZES = {"vitti16": (192, 12, 3), "vits16": (384, 12, 6), "vitb16": (768, 12, 12), "vitl16": (1024, 24, 16)}
 SIZE_NAMES = ("dim", "depth", "num_heads", "patch_size", "image_size", "num_registers", "layer_scale")
 WHAT_WOULD_DO = (
-    "give a run folder, a checkpoint (.safetensors, .pth, .pt), an exported folder, random:vits16, "
+    "give default (where the package came with one), a run folder, a checkpoint (.safetensors, .pth, .pt), an exported folder, random:vits16, "
     "timm:NAME, hf:NAME_OR_DIR or hub:REPO:NAME"
 )
 # Where Vision Transformers keep their blocks.
@@ -29,7 +29,7 @@ BLOCKS = ("blocks", "encoder.layer", "encoder.layers", "layers", "layer", "model
 
 
 def load_encoder(spec: str | Path, layer: int = -1) -> Encoder:
-    """The encoder of a run, a known checkpoint, random:SIZE, timm:NAME, hf:NAME_OR_DIR or hub:REPO:NAME.
+    """The encoder of a run, a checkpoint, `default`, random:SIZE, timm:NAME, hf:NAME_OR_DIR or hub:REPO:NAME.
 
     `layer` is the block whose output, after the final norm, makes the features; `report` says what matched.
 
@@ -41,11 +41,21 @@ def load_encoder(spec: str | Path, layer: int = -1) -> Encoder:
     >>> encoder(torch.zeros(2, 64, 96, 3, dtype=torch.uint8)).shape
     torch.Size([2, 96, 8, 12])
     """
+    if spec == DEFAULT:
+        return _load_shipped(layer)
     kind, colon, name = str(spec).partition(":")
     loaders = {"random": _load_random, "timm": load_timm, "hf": load_transformers, "hub": load_hub}
     if kind in loaders and (not name or not colon) and not Path(spec).exists():
         raise InputError(f"encoder {str(spec)!r} needs a name, as in {EXAMPLES[kind]}.")
     encoder = loaders[kind](name) if kind in loaders and colon else _load_file(Path(spec))
+    choose_layer(encoder, layer)
+    return encoder
+
+
+def _load_shipped(layer: int) -> Encoder:
+    """The encoder that comes with the package."""
+    encoder = _load_file(need_shipped().weights)
+    encoder.name = DEFAULT
     choose_layer(encoder, layer)
     return encoder
 

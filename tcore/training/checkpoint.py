@@ -15,7 +15,7 @@ from torch import Tensor
 from tcore.config import Config
 from tcore.config_file import differences, load_config, save_config, to_dict
 from tcore.errors import InputError
-from tcore.evaluation.encoders import CARD_FORMAT
+from tcore.evaluation.encoder import CARD_FORMAT
 from tcore.files import TEMPORARY, write_bytes, write_text
 from tcore.model.tcore import TCoRe
 from tcore.training import distributed
