@@ -19,7 +19,7 @@ class DemoCommand:
     """Paint objects on a frame in the browser and watch them being carried through the video."""
 
     encoder: Positional[str] = ""
-    """A run folder, a checkpoint, timm:NAME ... (default: the one that came with tcore, or runs/quickstart)."""
+    """A run folder, a checkpoint, timm:NAME ... (default: what came with tcore, or runs/quickstart)."""
     host: str = "127.0.0.1"
     """Address to listen on; others than 127.0.0.1 let other machines in."""
     port: int = 7860

@@ -41,7 +41,7 @@ class LabCommand:
     extra: str = ""
     """More flags for every training, in quotes."""
     health: tuple[Path, ...] = ()
-    """Train nothing: over these runs, or the runs in these folders, which health figure foretells the score."""
+    """Train nothing: which health figure foretells the score, over these runs or those in these folders."""
     gpus: tuple[str, ...] = ()
     """GPUs by number, a run at a time on each (default: one run at a time, where tcore train runs it)."""
 

@@ -132,7 +132,5 @@ def trajectory_table(found: dict[int, Row]) -> list[str]:
         for column in columns:
             value = row["scores"][column[0]][column[1]]
             cells.append(f"{100 * value:.1f}{'*' if best.get(column) == value else ' '}")
-        lines.append(
-            f"{step:>8}" + "".join(f"{cell:>20}" for cell in cells) + f"{100 * row['cycle']:>9.1f} "
-        )
+        lines.append(f"{step:>8}" + "".join(f"{cell:>20}" for cell in cells) + f"{100 * row['cycle']:>9.1f} ")
     return lines

@@ -1,4 +1,4 @@
-"""Health against score: over several runs, which figure of training goes along with what encoders are worth."""
+"""Health against score: over several runs, which figure of training goes along with the score."""
 
 import json
 from collections import Counter
@@ -159,7 +159,8 @@ def _lines(runs: Sequence[Observation], given: int, benchmark: str) -> Iterator[
     best = links[0]
     which = "higher" if best.correlation > 0 else "lower"
     chance = by_chance(runs, best.correlation)
+    few = ": these runs are too few to tell" if chance > 0.05 else ""
     yield (
         f"Watch {best.figure} ({which} goes with a better score). With shuffled scores, some figure does as "
-        f"well in {chance:.0%} of {SHUFFLES} draws{': these runs are too few to tell' if chance > 0.05 else ''}."
+        f"well in {chance:.0%} of {SHUFFLES} draws{few}."
     )

@@ -189,9 +189,7 @@ def save_tensors(state: dict[str, Any], path: Path) -> str:
     return digest.hexdigest()
 
 
-def save_safetensors(
-    tensors: Mapping[str, Tensor], path: Path, about: dict[str, str] | None = None
-) -> None:
+def save_safetensors(tensors: Mapping[str, Tensor], path: Path, about: dict[str, str] | None = None) -> None:
     """Write weights at once or not at all, with what is to be known about them in the same file."""
     plain = {name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}
     write_bytes(path, save(plain, metadata=about))

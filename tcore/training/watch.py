@@ -31,7 +31,7 @@ from tcore.training.signals import StopRequest
 from tcore.training.step import Clock, Trainer
 
 BEST, BEST_CARD = "encoder-best.safetensors", "encoder-best.json"
-# Half of the published 480x880 and a multiple of 8 and 16: a quarter of the patches, a sixteenth of the pairs.
+# About half of the published 480x880, in whole patches of 8 or 16: a sixteenth of the pairs to compare.
 DAVIS_SIZE = (240, 432)
 VIDEOS = 8  # rendered ones: a third of what `tcore evaluate --synthetic` takes
 SILENCE = 30.0  # seconds until progress is told, and told again

@@ -110,6 +110,7 @@ def test_weights_beyond_half_precision_are_refused(run: Path, tmp_path: Path) ->
 
 def test_a_wheel_holds_it(tmp_path: Path) -> None:
     """Built with the settings of the package, from a small package."""
+    pytest.importorskip("setuptools")
     project = tmp_path / "project"
     (project / "tcore" / "encoders").mkdir(parents=True)
     for name in ("pyproject.toml", "README.md", "LICENSE"):

@@ -43,10 +43,10 @@ def test_spearman_is_that_of_ranks_with_ties_shared() -> None:
 
 
 def test_figures_are_sorted_by_how_well_they_go_along_and_missing_ones_counted() -> None:
-    runs = [
-        Observation(str(i), {"up": i, "down": -i, "so so": (i * 3) % 5} | ({"rare": i} if i < 2 else {}), i, "d")
-        for i in range(5)
-    ]
+    runs = []
+    for i in map(float, range(5)):
+        figures = {"up": i, "down": -i, "so so": (i * 3) % 5} | ({"rare": i} if i < 2 else {})
+        runs.append(Observation(str(i), figures, i, "d"))
     links = health_against_score(runs)
     assert [link.figure for link in links] == ["down", "up", "so so"]
     assert [link.correlation for link in links[:2]] == [-1, 1]

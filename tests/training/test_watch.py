@@ -146,9 +146,7 @@ def test_davis_is_scored_small_and_its_clips_are_spread(tmp_path: Path) -> None:
     assert "input 32x48" in card["differs"]
 
 
-def test_the_command_line_says_what_goes_together(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_line_says_what_goes_together(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for flags, said in (
         (["--davis", "nowhere"], "--davis goes with --evaluate-every"),
         (["--evaluate-clips", "2"], "--evaluate-clips goes with --evaluate-every"),
