@@ -21,8 +21,7 @@ from tcore.model.vit import VisionTransformer
 SIZES = {"vitti16": (192, 12, 3), "vits16": (384, 12, 6), "vitb16": (768, 12, 12), "vitl16": (1024, 24, 16)}
 SIZE_NAMES = ("dim", "depth", "num_heads", "patch_size", "image_size", "num_registers", "layer_scale")
 WHAT_WOULD_DO = (
-    "give default (where the package came with one), "
-    "a run folder, a checkpoint (.safetensors, .pth, .pt), an exported folder, random:vits16, "
+    "give a run folder, a checkpoint (.safetensors, .pth, .pt), an exported folder, default, random:vits16, "
     "timm:NAME, hf:NAME_OR_DIR or hub:REPO:NAME"
 )
 # Where Vision Transformers keep their blocks.
