@@ -88,8 +88,7 @@ def _train(
     distributed.on_first(lambda: open_run(run, config))
     schedule = build_schedule(config, source.steps_per_epoch)
     trainer = Trainer(config)
-    if init is not None:
-        begin_from(init, run, trainer.model)
+    begin_from(init, run, trainer.model)
     fingerprint = distributed.agree("--frames", source.fingerprint())
     notes: list[str] = []
     saved = first_step = load_checkpoint(run, trainer.model, trainer.optimizer, fingerprint, notes.append)
@@ -146,8 +145,10 @@ def open_journal(
     )
 
 
-def begin_from(init: Init, run: Path, model: TCoRe) -> None:
-    """Give a new run the weights that it starts from, and note which ones."""
+def begin_from(init: Init | None, run: Path, model: TCoRe) -> None:
+    """Give a new run the weights that it starts from, where it starts from any, and note which ones."""
+    if init is None:
+        return
     distributed.on_first(lambda: record_init(init, run))
     apply_init(init, model)
 

@@ -17,6 +17,8 @@ from tcore.evaluation.card import Card
 from tcore.evaluation.encoder import Encoder
 from tcore.evaluation.rendered import heldout_videos
 from tcore.evaluation.trajectory import read_checkpoints
+from tcore.show.dynamics import cycles_of, dynamics_figure, scores_of
+from tcore.show.runs import read_run
 from tcore.training.signals import Preempted
 from tcore.training.watch import BEST, BEST_CARD, read_best
 from tests.evaluation.layouts import write_davis
@@ -72,6 +74,9 @@ def test_training_does_not_notice_that_it_is_scored(plain: Path, tmp_path: Path)
     assert torch.equal(torch.get_rng_state(), torch.load(plain.with_suffix(".random"), weights_only=True))
     assert json.loads((run / "config.json").read_text()) == json.loads((plain / "config.json").read_text())
     assert list(rows(run)) == [4, 6]
+    shown = read_run(run)
+    assert scores_of(shown)["synthetic J&F"][0] == cycles_of(shown)[0] == [4, 6]
+    dynamics_figure([shown], tmp_path / "dynamics.pdf")
     # The same numbers as those of `tcore evaluate`.
     card = evaluate(load_encoder(run), synthetic=1)
     assert rows(run)[6]["scores"]["synthetic"] == card["benchmarks"]["synthetic"]["scores"]
