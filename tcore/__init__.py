@@ -10,6 +10,7 @@ from tcore.model.tcore import TCoRe
 from tcore.model.vit import VisionTransformer
 from tcore.recipes import recipe
 from tcore.training.loop import train
+from tcore.training.watch import Watch
 
 __all__ = [
     "Config",
@@ -17,6 +18,7 @@ __all__ = [
     "InputError",
     "TCoRe",
     "VisionTransformer",
+    "Watch",
     "evaluate",
     "load_encoder",
     "propagate",

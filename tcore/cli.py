@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import torch
 from PIL.Image import DecompressionBombWarning
@@ -29,11 +29,15 @@ from tcore.config_file import flatten
 from tcore.errors import EchoError, InputError
 from tcore.recipes import RECIPES, recipe
 
+if TYPE_CHECKING:
+    from tcore.training.watch import Watch
+
 ABOUT = """\
 tcore: self-supervised video representation by temporal correspondence
 
   tcore prepare SOURCE STORE                                   videos, frame folders or images to a store
   tcore train RECIPE [--frames STORE] [--run RUN] [settings]   pre-train an encoder, or go on with a run
+  tcore train RECIPE --evaluate-every 500 --davis DIR          ... scored along the way, the best encoder kept
   tcore train RECIPE --plan                                    what that would take, from a few real steps
   tcore train RECIPE --plan-memory 24                          would it fit on a GPU of 24 GiB
   torchrun --nproc-per-node 8 -m tcore -- train RECIPE ...     the same on many GPUs or machines
@@ -71,6 +75,16 @@ class TrainCommand:
     """Train nothing: print sizes, memory, speed and first losses, measured in a few real steps."""
     plan_memory: float | None = None
     """Train nothing: print what would fit on a GPU of so many GiB, from the settings alone."""
+    evaluate_every: int | None = None
+    """Score the encoder every so many steps and at the end, and keep the best as encoder-best.safetensors."""
+    davis: Path | None = None
+    """With --evaluate-every: score on a dataset laid out like DAVIS (default: held-out rendered videos)."""
+    evaluate_size: tuple[int, int] | None = None
+    """With --davis: input size (height, width; default: 240 432, which is faster than the published size)."""
+    evaluate_clips: int | None = None
+    """With --evaluate-every: clips of --davis, evenly spread (default: all), or rendered videos (8)."""
+    cycle_frames: str | None = None
+    """With --evaluate-every: a store of videos for the cycle consistency (default: rendered videos)."""
     config: Annotated[Config, arg(name="")] = field(default_factory=Config)
 
 
@@ -165,6 +179,7 @@ def _train(argv: list[str]) -> None:
         needs_frames = command.recipe != "quickstart" and command.plan_memory is None
         if command.frames is None and needs_frames:
             raise InputError(_what_frames(command))
+        _check_watch(command)
     except InputError as error:  # torchrun gives all processes the same words: one of them complains
         if first:
             raise
@@ -185,7 +200,7 @@ def _train(argv: list[str]) -> None:
 
         run = command.run or Path("runs") / command.recipe
         try:
-            train(command.config, run, store, neighbors=command.neighbors)
+            train(command.config, run, store, neighbors=command.neighbors, watch=_watch(command))
         except Preempted:  # saved, and asked to go
             leave()
             raise
@@ -193,6 +208,27 @@ def _train(argv: list[str]) -> None:
     if first:
         print(said)
     leave()
+
+
+def _check_watch(command: TrainCommand) -> None:
+    """Refuse ways of looking where nobody looks."""
+    for name in ("davis", "evaluate_size", "evaluate_clips", "cycle_frames"):
+        if command.evaluate_every is None and getattr(command, name) is not None:
+            raise InputError(f"--{name.replace('_', '-')} goes with --evaluate-every STEPS.")
+
+
+def _watch(command: TrainCommand) -> "Watch | None":
+    from tcore.training.watch import Watch
+
+    if command.evaluate_every is None:
+        return None
+    return Watch(
+        command.evaluate_every,
+        command.davis,
+        command.evaluate_size,
+        command.evaluate_clips,
+        command.cycle_frames,
+    )
 
 
 def _what_frames(command: TrainCommand) -> str:

@@ -19,7 +19,7 @@ class DemoCommand:
     """Paint objects on a frame in the browser and watch them being carried through the video."""
 
     encoder: Positional[str] = ""
-    """A run folder, a checkpoint, timm:NAME, hf:NAME ... (default: runs/quickstart, trained if need be)."""
+    """A run folder, a checkpoint, timm:NAME ... (default: what came with tcore, or runs/quickstart)."""
     host: str = "127.0.0.1"
     """Address to listen on; others than 127.0.0.1 let other machines in."""
     port: int = 7860
@@ -32,6 +32,15 @@ class DemoCommand:
     """Visitors at a time; the one who was away longest makes room for the next."""
     browser: bool = True
     """Open the page in the browser."""
+
+
+def usual_encoder() -> str:
+    """What is shown where nothing was named: the encoder that came along, the quickstart's, or none yet."""
+    from tcore.evaluation.shipped import DEFAULT, shipped
+
+    if shipped() is not None:
+        return DEFAULT
+    return str(QUICKSTART) if (QUICKSTART / "encoder.safetensors").is_file() else ""
 
 
 def demo_verb(argv: list[str]) -> None:
@@ -48,7 +57,7 @@ def demo_verb(argv: list[str]) -> None:
     from tcore.show.demo.site import Limits
     from tcore.show.demo.trainer import Trainer
 
-    spec = command.encoder or (str(QUICKSTART) if (QUICKSTART / "encoder.safetensors").is_file() else "")
+    spec = command.encoder or usual_encoder()
     trainer = Trainer(QUICKSTART)
     limits = Limits(command.max_upload_mb, command.max_frames, command.max_visitors)
     engine = load_engine(spec) if spec else None

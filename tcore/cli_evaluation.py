@@ -49,6 +49,8 @@ class EvaluateCommand:
     """Davis: any id above 0, 255 included, is the one object (DAVIS-2016)."""
     size: tuple[int, int] | None = None
     """Another input size (height, width), to save time; such numbers compare with nothing published."""
+    clips: int | None = None
+    """At most so many clips of every dataset, evenly spread, to save time."""
     save: FlagCreatePairsOff[bool] = False
     """Save the predictions: indexed PNGs, joints.npz."""
     every_checkpoint: FlagCreatePairsOff[bool] = False
@@ -137,6 +139,7 @@ def evaluate_verb(argv: list[str]) -> None:
             vip=command.vip,
             jhmdb=command.jhmdb,
             synthetic=command.videos if command.synthetic else 0,
+            clips=command.clips,
             protocol=knobs,
             binary=command.binary,
             size=command.size,

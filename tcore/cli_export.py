@@ -16,9 +16,9 @@ class ExportCommand:
     encoder: Positional[str] = ""
     """A run folder, a checkpoint, or random:vits16 (untrained)."""
     out: Positional[str] = ""
-    """New file (.safetensors, .pth, .onnx), or new folder for timm and hf."""
+    """New file (.safetensors, .pth, .onnx), new folder for timm and hf, or folder for default."""
     format: str | None = None
-    """safetensors, torch, timm, hf or onnx (default: by the ending of OUT)."""
+    """safetensors, torch, timm, hf, onnx, or default (half precision, as it comes with the package)."""
     layer: int = -1
     """Block whose output makes the features, after the final norm; later blocks are left out."""
 
@@ -35,6 +35,9 @@ def export_verb(argv: list[str]) -> None:
     from tcore.evaluation.export import check_format, check_out, export, format_of
 
     out = Path(command.out)
+    if command.format == "default":
+        _ship(command, out)
+        return
     chosen = format_of(out) if command.format is None else check_format(command.format)
     check_out(out, chosen)  # before a large encoder is read
     encoder = load_encoder(command.encoder, command.layer)
@@ -43,3 +46,12 @@ def export_verb(argv: list[str]) -> None:
         print(line)
     print(f"{done.path}: {done.size / 2**20:.1f} MiB, {chosen}")
     print(f"load it: {done.load}")
+
+
+def _ship(command: ExportCommand, folder: Path) -> None:
+    from tcore.evaluation.encoders import load_encoder
+    from tcore.evaluation.shipped import ship
+
+    for path in ship(load_encoder(command.encoder, command.layer), command.encoder, folder):
+        print(f"{path}: {path.stat().st_size / 2**20:.1f} MiB")
+    print('in the folder tcore/encoders of a checkout it is load_encoder("default")')

@@ -2,6 +2,7 @@
 
 import shlex
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,6 +40,8 @@ class LabCommand:
     """Held-out rendered videos to score on, without --davis."""
     extra: str = ""
     """More flags for every training, in quotes."""
+    health: tuple[Path, ...] = ()
+    """Train nothing: which health figure foretells the score, over these runs or those in these folders."""
     gpus: tuple[str, ...] = ()
     """GPUs by number, a run at a time on each (default: one run at a time, where tcore train runs it)."""
 
@@ -48,9 +51,15 @@ def lab_verb(argv: list[str]) -> None:
     check_flags(argv, "tcore lab", LabCommand())
     command = parse(LabCommand, argv, "tcore lab", LabCommand())
     from tcore.recipes import recipe
+    from tcore.show.health_scores import health_lines
     from tcore.show.lab import Plan, lab
     from tcore.show.tables import TABLES
 
+    if command.health:
+        if command.table or command.out is not None:
+            raise InputError("--health reads runs that are there: give it alone, tcore lab --health RUN ...")
+        print("\n".join(health_lines(command.health)))
+        return
     if not command.table or command.out is None:
         raise InputError(
             f"tcore lab needs a table and --out OUT: one of {', '.join(TABLES)}, or a JSON file."
@@ -78,3 +87,15 @@ def lab_verb(argv: list[str]) -> None:
         say=lambda line: print(line, file=sys.stderr, flush=True),
     )
     print("\n".join(lines))
+    _write_health(command.out)
+
+
+def _write_health(out: Path) -> None:
+    """Beside the table: which health figure foretells the score, where there are runs enough to ask."""
+    from tcore.files import write_text
+    from tcore.show.health_scores import health_lines
+
+    with suppress(InputError):  # too few
+        lines = health_lines([out])
+        write_text(out / "health.md", "\n".join(lines) + "\n")
+        print("\n".join(("", *lines)))

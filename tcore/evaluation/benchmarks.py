@@ -43,11 +43,14 @@ class Benchmark:
     binary: bool = False
     fixed_size: Size | None = None
     """Another input size than the protocol's, to save time; not comparable."""
+    thinned: bool = False
+    """Some of the clips only, to save time."""
 
     @property
     def clips_from(self) -> str:
         """Who chose the clips."""
-        return "the official list" if self.listed else "all clips found"
+        chosen = "the official list" if self.listed else "all clips found"
+        return f"some of {chosen}" if self.thinned else chosen
 
     def run(self, encoder: Encoder, clip: Clip, save: Save | None) -> dict[str, Any]:
         """The result of one clip as plain numbers."""
@@ -160,13 +163,34 @@ class Benchmark:
 
 
 def open_benchmark(
-    name: str, root: Path, protocol: Protocol, *, binary: bool = False, size: Size | None = None
+    name: str,
+    root: Path,
+    protocol: Protocol,
+    *,
+    binary: bool = False,
+    size: Size | None = None,
+    most: int | None = None,
 ) -> Benchmark:
-    """A benchmark by its name: its clips are found, nothing is read yet."""
+    """A benchmark by its name: its clips are found, nothing is read yet; `most` takes some of them."""
     found: tuple[list[Any], bool] = {"davis": davis, "vip": vip, "jhmdb": jhmdb}[name].find_clips(root)
     if name == "vip":  # mixes labels from 10 keys, as published
         protocol = replace(protocol, topk=10)
-    return Benchmark(name, root, found[0], found[1], protocol, binary, size)
+    clips = spread(found[0], most)
+    return Benchmark(name, root, clips, found[1], protocol, binary, size, len(clips) < len(found[0]))
+
+
+def spread(clips: list[Any], most: int | None) -> list[Any]:
+    """At most so many, evenly spread over all.
+
+    >>> spread(["a", "b", "c", "d", "e"], 3)
+    ['a', 'c', 'e']
+    """
+    if most is None or most >= len(clips):
+        return clips
+    if most < 1:
+        raise InputError(f"clips={most}: need 1 or more.")
+    last = len(clips) - 1
+    return [clips[round(index * last / max(1, most - 1))] for index in range(most)]
 
 
 def frame_size(path: Path) -> Size:

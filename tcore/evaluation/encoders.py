@@ -1,6 +1,7 @@
 """Encoders for evaluation: our runs, foreign checkpoints, models of timm, transformers and torch.hub."""
 
 import difflib
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,9 @@ from torch import Tensor, nn
 from tcore.errors import InputError
 from tcore.evaluation.adapters import EXAMPLES, attribute, load_hub, load_timm, load_transformers, reason
 from tcore.evaluation.checkpoints import listing, read_file, refuse_hollow, translate
-from tcore.evaluation.encoder import Adapted, Encoder
+from tcore.evaluation.encoder import CARD_FORMAT, Adapted, Encoder
 from tcore.evaluation.export_names import from_transformers
+from tcore.evaluation.shipped import DEFAULT, need_shipped
 from tcore.files import read_json
 from tcore.model.vit import VisionTransformer
 
@@ -19,7 +21,7 @@ from tcore.model.vit import VisionTransformer
 SIZES = {"vitti16": (192, 12, 3), "vits16": (384, 12, 6), "vitb16": (768, 12, 12), "vitl16": (1024, 24, 16)}
 SIZE_NAMES = ("dim", "depth", "num_heads", "patch_size", "image_size", "num_registers", "layer_scale")
 WHAT_WOULD_DO = (
-    "give a run folder, a checkpoint (.safetensors, .pth, .pt), an exported folder, random:vits16, "
+    "give a run folder, a checkpoint (.safetensors, .pth, .pt), an exported folder, default, random:vits16, "
     "timm:NAME, hf:NAME_OR_DIR or hub:REPO:NAME"
 )
 # Where Vision Transformers keep their blocks.
@@ -27,7 +29,7 @@ BLOCKS = ("blocks", "encoder.layer", "encoder.layers", "layers", "layer", "model
 
 
 def load_encoder(spec: str | Path, layer: int = -1) -> Encoder:
-    """The encoder of a run, a known checkpoint, random:SIZE, timm:NAME, hf:NAME_OR_DIR or hub:REPO:NAME.
+    """The encoder of a run, a checkpoint, `default`, random:SIZE, timm:NAME, hf:NAME_OR_DIR or hub:REPO:NAME.
 
     `layer` is the block whose output, after the final norm, makes the features; `report` says what matched.
 
@@ -39,11 +41,21 @@ def load_encoder(spec: str | Path, layer: int = -1) -> Encoder:
     >>> encoder(torch.zeros(2, 64, 96, 3, dtype=torch.uint8)).shape
     torch.Size([2, 96, 8, 12])
     """
+    if spec == DEFAULT:
+        return _load_shipped(layer)
     kind, colon, name = str(spec).partition(":")
     loaders = {"random": _load_random, "timm": load_timm, "hf": load_transformers, "hub": load_hub}
     if kind in loaders and (not name or not colon) and not Path(spec).exists():
         raise InputError(f"encoder {str(spec)!r} needs a name, as in {EXAMPLES[kind]}.")
     encoder = loaders[kind](name) if kind in loaders and colon else _load_file(Path(spec))
+    choose_layer(encoder, layer)
+    return encoder
+
+
+def _load_shipped(layer: int) -> Encoder:
+    """The encoder that comes with the package."""
+    encoder = _load_file(need_shipped().weights)
+    encoder.name = DEFAULT
     choose_layer(encoder, layer)
     return encoder
 
@@ -96,9 +108,7 @@ def _load_file(path: Path) -> Encoder:
         raise InputError(f"encoder {path} {_what_is_wrong(path)}: {WHAT_WOULD_DO}.")
     if file.name == "checkpoint.pt" and file.with_name("encoder.json").is_file():
         raise InputError(f"{file} is the state of a training: give its run folder, {file.parent}.")
-    # Kept encoders share the card of their run.
-    cards = (file.with_name("encoder.json"), file.parent.parent / "encoder.json")
-    card = next((path for path in cards if path.is_file()), None)
+    card = _card_of(file)
     loaded = read_file(file)
     # What a file says of itself goes before what lies around it.
     by_itself = file.suffix != ".safetensors" or "vit" in loaded
@@ -112,6 +122,17 @@ def _load_file(path: Path) -> Encoder:
     sizes = _read_card(card)
     report = f"encoder of this project, {', '.join(f'{key} {value}' for key, value in sizes.items())}"
     return Encoder(_build(sizes, state, file), str(path), report)
+
+
+def _card_of(file: Path) -> Path | None:
+    """The card of one of our files: its own, or that of the run that kept it."""
+    own = file.with_suffix(".json")
+    with suppress(InputError):
+        values = read_json(own) if own.is_file() else None
+        if isinstance(values, dict) and values.get("format") == CARD_FORMAT:
+            return own
+    shared = (file.with_name("encoder.json"), file.parent.parent / "encoder.json")
+    return next((path for path in shared if path.is_file()), None)
 
 
 def _load_folder(path: Path, config: Path) -> Encoder:

@@ -34,16 +34,19 @@ def evaluate(
     vip: str | Path | None = None,
     jhmdb: str | Path | None = None,
     synthetic: int = 0,
+    clips: int | None = None,
     protocol: Protocol = TCORE,
     binary: bool = False,
     size: Size | None = None,
+    alone: bool = False,
     out: str | Path | None = None,
     save: bool = False,
     say: Said = lambda line: None,
 ) -> Card:
     """Score an encoder on any of the benchmarks; with `out`, clip by clip on disk, so that it can go on.
 
-    `synthetic` is a number of held-out rendered videos. Processes started by torchrun share the clips.
+    `synthetic` is a number of held-out rendered videos; `clips` takes no more than so many of a dataset,
+    evenly spread over it. Processes started by torchrun share the clips, unless this one works `alone`.
     """
     given = {"davis": davis, "vip": vip, "jhmdb": jhmdb}
     roots = {name: Path(root) for name, root in given.items() if root is not None}
@@ -61,13 +64,14 @@ def evaluate(
             protocol if name == "davis" else others,
             binary=binary and name == "davis",
             size=size,
+            most=clips,
         )
         for name, root in roots.items()
     ]
     if synthetic:
         benchmarks.append(open_rendered(synthetic, encoder.patch_size, others))
     folder = None if out is None else writable(Path(out))
-    rank, count = join()
+    rank, count = (0, 1) if alone else join()
     device = next(encoder.parameters()).device
     identity = {"name": encoder.name, "weights": encoder.fingerprint()}
     found = {
@@ -127,7 +131,7 @@ def run_benchmark(
         mine[clip.name] = (result, truth)
         left = (time.perf_counter() - started) / (done + 1) * (len(own) - done - 1)
         say(f"{benchmark.name} {done + 1}/{len(own)}  {clip.name}  {result['seconds']} s  ETA {left:.0f} s")
-    found = gather(mine)
+    found = gather(mine) if count > 1 else mine
     results = {clip.name: found[clip.name][0] for clip in benchmark.clips}
     truths = "".join(found[clip.name][1] for clip in benchmark.clips)
     card: Card = {

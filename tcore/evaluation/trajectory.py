@@ -1,13 +1,16 @@
-"""Scores of the encoders that a run kept along the way: each step's card, and one table of all."""
+"""Scores of the encoders of a run along the way: each step's card, and one table of all."""
 
+import hashlib
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from tcore.data.frames import Frame
 from tcore.errors import InputError
 from tcore.evaluation.card import MAIN_SCORE, Card
+from tcore.evaluation.cycle import cycle_consistency
 from tcore.evaluation.encoder import Encoder
 from tcore.evaluation.encoders import load_encoder
 from tcore.evaluation.sharing import join
@@ -17,6 +20,7 @@ CHECKPOINTS = "checkpoints.json"
 FOLDER = "checkpoints"  # inside a run, where no other place was given
 
 Scored = Callable[[Encoder, Path], Card]  # an encoder, and the folder for what is saved of it
+Row = dict[str, Any]
 
 
 def kept_encoders(run: Path) -> dict[int, Path]:
@@ -39,41 +43,79 @@ def evaluate_checkpoints(
     *,
     layer: int = -1,
     say: Callable[[str], None] = lambda line: None,
-) -> dict[int, dict[str, Any]]:
+) -> dict[int, Row]:
     """Score every kept encoder of a run; what was scored before is not scored again.
 
     Writes the card of each under `out`/step-N and one checkpoints.json; returns what that holds, by step.
     """
     run = Path(run)
     folder = Path(out) if out is not None else run / FOLDER
-    found: dict[int, dict[str, Any]] = {}
+    found: dict[int, Row] = {}
     files = kept_encoders(run)
     for index, (step, file) in enumerate(files.items()):
         say(f"checkpoint {index + 1}/{len(files)}: step {step}")
-        card = score(load_encoder(file, layer), folder / file.stem)
-        found[step] = {
-            "weights": card["encoder"]["weights"],
-            "scores": {name: result["scores"] for name, result in card["benchmarks"].items()},
-            "interval": {name: result["interval"] for name, result in card["benchmarks"].items()},
-        }
+        row = score_step(load_encoder(file, layer), folder / file.stem, score)
         # After every encoder, so that a stop loses nothing.
-        if join()[0] == 0:
-            rows = [{"step": step, **row} for step, row in found.items()]
-            content = json.dumps({"run": str(run), "checkpoints": rows}, indent=1)
-            write_text(folder / CHECKPOINTS, content + "\n")
+        found = add_row(folder, run, step, row, write=join()[0] == 0)
     return found
 
 
-def read_checkpoints(path: Path) -> dict[int, dict[str, Any]]:
-    """What `evaluate_checkpoints` wrote, by step."""
+def score_step(
+    encoder: Encoder, folder: Path, score: Scored, clips: Iterable[Sequence[Frame]] | None = None
+) -> Row:
+    """Scores of the encoder of one step, with its cycle consistency on some clips, as the table has them."""
+    card = score(encoder, folder)
+    return {
+        "weights": card["encoder"]["weights"],
+        "way": way_of(card),
+        "scores": {name: result["scores"] for name, result in card["benchmarks"].items()},
+        "interval": {name: result["interval"] for name, result in card["benchmarks"].items()},
+        "cycle": cycle_consistency(encoder, clips),
+    }
+
+
+def way_of(card: Card) -> str:
+    """A short name for how a card was scored: numbers of another way do not compare."""
+    ways = {
+        name: [
+            result["protocol"],
+            result["binary"],
+            result["truth"],
+            {clip: values.get("input") for clip, values in result["clips"].items()},
+        ]
+        for name, result in card["benchmarks"].items()
+    }
+    return hashlib.sha256(json.dumps(ways, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def main_score(row: Row) -> tuple[str, str, float]:
+    """The benchmark that comes first, the name of its main score, and that score."""
+    name, scores = next(iter(row["scores"].items()))
+    return name, MAIN_SCORE[name], float(scores[MAIN_SCORE[name]])
+
+
+def add_row(folder: Path, run: Path, step: int, row: Row, *, write: bool = True) -> dict[int, Row]:
+    """The table with the row of a step; rows that were scored another way leave it."""
+    table = folder / CHECKPOINTS
+    before = read_checkpoints(table) if table.is_file() else {}
+    kept = {s: r for s, r in before.items() if r.get("way") == row["way"]}
+    found = dict(sorted((kept | {step: {"step": step, **row}}).items()))
+    if write:
+        content = json.dumps({"run": str(run), "checkpoints": list(found.values())}, indent=1)
+        write_text(table, content + "\n")
+    return found
+
+
+def read_checkpoints(path: Path) -> dict[int, Row]:
+    """What `add_row` wrote, by step."""
     try:
         rows = json.loads(path.read_text(encoding="utf-8"))["checkpoints"]
         return {int(row["step"]): row for row in rows}
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(f"cannot read scores of checkpoints from {path}: {error!r}.") from error
+        raise InputError(f"cannot read scores of checkpoints from {path} ({error!r}): remove it.") from error
 
 
-def trajectory_table(found: dict[int, dict[str, Any]]) -> list[str]:
+def trajectory_table(found: dict[int, Row]) -> list[str]:
     """Steps and scores as lines for a person; the best main score of a benchmark has a star."""
     columns = [
         (name, score) for name, scores in next(iter(found.values()))["scores"].items() for score in scores
@@ -83,11 +125,12 @@ def trajectory_table(found: dict[int, dict[str, Any]]) -> list[str]:
         for name, score in columns
         if MAIN_SCORE[name] == score
     }
-    lines = [f"{'step':>8}" + "".join(f"{f'{name} {score}':>20}" for name, score in columns)]
+    head = "".join(f"{f'{name} {score}':>20}" for name, score in columns)
+    lines = [f"{'step':>8}{head}{'cycle':>10}"]
     for step, row in found.items():
         cells = []
         for column in columns:
             value = row["scores"][column[0]][column[1]]
             cells.append(f"{100 * value:.1f}{'*' if best.get(column) == value else ' '}")
-        lines.append(f"{step:>8}" + "".join(f"{cell:>20}" for cell in cells))
+        lines.append(f"{step:>8}" + "".join(f"{cell:>20}" for cell in cells) + f"{100 * row['cycle']:>9.1f} ")
     return lines

@@ -62,24 +62,31 @@ def scores_of(run: Run) -> dict[str, tuple[list[int], list[float]]]:
     return found
 
 
+def cycles_of(run: Run) -> tuple[list[int], list[float]]:
+    """Cycle consistency over the evaluated checkpoints of a run, in percent."""
+    found = {step: 100 * row["cycle"] for step, row in run.checkpoints.items() if "cycle" in row}
+    return list(found), list(found.values())
+
+
 @styled
 def dynamics_figure(runs: Sequence[Run], out: Path, *, title: str = "") -> None:
-    """Draw a diagram for every loss, for health, and for the scores of evaluated checkpoints."""
+    """Draw a diagram for every loss, for health, and for scores and cycles of evaluated checkpoints."""
     check_out(out)
     runs = [run for run in runs if run.metrics]
     if not runs:
         raise InputError("none of these runs has a metrics.jsonl: train first.")
     shown = panels(runs)
-    scored = any(run.checkpoints for run in runs)
-    count = len(shown) + scored
+    curves = [_draw_scores] if any(run.checkpoints for run in runs) else []
+    curves += [_draw_cycles] if any(cycles_of(run)[0] for run in runs) else []
+    count = len(shown) + len(curves)
     columns = 4
     rows = -(-count // columns)
     figure = new_figure(11.2, 2.15 * rows + 0.8)
     axes = list(figure.subplots(rows, columns, squeeze=False).flat)
     for place, panel in zip(axes, shown, strict=False):
         _draw(place, panel, runs)
-    if scored:
-        _draw_scores(axes[len(shown)], runs)
+    for place, draw in zip(axes[len(shown) :], curves, strict=False):
+        draw(place, runs)
     for place in axes[count:]:
         place.set_visible(False)
     if len(runs) > 1:
@@ -128,5 +135,13 @@ def _draw_scores(axes: "Axes", runs: Sequence[Run]) -> None:
             axes.plot(steps, values, f"{marks[index % 5]}-", color=colour, markersize=4, label=label)
     axes.set_title("scores of checkpoints, percent", loc="left", fontweight="bold")
     axes.legend(fontsize=7.5, loc="best", labelcolor=FAINT)
+    axes.tick_params(labelsize=7.5, length=2.5)
+    axes.grid(axis="y", color="#e8e6e1", linewidth=0.7)
+
+
+def _draw_cycles(axes: "Axes", runs: Sequence[Run]) -> None:
+    for number, run in enumerate(runs):
+        axes.plot(*cycles_of(run), "o-", color=COLOURS[number % len(COLOURS)], markersize=4)
+    axes.set_title("cycle: labels that return, percent", loc="left", fontweight="bold")
     axes.tick_params(labelsize=7.5, length=2.5)
     axes.grid(axis="y", color="#e8e6e1", linewidth=0.7)

@@ -6,9 +6,11 @@ from typing import NamedTuple
 import torch
 from safetensors.torch import load_file
 
-from tcore.config_file import load_config
+from tcore.config_file import from_dict, load_config
 from tcore.errors import InputError
 from tcore.evaluation.encoders import load_strictly
+from tcore.evaluation.shipped import DEFAULT, need_shipped
+from tcore.files import read_json
 from tcore.model.matching import PatchMatchingModule
 from tcore.model.vit import VisionTransformer
 from tcore.training.build import build_backbone, build_matching
@@ -23,11 +25,14 @@ class Matcher(NamedTuple):
 
 
 def load_matcher(run: str | Path) -> Matcher | None:
-    """Student backbone and matching module of a run folder; None where there is none."""
-    file = Path(run) / MATCHING
+    """Student backbone and matching module of a run folder, or of `default`; None where there is none."""
+    if run == DEFAULT:
+        file, card = need_shipped().matching, need_shipped().card
+    else:
+        file, card = Path(run) / MATCHING, Path(run) / CONFIG
     if not file.is_file():
         return None
-    config = load_config(Path(run) / CONFIG)
+    config = from_dict(read_json(card)["config"], str(card)) if run == DEFAULT else load_config(card)
     with torch.random.fork_rng(devices=[]):
         backbone, match = build_backbone(config.vit, config.views.global_size), build_matching(config)
     try:

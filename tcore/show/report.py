@@ -13,7 +13,7 @@ from tcore.evaluation.published import COLUMNS, OFFICIAL_CLIPS, PUBLISHED
 from tcore.files import write_text
 from tcore.show.chart import Chart, Line
 from tcore.show.document import Block, Charts, Document, Picture, Section, Table, Text, Value
-from tcore.show.dynamics import panels, scores_of
+from tcore.show.dynamics import cycles_of, panels, scores_of
 from tcore.show.report_figures import draw_figures, find_pictures
 from tcore.show.report_html import to_html
 from tcore.show.report_markdown import to_markdown
@@ -137,6 +137,13 @@ def _curves(runs: Sequence[Run]) -> Iterator[Block]:
     ]
     if scored:
         charts.append(Chart("scores of checkpoints, percent", scored))
+    cycles = [
+        Line(run.name, number, False, _series(*cycles_of(run)))
+        for number, run in enumerate(trained)
+        if cycles_of(run)[0]
+    ]
+    if cycles:
+        charts.append(Chart("cycle: labels that return, percent", cycles))
     yield Charts(charts, [run.name for run in trained] if len(trained) > 1 else [])
 
 
@@ -227,11 +234,15 @@ def _checkpoints(runs: Sequence[Run]) -> Iterator[Block]:
             scores = next(iter(run.checkpoints.values()))["scores"]
             columns = [(benchmark, column) for benchmark in scores for column in scores[benchmark]]
             rows = [
-                (step, *(_cell(_merged(row, b), c) for b, c in columns))
+                (step, *(_cell(_merged(row, b), c) for b, c in columns), _percent(row.get("cycle")))
                 for step, row in run.checkpoints.items()
             ]
-            head = ("step", *(f"{benchmark} {column}" for benchmark, column in columns))
-            yield Table(head, rows, f"{run.name}: encoders kept along the way, in percent.")
+            head = ("step", *(f"{benchmark} {column}" for benchmark, column in columns), "cycle")
+            yield Table(head, rows, f"{run.name}: encoders along the way, in percent.")
+
+
+def _percent(value: float | None) -> str | None:
+    return None if value is None else f"{100 * value:.1f}"
 
 
 def _merged(row: dict[str, Any], benchmark: str) -> dict[str, Any]:

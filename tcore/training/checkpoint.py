@@ -15,6 +15,7 @@ from torch import Tensor
 from tcore.config import Config
 from tcore.config_file import differences, load_config, save_config, to_dict
 from tcore.errors import InputError
+from tcore.evaluation.encoder import CARD_FORMAT
 from tcore.files import TEMPORARY, write_bytes, write_text
 from tcore.model.tcore import TCoRe
 from tcore.training import distributed
@@ -122,18 +123,18 @@ def _readable(path: Path, use: Callable[[], T]) -> T:
 
 def export(run: Path, step: int, weights: Mapping[str, Tensor], config: Config) -> None:
     """Write the teacher's backbone for users, and what figures of the matching need."""
-    _save_safetensors(_part(weights, "teacher.backbone."), run / ENCODER)
+    save_safetensors(_part(weights, "teacher.backbone."), run / ENCODER)
     write_text(run / ENCODER_CARD, json.dumps(encoder_card(config, step), indent=2) + "\n")
     matching = _part(weights, "match.", "match.")
     if matching:
-        _save_safetensors(_part(weights, "student.backbone.", "backbone.") | matching, run / MATCHING)
+        save_safetensors(_part(weights, "student.backbone.", "backbone.") | matching, run / MATCHING)
 
 
 def keep_encoder(run: Path, step: int, model: TCoRe) -> None:
     """Keep the encoder of this step beside the others."""
     weights = distributed.whole(model.teacher.backbone.state_dict())
     path = run / "encoders" / f"step-{step:06d}.safetensors"
-    distributed.on_first(lambda: _save_safetensors(weights, path))
+    distributed.on_first(lambda: save_safetensors(weights, path))
 
 
 def _part(weights: Mapping[str, Tensor], prefix: str, new: str = "") -> dict[str, Tensor]:
@@ -147,7 +148,7 @@ def encoder_card(config: Config, step: int) -> dict[str, Any]:
     vit = dataclasses.asdict(config.vit)
     built = ("dim", "depth", "num_heads", "patch_size", "num_registers", "layer_scale")
     return {
-        "format": "tcore-encoder-1",
+        "format": CARD_FORMAT,
         "vit": {name: vit[name] for name in built} | {"image_size": config.views.global_size},
         "step": step,
         "config": to_dict(config),
@@ -188,6 +189,7 @@ def save_tensors(state: dict[str, Any], path: Path) -> str:
     return digest.hexdigest()
 
 
-def _save_safetensors(tensors: dict[str, torch.Tensor], path: Path) -> None:
+def save_safetensors(tensors: Mapping[str, Tensor], path: Path, about: dict[str, str] | None = None) -> None:
+    """Write weights at once or not at all, with what is to be known about them in the same file."""
     plain = {name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}
-    write_bytes(path, save(plain))
+    write_bytes(path, save(plain, metadata=about))

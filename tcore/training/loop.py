@@ -4,7 +4,7 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 
@@ -17,6 +17,7 @@ from tcore.data.neighbors import check_neighbors, find_neighbors, load_neighbors
 from tcore.data.workers import missing_killed_workers
 from tcore.errors import DivergedError, EchoError, InputError
 from tcore.files import write_text
+from tcore.model.tcore import TCoRe
 from tcore.training import distributed, generations
 from tcore.training.bad_samples import BadSamples
 from tcore.training.build import build_schedule, choose_device, choose_dtype
@@ -34,6 +35,7 @@ from tcore.training.lock import lock_run
 from tcore.training.signals import Preempted, StopRequest
 from tcore.training.step import Outcome, Trainer
 from tcore.training.wait import DataWait
+from tcore.training.watch import Watch, Watcher
 from tcore.validation import validate
 
 
@@ -43,11 +45,13 @@ def train(
     frames: str | Path | None = None,
     *,
     neighbors: str | Path | None = None,
+    watch: Watch | None = None,
     quiet: bool = False,
 ) -> Path:
     """Train, or go on training, in a run folder; without `frames` on rendered videos.
 
     Neighbours of images are found inside or beside their store, unless `neighbors` is another file.
+    With a `watch` the encoder is scored along the way, and the best is kept; what is trained stays the same.
 
     >>> import tempfile, tcore
     >>> config = tcore.recipe("quickstart", {"optim.steps": 1, "optim.batch": 2, "rendered.videos": 2})
@@ -64,8 +68,10 @@ def train(
     resumes = distributed.on_first(lambda: generations.exists(run / CHECKPOINT))
     init = None if resumes else distributed.together(lambda: read_init(config))
     distributed.on_first(lambda: check_run(run, config))
+    if watch is not None:
+        distributed.on_first(watch.check)
     with lock_run(run), missing_killed_workers(), StopRequest() as stop:
-        return _train(config, run, source, frames, init, stop, quiet)
+        return _train(config, run, source, frames, init, watch, stop, quiet)
 
 
 def _train(
@@ -74,6 +80,7 @@ def _train(
     source: Source,
     frames: str | Path | None,
     init: Init | None,
+    watch: Watch | None,
     stop: StopRequest,
     quiet: bool,
 ) -> Path:
@@ -81,47 +88,40 @@ def _train(
     distributed.on_first(lambda: open_run(run, config))
     schedule = build_schedule(config, source.steps_per_epoch)
     trainer = Trainer(config)
-    if init is not None:
-        began = init
-        distributed.on_first(lambda: record_init(began, run))
-        apply_init(init, trainer.model)
+    begin_from(init, run, trainer.model)
     fingerprint = distributed.agree("--frames", source.fingerprint())
     notes: list[str] = []
     saved = first_step = load_checkpoint(run, trainer.model, trainer.optimizer, fingerprint, notes.append)
-
-    def begin() -> Journal:
-        note_environment(run, source, trainer, frames)
-        return Journal(run, first_step, schedule.num_steps, config.head.prototypes, quiet)
-
-    journal = distributed.only_first(begin) or Silence()
+    distributed.on_first(lambda: note_environment(run, source, trainer, frames))
+    journal = open_journal(run, first_step, schedule.num_steps, config.head.prototypes, quiet)
     notes += introduce(source, trainer, schedule.num_steps, first_step)
-    for line in (*notes, *(init.lines if init else ())):
-        journal.say(line)
-    wait, bad = DataWait(source), BadSamples(config.runtime.bad_samples)
+    journal.say("\n".join((*notes, *(init.lines if init else ()))))
+    watcher = Watcher(watch, run, trainer, schedule.num_steps, stop, journal.say)
+    noted = Noted(journal, DataWait(source), BadSamples(config.runtime.bad_samples), config.optim.batch)
     parts = load(source, first_step, schedule.num_steps, trainer.device)
     try:
         unread: list[Outcome] = []
+        if watcher.due(first_step):  # the run may have ended while this was scored; if not, it is on disk
+            watcher.look(first_step)
         for step in range(first_step, schedule.num_steps):
             done, last = step + 1, step + 1 == schedule.num_steps
             look = done % config.runtime.log_every == 0 or last
             keep = last or keeps(done, schedule.num_steps, config.keep_every)
             unread.append(trainer.step(parts, step, schedule.at(step), look))
             leave = None if last else asked_to_leave(stop, look)
-            save = last or done % config.checkpoint_every == 0 or leave is not None
+            score = watcher.due(done)
+            save = last or score or done % config.checkpoint_every == 0 or leave is not None
             # A GPU works on while the outcome of the step before is read; nothing is saved unread.
             while len(unread) > (0 if look or keep or save else 1):
-                outcome = unread.pop(0)
-                metrics, health = outcome.metrics(), outcome.health()
-                journal.record(outcome.step + 1, metrics, health)
-                if slow := wait.note(outcome.step + 1, metrics, health is not None):
-                    journal.say(slow)
-                if unreadable := bad.note(outcome.step + 1, outcome.all_bad(), config.optim.batch):
-                    journal.say(unreadable)
+                noted.note(unread.pop(0))
             if keep:
                 keep_encoder(run, done, trainer.model)
             if save:
                 save_checkpoint(run, done, trainer.model, trainer.optimizer, config, fingerprint)
                 saved = done
+            if score and leave is None:  # after the checkpoint: whatever ends it, no step is lost
+                watcher.look(done)
+                leave = None if last else asked_to_leave(stop, True)
             if leave is not None:
                 journal.say(f"{leave}: saved step {done} of {schedule.num_steps}; the same command goes on.")
                 raise Preempted
@@ -133,6 +133,42 @@ def _train(
         parts.close()  # the reading processes go now, not when somebody lets go of an exception
         journal.close()
     return run
+
+
+def open_journal(
+    run: Path, first_step: int, num_steps: int, num_prototypes: int, quiet: bool
+) -> Journal | Silence:
+    """The journal of the first process; the others are silent."""
+    return (
+        distributed.only_first(lambda: Journal(run, first_step, num_steps, num_prototypes, quiet))
+        or Silence()
+    )
+
+
+def begin_from(init: Init | None, run: Path, model: TCoRe) -> None:
+    """Give a new run the weights that it starts from, where it starts from any, and note which ones."""
+    if init is None:
+        return
+    distributed.on_first(lambda: record_init(init, run))
+    apply_init(init, model)
+
+
+class Noted(NamedTuple):
+    """Where the outcome of a step is noted, and who has a word to say about it."""
+
+    journal: Journal | Silence
+    wait: DataWait
+    bad: BadSamples
+    batch: int
+
+    def note(self, outcome: Outcome) -> None:
+        """Read what came out of a step, and write it down."""
+        step, metrics, health = outcome.step + 1, outcome.metrics(), outcome.health()
+        self.journal.record(step, metrics, health)
+        if slow := self.wait.note(step, metrics, health is not None):
+            self.journal.say(slow)
+        if unreadable := self.bad.note(step, outcome.all_bad(), self.batch):
+            self.journal.say(unreadable)
 
 
 def asked_to_leave(stop: StopRequest, look: bool) -> str | None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from tcore import train
+from tcore import Watch, train
 from tcore.evaluation.sharing import leave
 from tcore.training import distributed
 from tcore.training.optim import Optimizer
@@ -38,7 +38,13 @@ class StoppedError(Exception):
     """Stands for whatever ends a run from outside."""
 
 
-def work(run: Path, stop: int | None = None, gradients: bool = False, **changes: Any) -> None:
+def work(
+    run: Path,
+    stop: int | None = None,
+    gradients: bool = False,
+    watch: int | None = None,
+    **changes: Any,
+) -> None:
     """Train in a run folder, up to some step; on demand the first gradients are written beside it."""
     step, clip = Trainer.step, Optimizer.clip
     written: list[bool] = []
@@ -57,7 +63,8 @@ def work(run: Path, stop: int | None = None, gradients: bool = False, **changes:
     try:
         Trainer.step = interrupted  # type: ignore[assignment, method-assign]
         Optimizer.clip = noted  # type: ignore[method-assign]
-        train(tiny(**SAME | changes), run, quiet=True)
+        eyes = None if watch is None else Watch(watch, clips=1)
+        train(tiny(**SAME | changes), run, quiet=True, watch=eyes)
     except StoppedError:
         pass
     finally:

@@ -16,8 +16,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tcore import InputError
+from tcore import InputError, load_encoder
 from tcore.data.loader import Share, Source
+from tcore.evaluation.trajectory import read_checkpoints
 from tcore.model.peers import ALONE
 from tcore.training import distributed
 from tcore.training.loop import check_share, open_store
@@ -66,8 +67,17 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shards = {**VARIANTS["centering"], "runtime__sharding": "shard"}
     jobs.append({"run": str(root / "1-then-2-shards"), **shards})
     jobs.append({"run": str(root / "2-shards-middle"), "stop": MIDDLE, **shards})
+    jobs.append({"run": str(root / "2-watched"), "watch": 5, **shards})
     work_together(2, jobs)
     return root
+
+
+def test_one_of_two_processes_scores_while_the_other_waits(runs: Path) -> None:
+    assert_same_losses(runs / "2-watched", runs / "1-centering")
+    rows = read_checkpoints(runs / "2-watched" / "checkpoints" / "checkpoints.json")
+    assert list(rows) == [5, 10]
+    assert rows[10]["weights"] == load_encoder(runs / "2-watched").fingerprint()
+    assert load_encoder(runs / "2-watched" / "encoder-best.safetensors").patch_size == 8
 
 
 @pytest.mark.parametrize("name", VARIANTS)

@@ -17,6 +17,7 @@ from tcore.evaluation.encoder import Encoder
 from tcore.evaluation.encoders import load_encoder
 from tcore.evaluation.protocols import TCORE, Protocol, Size
 from tcore.evaluation.resize import normalize_images, resize_images
+from tcore.evaluation.shipped import DEFAULT
 from tcore.evaluation.tool import encode_frame, input_size
 from tcore.show.matcher import Matcher, load_matcher
 from tcore.training.build import choose_device
@@ -114,8 +115,8 @@ class Engine:
 def load_engine(spec: str | Path) -> Engine:
     """The encoder, and the matching module where it is a run that has one."""
     device = choose_device("auto")
-    run = Path(spec)
-    matcher = load_matcher(run) if (run / CONFIG).is_file() else None
+    has_one = spec == DEFAULT or (Path(spec) / CONFIG).is_file()
+    matcher = load_matcher(spec) if has_one else None
     if matcher is not None:
         matcher = Matcher(matcher.backbone.to(device), matcher.match.to(device))
     return Engine(load_encoder(spec).to(device), matcher)

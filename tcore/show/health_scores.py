@@ -1,0 +1,166 @@
+"""Health against score: over several runs, which figure of training goes along with the score."""
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+from tcore.errors import InputError
+from tcore.show.runs import LOSSES, Run, read_run
+from tcore.training.journal import METRICS
+
+SCORE = "J&F"
+FEWEST = 3  # runs: two are always in order
+LAST = 20  # steps whose mean is the last loss: single ones are noisy
+SHUFFLES = 1000
+
+
+class Observation(NamedTuple):
+    """What training said of a run at its end, and what its encoder scored, on which benchmark."""
+
+    name: str
+    figures: dict[str, float]
+    score: float
+    benchmark: str
+
+
+class Link(NamedTuple):
+    """How well the order of the runs by a figure is their order by score: Spearman, -1 to 1."""
+
+    figure: str
+    correlation: float
+    runs: int
+
+
+def ranks(values: Sequence[float]) -> Float[np.ndarray, " n"]:
+    """Ranks from 1; equal values share the mean of theirs.
+
+    >>> ranks([3.0, 1.0, 3.0]).tolist()
+    [2.5, 1.0, 2.5]
+    """
+    _, place, counts = np.unique(np.array(values, dtype=np.float64), return_inverse=True, return_counts=True)
+    ends = np.cumsum(counts)
+    return (ends - (counts - 1) / 2)[place.reshape(-1)].astype(np.float64)
+
+
+def spearman(a: Sequence[float], b: Sequence[float]) -> float | None:
+    """Rank correlation; None from fewer than three pairs, or where one side is the same throughout.
+
+    >>> spearman([1, 2, 3, 4], [10, 20, 40, 30])
+    0.8
+    """
+    if len(a) < FEWEST or len(set(a)) == 1 or len(set(b)) == 1:
+        return None
+    return round(float(np.corrcoef(ranks(a), ranks(b))[0, 1]), 12)
+
+
+def health_against_score(runs: Sequence[Observation]) -> list[Link]:
+    """Every figure that at least three runs have, the one that goes along best with the score first."""
+    links = []
+    for figure in dict.fromkeys(name for run in runs for name in run.figures):
+        pairs = [(run.figures[figure], run.score) for run in runs if figure in run.figures]
+        found = spearman(*zip(*pairs, strict=True))
+        if found is not None:
+            links.append(Link(figure, found, len(pairs)))
+    return sorted(links, key=lambda link: (-abs(link.correlation), -link.runs, link.figure))
+
+
+def by_chance(runs: Sequence[Observation], best: float, seed: int = 0) -> float:
+    """Share of shuffled scores with which some figure goes along as well as the best one does."""
+    rng = np.random.default_rng(seed)
+    scores = [run.score for run in runs]
+    hits = 0
+    for _ in range(SHUFFLES):
+        shuffled = [
+            run._replace(score=scores[i]) for run, i in zip(runs, rng.permutation(len(runs)), strict=True)
+        ]
+        links = health_against_score(shuffled)
+        hits += bool(links) and abs(links[0].correlation) >= abs(best) - 1e-9
+    return hits / SHUFFLES
+
+
+def observe(run: Run) -> Observation | None:
+    """The figures of a run's end and its score; None where it was not scored."""
+    scored = _score(run)
+    if scored is None or not run.metrics:
+        return None
+    figures = {}
+    for name in ("total", *LOSSES):
+        values = [line[name] for line in run.metrics[-LAST:] if isinstance(line.get(name), int | float)]
+        if values:
+            figures[f"loss {name}"] = float(np.mean(values))
+    health: dict[str, Any] = next((line["health"] for line in reversed(run.metrics) if "health" in line), {})
+    figures |= {name: float(value) for name, value in health.items() if isinstance(value, int | float)}
+    cycles = [row["cycle"] for row in run.checkpoints.values() if "cycle" in row]
+    figures |= {"cycle": float(cycles[-1])} if cycles else {}
+    return Observation(str(run.path), figures, scored[1], scored[0])
+
+
+def _score(run: Run) -> tuple[str, float] | None:
+    """Benchmark and J&F of a run: its card, the card beside it (as in a lab), or its last evaluated step."""
+    beside = run.path.parent / "scores" / "results.json"
+    cards = [*run.cards.values()]
+    if not cards and beside.is_file():
+        cards = [json.loads(beside.read_text(encoding="utf-8"))]
+    found: list[dict[str, Any]] = [
+        {name: result["scores"] for name, result in card["benchmarks"].items()} for card in cards
+    ]
+    found += [row["scores"] for row in list(run.checkpoints.values())[-1:]]
+    for scores in found:
+        for name in ("davis", "synthetic"):
+            if SCORE in scores.get(name, {}):
+                return name, float(scores[name][SCORE])
+    return None
+
+
+def find_runs(paths: Sequence[str | Path]) -> list[Path]:
+    """Run folders among some folders: themselves, or below them, as in the folder of a lab."""
+    found: dict[Path, None] = {}
+    for path in map(Path, paths):
+        if not path.is_dir():
+            raise InputError(f"{path} is no folder: give run folders, or the folder of a lab.")
+        here = [path] if (path / METRICS).is_file() else []
+        found |= dict.fromkeys(here or sorted(file.parent for file in path.glob(f"*/**/{METRICS}")))
+    return list(found)
+
+
+def health_lines(paths: Sequence[str | Path]) -> list[str]:
+    """The table for people, and which figure to watch."""
+    places = find_runs(paths)
+    seen = [one for path in places if (one := observe(read_run(path))) is not None]
+    counts = Counter(one.benchmark for one in seen)
+    benchmark = counts.most_common(1)[0][0] if counts else ""
+    runs = [one for one in seen if one.benchmark == benchmark]
+    if len(runs) < FEWEST:
+        raise InputError(
+            f"{len(runs)} of {len(places)} runs have metrics and a {SCORE} of one benchmark: need {FEWEST} "
+            "or more (tcore evaluate RUN --out RUN/scores, or tcore train --evaluate-every)."
+        )
+    return list(_lines(runs, len(places), benchmark))
+
+
+def _lines(runs: Sequence[Observation], given: int, benchmark: str) -> Iterator[str]:
+    links = health_against_score(runs)
+    left = f" ({given - len(runs)} more have no such score)" if given > len(runs) else ""
+    yield f"# Health against score: {len(runs)} runs{left}, {SCORE} on {benchmark}"
+    yield ""
+    yield "| figure at the end of training | Spearman with the score | runs |"
+    yield "|---|---|---|"
+    for link in links:
+        yield f"| {link.figure} | {link.correlation:+.2f} | {link.runs} |"
+    yield ""
+    if not links:
+        yield "No figure differs between these runs."
+        return
+    best = links[0]
+    which = "higher" if best.correlation > 0 else "lower"
+    chance = by_chance(runs, best.correlation)
+    few = ": these runs are too few to tell" if chance > 0.05 else ""
+    yield (
+        f"Watch {best.figure} ({which} goes with a better score). With shuffled scores, some figure does as "
+        f"well in {chance:.0%} of {SHUFFLES} draws{few}."
+    )

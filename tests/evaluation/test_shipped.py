@@ -1,0 +1,127 @@
+"""The encoder that comes with the package: made from a run, found by one word, part of the wheel."""
+
+import json
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tcore import InputError, load_encoder, train
+from tcore.cli import main
+from tcore.cli_demo import usual_encoder
+from tcore.evaluation import shipped
+from tcore.show.demo.engine import load_engine
+from tcore.show.matcher import load_matcher
+from tests.tiny import tiny
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train(tiny(optim__steps=2), tmp_path_factory.mktemp("runs") / "run", quiet=True)
+
+
+@pytest.fixture
+def folder(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An installation that came with the encoder of the run."""
+    shipped.ship(load_encoder(run), run, tmp_path / "encoders")
+    monkeypatch.setattr(shipped, "FOLDER", tmp_path / "encoders")
+    return tmp_path / "encoders"
+
+
+def test_an_installation_without_one_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shipped, "FOLDER", tmp_path)
+    with pytest.raises(InputError, match=r"came without a default encoder .* tcore quickstart"):
+        load_encoder("default")
+    monkeypatch.chdir(tmp_path)
+    assert usual_encoder() == ""
+
+
+def test_half_precision_on_disk_is_single_precision_in_use(run: Path, folder: Path) -> None:
+    stored = load_file(folder / "default.safetensors")
+    assert {value.dtype for value in stored.values()} == {torch.float16}
+    size = (folder / "default.safetensors").stat().st_size
+    assert size < 0.6 * (run / "encoder.safetensors").stat().st_size
+    ours, theirs = load_encoder("default"), load_encoder(run)
+    assert ours.name == "default"
+    assert {p.dtype for p in ours.parameters()} == {torch.float32}
+    frames = torch.randint(0, 255, (2, 32, 48, 3), dtype=torch.uint8)
+    found = ours(frames)
+    assert found.dtype == torch.float32
+    assert torch.allclose(found, theirs(frames), atol=2e-2)
+    assert load_encoder("default", layer=0).backbone.depth == 1
+
+
+def test_the_word_wins_over_a_folder_and_a_path_over_the_word(
+    run: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("default").symlink_to(run)
+    assert load_encoder("default").fingerprint() != load_encoder(run).fingerprint()
+    assert load_encoder("./default").fingerprint() == load_encoder(run).fingerprint()
+    assert load_encoder(Path("default")).fingerprint() == load_encoder(run).fingerprint()
+
+
+def test_the_matching_module_comes_along(run: Path, folder: Path) -> None:
+    ours, theirs = load_matcher("default"), load_matcher(run)
+    assert ours is not None
+    assert theirs is not None
+    for a, b in zip(ours.match.parameters(), theirs.match.parameters(), strict=True):
+        assert a.dtype == torch.float32
+        assert torch.allclose(a, b, atol=1e-3)
+    assert load_engine("default").matcher is not None
+
+
+def test_figures_and_the_demo_take_the_word(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert usual_encoder() == "default"
+    for kind in ("pca", "attention"):
+        main(["figure", kind, "default", "--out", str(tmp_path / f"{kind}.png")])
+    assert "cross-attention of patches" in capsys.readouterr().out
+
+
+def test_the_command_makes_it_and_writes_over_nothing(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["export", str(run), str(tmp_path / "new"), "--format", "default"]
+    main(words)
+    assert "default.safetensors" in capsys.readouterr().out
+    card = json.loads((tmp_path / "new" / "default.json").read_text())
+    assert (card["step"], card["precision"], card["vit"]["dim"]) == (2, "fp16", 32)
+    with pytest.raises(SystemExit):
+        main(words)
+    assert "exists: remove it" in capsys.readouterr().err
+
+
+def test_weights_beyond_half_precision_are_refused(run: Path, tmp_path: Path) -> None:
+    encoder = load_encoder(run)
+    next(iter(encoder.parameters())).data.fill_(1e6)
+    with pytest.raises(InputError, match="reaches 1e\\+06: half precision ends at 65504"):
+        shipped.ship(encoder, run, tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_wheel_holds_it(tmp_path: Path) -> None:
+    """Built with the settings of the package, from a small package."""
+    pytest.importorskip("setuptools")
+    project = tmp_path / "project"
+    (project / "tcore" / "encoders").mkdir(parents=True)
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        (project / name).write_bytes((ROOT / name).read_bytes())
+    (project / "tcore" / "__init__.py").touch()
+    (project / "tcore" / "encoders" / "default.json").write_text("{}")
+    save_file({"x": torch.zeros(1)}, project / "tcore" / "encoders" / "default.safetensors")
+    code = "import sys; from setuptools.build_meta import build_wheel; build_wheel(sys.argv[1])"
+    command = [sys.executable, "-W", "ignore", "-c", code, str(tmp_path)]
+    subprocess.run(command, cwd=project, check=True, capture_output=True, timeout=120)
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+    assert {"tcore/encoders/default.safetensors", "tcore/encoders/default.json"} <= names

@@ -1,0 +1,167 @@
+"""Scores while a run trains: the run itself does not notice, and nothing of them is lost."""
+
+import json
+import os
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tcore import InputError, Watch, evaluate, load_encoder, train
+from tcore.cli import main
+from tcore.data.synthetic import render_video
+from tcore.evaluation.card import Card
+from tcore.evaluation.encoder import Encoder
+from tcore.evaluation.rendered import heldout_videos
+from tcore.evaluation.trajectory import read_checkpoints
+from tcore.show.dynamics import cycles_of, dynamics_figure, scores_of
+from tcore.show.runs import read_run
+from tcore.training.signals import Preempted
+from tcore.training.watch import BEST, BEST_CARD, read_best
+from tests.evaluation.layouts import write_davis
+from tests.tiny import tiny
+from tests.training.test_loop import assert_same_run
+
+SETTINGS = tiny(keep_every=3, rendered__videos=4)
+TABLE = "checkpoints/checkpoints.json"
+
+
+@dataclass(frozen=True)
+class Rigged(Watch):
+    """Gives the scores it is told to, in turn; a signal or an error in their place happens."""
+
+    scores: tuple[Any, ...] = ()
+    way: str = "usual"
+
+    def cycle_clips(self) -> Any:
+        """Two small frames."""
+        return [list(render_video(0, 0, num_frames=2, size=32).frames)]
+
+    def score(self, encoder: Encoder, out: Path | None, say: Any) -> Card:
+        """The next score."""
+        said = out.name if out is not None else "best"
+        names = ("step-000002", "step-000004", "step-000006", "best")
+        value = dict(zip(names, self.scores, strict=False))[said]
+        if isinstance(value, BaseException):
+            raise value
+        if isinstance(value, signal.Signals):
+            os.kill(os.getpid(), value)
+            say("one clip")
+        result = {"scores": {"J&F": value}, "interval": {}, "protocol": {}, "binary": False}
+        card = {"synthetic": result | {"truth": self.way, "clips": {}}}
+        return {"encoder": {"weights": encoder.fingerprint()}, "benchmarks": card}
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.manual_seed(5)
+    run = train(SETTINGS, tmp_path_factory.mktemp("runs") / "plain", quiet=True)
+    torch.save(torch.get_rng_state(), run.with_suffix(".random"))
+    return run
+
+
+def rows(run: Path) -> dict[int, Any]:
+    return read_checkpoints(run / TABLE)
+
+
+def test_training_does_not_notice_that_it_is_scored(plain: Path, tmp_path: Path) -> None:
+    torch.manual_seed(5)
+    run = train(SETTINGS, tmp_path / "run", watch=Watch(4, clips=1), quiet=True)
+    assert_same_run(run, plain)
+    assert torch.equal(torch.get_rng_state(), torch.load(plain.with_suffix(".random"), weights_only=True))
+    assert json.loads((run / "config.json").read_text()) == json.loads((plain / "config.json").read_text())
+    assert list(rows(run)) == [4, 6]
+    shown = read_run(run)
+    assert scores_of(shown)["synthetic J&F"][0] == cycles_of(shown)[0] == [4, 6]
+    dynamics_figure([shown], tmp_path / "dynamics.pdf")
+    # The same numbers as those of `tcore evaluate`.
+    card = evaluate(load_encoder(run), synthetic=1)
+    assert rows(run)[6]["scores"]["synthetic"] == card["benchmarks"]["synthetic"]["scores"]
+    best = max(rows(run).values(), key=lambda row: row["scores"]["synthetic"]["J&F"])
+    assert load_encoder(run / BEST).fingerprint() == best["weights"]
+
+
+def test_the_best_is_kept_over_a_stop(
+    plain: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    with pytest.raises(KeyboardInterrupt):
+        train(SETTINGS, run, watch=Rigged(2, scores=(0.5, KeyboardInterrupt())), quiet=True)
+    best = (run / BEST).read_bytes()
+    # Killed while step 4 was scored: the run goes on there, and scores it now.
+    train(SETTINGS, run, watch=Rigged(2, scores=(None, 0.4, 0.3)))
+    assert "resumes at step 4" in (said := capsys.readouterr().err)
+    assert "step 4 scored: synthetic J&F 40.0 (best 50.0 at step 2), cycle" in said
+    assert list(rows(run)) == [2, 4, 6]
+    assert (run / BEST).read_bytes() == best
+    card = json.loads((run / BEST_CARD).read_text())
+    assert (card["step"], card["best"]["score"]) == (2, 0.5)
+    assert_same_run(run, plain)
+
+
+def test_a_signal_while_it_scores_ends_the_run_at_that_step(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with pytest.raises(Preempted):
+        train(SETTINGS, run, watch=Rigged(4, scores=(None, signal.SIGTERM)), quiet=True)
+    assert not (run / TABLE).exists()
+    assert torch.load(run / "checkpoint.pt", weights_only=True)["step"] == 4
+    train(SETTINGS, run, watch=Rigged(4, scores=(None, 0.2, 0.3)), quiet=True)
+    assert list(rows(run)) == [4, 6]
+    assert read_best(run) == (6, 0.3, rows(run)[6]["way"])
+
+
+def test_what_fails_while_it_scores_is_said_and_training_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    failing = Rigged(2, scores=(InputError("clip is gone."), OSError(28, "No space left"), 0.3))
+    run = train(SETTINGS, tmp_path / "run", watch=failing)
+    said = capsys.readouterr().err
+    assert "warning: step 2 could not be scored: clip is gone." in said
+    assert "warning: step 4 could not be scored: [Errno 28]" in said
+    assert list(rows(run)) == [6]
+
+
+def test_scored_another_way_the_best_is_scored_again(tmp_path: Path) -> None:
+    run = train(SETTINGS, tmp_path / "run", watch=Rigged(4, scores=(None, 0.9, 0.1)), quiet=True)
+    kept = load_encoder(run / BEST).fingerprint()
+    other = Rigged(4, scores=(None, None, 0.2, 0.6), way="other")
+    train(SETTINGS, run, watch=other, quiet=True)
+    assert read_best(run) == (4, 0.6, rows(run)[6]["way"])
+    assert list(rows(run)) == [6], "scores of two ways in one table"
+    assert load_encoder(run / BEST).fingerprint() == kept
+
+
+def test_a_damaged_best_is_said_and_begins_anew(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = train(SETTINGS, tmp_path / "run", watch=Rigged(9, scores=(None, None, 0.5)), quiet=True)
+    (run / BEST).write_bytes(b"cut short")
+    train(SETTINGS, run, watch=Rigged(9, scores=(None, None, 0.4)))
+    assert "the best so far begins anew" in capsys.readouterr().err
+    assert load_encoder(run / BEST).patch_size == 8
+
+
+def test_davis_is_scored_small_and_its_clips_are_spread(tmp_path: Path) -> None:
+    davis = write_davis(tmp_path / "davis", heldout_videos(3, num_frames=4, size=32))
+    run = train(SETTINGS, tmp_path / "run", watch=Watch(9, davis=davis, size=(32, 48), clips=2), quiet=True)
+    card = json.loads((run / "checkpoints/step-000006/results.json").read_text())["benchmarks"]["davis"]
+    assert list(card["clips"]) == ["clip0", "clip2"]
+    assert card["clips"]["clip0"]["input"] == [32, 48]
+    assert "input 32x48" in card["differs"]
+
+
+def test_the_command_line_says_what_goes_together(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for flags, said in (
+        (["--davis", "nowhere"], "--davis goes with --evaluate-every"),
+        (["--evaluate-clips", "2"], "--evaluate-clips goes with --evaluate-every"),
+        (["--evaluate-every", "0"], "every 0 steps"),
+        (["--evaluate-every", "5", "--davis", "nowhere"], "nowhere does not exist"),
+        (["--evaluate-every", "5", "--evaluate-size", "32", "32"], "goes with --davis"),
+        (["--evaluate-every", "5", "--cycle-frames", "nowhere"], "nowhere does not exist"),
+    ):
+        with pytest.raises(SystemExit) as stop:
+            main(["train", "quickstart", "--run", str(tmp_path / "run"), *flags])
+        assert stop.value.code == 2
+        assert said in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
