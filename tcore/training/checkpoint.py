@@ -21,6 +21,8 @@ from tcore.training import distributed
 from tcore.training.generations import newest_intact, write_generation
 from tcore.training.lock import LOCK
 from tcore.training.optim import Optimizer
+from tcore.training.watch import stirred
+from tcore.training.wrapping import load_moments, load_weights
 
 T = TypeVar("T")
 
@@ -99,8 +101,8 @@ def load_checkpoint(
         return state
 
     def restore() -> int:
-        distributed.load_weights(model, state["model"])
-        distributed.load_moments(optimizer.adamw, state["optimizer"])
+        load_weights(model, state["model"])
+        load_moments(optimizer.adamw, state["optimizer"])
         return int(state["step"])
 
     state = distributed.from_first(lambda: _readable(run / CHECKPOINT, read))
@@ -167,6 +169,7 @@ def save_tensors(state: dict[str, Any], path: Path) -> str:
 
         def write(self, data: Any) -> int:
             digest.update(data)
+            stirred()  # a slow disk is no hang
             try:
                 return int(self.file.write(data))
             except OSError as error:

@@ -34,6 +34,7 @@ from tcore.training.lock import lock_run
 from tcore.training.signals import Preempted, StopRequest
 from tcore.training.step import Outcome, Trainer
 from tcore.training.wait import DataWait
+from tcore.training.watch import explaining
 from tcore.validation import validate
 
 
@@ -57,15 +58,17 @@ def train(
     ['encoder.json', 'encoder.safetensors', 'encoders']
     """
     run = Path(run)
-    distributed.join(config.runtime.device)
+    distributed.join(config.runtime.device, config.runtime.patience)
     config = distributed.together(lambda: resolve(config))
-    source = distributed.together(lambda: open_source(config, frames, neighbors))
-    # A run that goes on has its weights in the checkpoint; what it began with is not read again.
-    resumes = distributed.on_first(lambda: generations.exists(run / CHECKPOINT))
-    init = None if resumes else distributed.together(lambda: read_init(config))
-    distributed.on_first(lambda: check_run(run, config))
-    with lock_run(run), missing_killed_workers(), StopRequest() as stop:
-        return _train(config, run, source, frames, init, stop, quiet)
+    with distributed.watched(config.runtime.patience) as watch:
+        source = distributed.together(lambda: open_source(config, frames, neighbors))
+        # A run that goes on has its weights in the checkpoint; what it began with is not read again.
+        resumes = distributed.on_first(lambda: generations.exists(run / CHECKPOINT))
+        init = None if resumes else distributed.together(lambda: read_init(config))
+        distributed.on_first(lambda: check_run(run, config))
+        # A process that has lost another one says so before it heeds torchrun, which ends the others.
+        with StopRequest() as stop, explaining(watch), lock_run(run), missing_killed_workers():
+            return _train(config, run, source, frames, init, stop, quiet)
 
 
 def _train(

@@ -19,7 +19,7 @@ WARMUP_STEPS, TIMED_STEPS = 1, 3
 
 def plan(config: Config, frames: str | Path | None, neighbors: str | Path | None = None) -> str:
     """Sizes, memory, speed and first losses of a run, as a table for a person."""
-    world = distributed.join(config.runtime.device)
+    world = distributed.join(config.runtime.device, config.runtime.patience)
     config = distributed.together(lambda: resolve(config))
     init = distributed.together(lambda: read_init(config))
     source = distributed.together(lambda: open_source(config, frames, neighbors))
