@@ -18,7 +18,7 @@ from tcore.data.workers import missing_killed_workers
 from tcore.errors import DivergedError, EchoError, InputError
 from tcore.files import write_text
 from tcore.training import distributed, generations
-from tcore.training.bad_samples import BadSamples
+from tcore.training.bad_samples import BadSamples, UnreadableError
 from tcore.training.build import build_schedule, choose_device, choose_dtype
 from tcore.training.checkpoint import (
     CHECKPOINT,
@@ -128,9 +128,11 @@ def _train(
             if leave is not None:
                 journal.say(f"{leave}: saved step {done} of {schedule.num_steps}; the same command goes on.")
                 raise Preempted
-    except DivergedError as error:
+    except (DivergedError, UnreadableError) as error:
         if not trainer.world.first:  # every process has met it
             raise EchoError(str(error), error.exit_code) from error
+        if isinstance(error, UnreadableError):
+            raise
         raise DivergedError(f"{error} {what_remains(run, saved)}") from error
     finally:
         parts.close()  # the reading processes go now, not when somebody lets go of an exception
