@@ -21,7 +21,8 @@ from torch import Tensor
 
 from tcore.errors import EchoError, InputError
 from tcore.model.peers import ALONE, Peers
-from tcore.training.watch import Watch, explaining, meet, reached
+from tcore.training.meeting import meet
+from tcore.training.watch import Watch, explaining, reached
 
 T = TypeVar("T")
 

@@ -19,12 +19,10 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 from typing import Any, NoReturn
 
 import torch.distributed as dist
-from torch.distributed.rendezvous import rendezvous
 
 from tcore.errors import EchoError, InputError
 
@@ -261,24 +259,3 @@ def is_alive(pid: int) -> bool:
         return False
     except OSError:  # no /proc here, or not ours to ask
         return True
-
-
-def meet(rank: int, size: int, patience: float) -> Any:
-    """The store of all processes, once every one of them has come to it; those that do not come are named."""
-    try:
-        store, _, _ = next(iter(rendezvous("env://", timeout=timedelta(seconds=patience))))
-        store.set(f"tcore/came/{rank}", "")
-        keys = [f"tcore/came/{other}" for other in range(size)]
-        deadline = time.monotonic() + patience
-        while not store.check(keys) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        missing = [other for other, key in enumerate(keys) if not store.check([key])]
-    except RuntimeError as error:
-        reason = str(error).split("\n")[0]
-        raise LostPeerError(f"process {rank} of {size} does not get to the others ({reason}).") from error
-    if missing:
-        who = ", ".join(map(str, missing))
-        line = f"process {who} of {size} has not come within {patience:g} s (runtime.patience)."
-        came = [other for other in range(size) if other not in missing]
-        raise LostPeerError(line) if rank == came[0] else EchoError(line, LostPeerError.exit_code)
-    return store

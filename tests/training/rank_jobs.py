@@ -70,9 +70,9 @@ def fill_disk(trainer: Trainer) -> None:
             save_checkpoint(*arguments)
         finally:
             os.fsync = sync
-            setattr(loop, "save_checkpoint", save_checkpoint)
+            loop.save_checkpoint = save_checkpoint  # type: ignore[attr-defined]
 
-    setattr(loop, "save_checkpoint", save_on_a_full_disk)
+    loop.save_checkpoint = save_on_a_full_disk  # type: ignore[attr-defined, assignment]
 
 
 def ask_to_leave(trainer: Trainer) -> None:

@@ -87,7 +87,12 @@ def test_an_error_of_other_kinds_is_not_taken_for_a_lost_process() -> None:
 
 def test_the_place_of_a_thread_is_a_line_of_the_package() -> None:
     there, done = threading.Event(), threading.Event()
-    thread = threading.Thread(target=lambda: distributed.on_first(lambda: (there.set(), done.wait(10))))
+
+    def stay() -> None:
+        there.set()
+        done.wait(10)
+
+    thread = threading.Thread(target=lambda: distributed.on_first(stay))
     thread.start()
     there.wait(10)
     place = watch.place_of(thread.ident or 0)
