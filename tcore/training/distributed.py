@@ -5,8 +5,8 @@ processes have adds up: losses, centres and gradients are sums. DistributedDataP
 average gradients instead; the loss is therefore multiplied by the number of processes before `backward`.
 """
 
+import itertools
 import os
-import secrets
 import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -28,6 +28,9 @@ T = TypeVar("T")
 
 # What a collective waits at most; who is `watched` is named long before.
 LAST_RESORT = timedelta(hours=12)
+
+MET: list[Any] = []  # the store at which this process has met the others
+RUNS = itertools.count()  # the same in every process
 
 
 class World(NamedTuple):
@@ -55,36 +58,44 @@ def world() -> World:
 
 
 def join(device: str, patience: float) -> World:
-    """Meet the other processes, once; GPUs talk by NCCL, everything else by gloo."""
+    """Join the other processes, once; GPUs talk by NCCL, everything else by gloo."""
     rank, size, _, _ = world()
     if size > 1 and not dist.is_initialized():
         on_gpus = not device.startswith("cpu") and torch.cuda.is_available()
-        store = meet(rank, size, max(patience, 1.0))  # nobody has looked at the setting yet
-        backend = "cpu:gloo,cuda:nccl" if on_gpus else "gloo"
+        backend, store = "cpu:gloo,cuda:nccl" if on_gpus else "gloo", _meeting_place(patience)
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=LAST_RESORT)
     return world()
 
 
 @contextmanager
-def watched(patience: float) -> Iterator[Watch | None]:
-    """Processes look after one another: one that hangs or is gone is named, and the others end."""
+def watched(device: str, patience: float) -> Iterator[Watch | None]:
+    """Join the other processes; one that hangs or is gone from now on is named, and the others end."""
     rank, size, _, _ = world()
     if size == 1:
         yield None
         return
-    name = on_first(lambda: f"tcore/watch/{secrets.token_hex(4)}")
-    store: Any = dist.distributed_c10d._get_default_store()
-    watch = Watch(store.clone(), name, rank, size, patience)  # the thread has a connection of its own
+    patience = min(max(1.0, patience), 1e7)  # nobody has looked at the settings yet
+    # The thread has a connection of its own to the store; every run has its own keys.
+    watch = Watch(_meeting_place(patience).clone(), f"watch/{next(RUNS)}", rank, size, patience)
     watch.begin()
     ended: BaseException | None = None
     try:
         with explaining(watch):
+            join(device, patience)
             yield watch
     except BaseException as error:
         ended = error
         raise
     finally:
         watch.end(ended)
+
+
+def _meeting_place(patience: float) -> Any:
+    """The store of all processes, once all have come to it."""
+    if not MET:
+        own = dist.is_initialized()  # whoever called us has met the others before
+        MET.append(dist.distributed_c10d._get_default_store() if own else meet(*world()[:2], patience))
+    return MET[0]
 
 
 # What one process knows, and all are to know.

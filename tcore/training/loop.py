@@ -58,9 +58,8 @@ def train(
     ['encoder.json', 'encoder.safetensors', 'encoders']
     """
     run = Path(run)
-    distributed.join(config.runtime.device, config.runtime.patience)
-    config = distributed.together(lambda: resolve(config))
-    with distributed.watched(config.runtime.patience) as watch:
+    with distributed.watched(config.runtime.device, config.runtime.patience) as watch:
+        config = distributed.together(lambda: resolve(config))
         source = distributed.together(lambda: open_source(config, frames, neighbors))
         # A run that goes on has its weights in the checkpoint; what it began with is not read again.
         resumes = distributed.on_first(lambda: generations.exists(run / CHECKPOINT))

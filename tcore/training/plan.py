@@ -19,7 +19,13 @@ WARMUP_STEPS, TIMED_STEPS = 1, 3
 
 def plan(config: Config, frames: str | Path | None, neighbors: str | Path | None = None) -> str:
     """Sizes, memory, speed and first losses of a run, as a table for a person."""
-    world = distributed.join(config.runtime.device, config.runtime.patience)
+    with distributed.watched(config.runtime.device, config.runtime.patience):
+        return _plan(config, frames, neighbors)
+
+
+def _plan(config: Config, frames: str | Path | None, neighbors: str | Path | None) -> str:
+    """The table, measured by processes that look after one another."""
+    world = distributed.world()
     config = distributed.together(lambda: resolve(config))
     init = distributed.together(lambda: read_init(config))
     source = distributed.together(lambda: open_source(config, frames, neighbors))

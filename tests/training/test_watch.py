@@ -69,7 +69,7 @@ def test_a_process_that_has_left_keeps_nobody_waiting() -> None:
 
 def test_one_process_is_not_watched() -> None:
     before = threading.active_count()
-    with distributed.watched(0.1) as nobody:
+    with distributed.watched("cpu", 0.1) as nobody:
         assert nobody is None
         assert threading.active_count() == before
 
