@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tcore import train
-from tcore.data.workers import LostWorkerError
+from tcore.data.workers import LostWorkerError, missing_killed_workers
 from tcore.training.step import Trainer
 from tests.tiny import tiny
 from tests.training.faults import (
@@ -158,6 +158,14 @@ def test_a_reading_process_that_is_killed_is_one_line_and_no_hang(
     )
     assert "\n" not in str(lost.value)
     assert lost.value.exit_code == 1
+
+
+@pytest.mark.parametrize("error", [ConnectionResetError(104, "Connection reset by peer"), EOFError()])
+def test_a_reading_process_that_is_killed_while_it_hands_over_a_batch_is_one_line_too(
+    error: Exception,
+) -> None:
+    with pytest.raises(LostWorkerError, match="a reading process was killed, as"), missing_killed_workers():
+        raise error
 
 
 @pytest.mark.long

@@ -1,6 +1,7 @@
 """What clusters do to jobs of several processes, done to real ones."""
 
 import json
+import re
 import signal
 import socket
 import subprocess
@@ -87,7 +88,9 @@ def test_an_image_that_one_process_cannot_read_is_said_once_and_ends_both(launch
 def test_a_killed_reading_process_of_one_process_is_one_line_and_ends_both(launch: Any) -> None:
     _, done = launch
     assert done.returncode == 1
-    assert_one_line(done.stderr, f"tcore: error (process 1 on {socket.gethostname()}): reading process")
+    assert_one_line(done.stderr, f"tcore: error (process 1 on {socket.gethostname()}): ")
+    assert "reading process" in done.stderr
+    assert "was killed, as the system does when memory runs out" in done.stderr
 
 
 # What the processes do at some steps of each attempt: rank 1 hangs, then rank 0 is killed.
@@ -118,9 +121,9 @@ def test_a_job_names_who_hangs_and_who_is_gone_and_goes_on_by_itself(launch: Any
     host = socket.gethostname()
     assert "a process hangs, nothing has moved for 4 s (runtime.patience=4): process 1 of 2" in hung
     assert f"on {host} (pid " in hung
-    assert "last in step 4, at tcore/training/loop.py:" in hung
+    assert re.search("last in step 4, at tcore/training/loop.py:[0-9]+; the same command", hung)
     assert lost.startswith(f"tcore: error (process 1 on {host}): process 0 of 2 on {host} (pid ")
-    assert "is gone, last in step 7; the same command goes on" in lost
+    assert re.search("is gone, last in step [567]; the same command goes on", lost)  # what it last told
     assert "Traceback" not in said
     # The same bits, whoever hung or was killed.
     assert_same_run(tmp_path / "run", root / "never")
