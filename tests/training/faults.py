@@ -77,7 +77,7 @@ def finish(process: subprocess.Popen[str], seconds: float = 120) -> tuple[int, s
     return process.returncode, said
 
 
-def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str], seconds: float = 60) -> None:
+def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str], seconds: float = 120) -> None:
     """Wait until something has happened in a process that is still there."""
     deadline = time.monotonic() + seconds
     while not condition():
