@@ -109,17 +109,17 @@ def test_a_job_names_who_hangs_and_who_is_gone_and_goes_on_by_itself(launch: Any
     root, _ = launch
     job = start(
         tmp_path / "run",
-        CHAIN | {"runtime.patience": 4.0},
+        CHAIN | {"runtime.patience": 5.0},
         frames=root / "store",
         before=TROUBLE,
         processes=2,
         restarts=2,
     )
-    code, said = finish(job)
+    code, said = finish(job, 400)
     assert code == 0, said
     hung, lost = [line for line in said.splitlines() if line.startswith("tcore: error")]
     host = socket.gethostname()
-    assert "a process hangs, nothing has moved for 4 s (runtime.patience=4): process 1 of 2" in hung
+    assert "a process hangs, nothing has moved for 5 s (runtime.patience=5): process 1 of 2" in hung
     assert f"on {host} (pid " in hung
     assert re.search("last in step 4, at tcore/training/loop.py:[0-9]+; the same command", hung)
     assert lost.startswith(f"tcore: error (process 1 on {host}): process 0 of 2 on {host} (pid ")
