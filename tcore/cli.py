@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import torch
 from PIL.Image import DecompressionBombWarning
@@ -111,7 +111,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         _dispatch(words)
     except EchoError as error:
         time.sleep(1)  # torchrun ends all processes with the first that stops: the other one speaks first
-        raise SystemExit(error.exit_code) from None
+        _exit(error.exit_code)
     except InputError as error:
         _fail(str(error), error.exit_code)
     except BrokenPipeError:  # the reader of our output has seen enough
@@ -146,11 +146,20 @@ def _lighter(words: list[str]) -> str:
     return advice(config, Place(free_memory(device), device.type, world().size))
 
 
-def _fail(text: str, code: int) -> None:
+def _fail(text: str, code: int) -> NoReturn:
     rank = os.environ.get("RANK", "0")
     where = "" if rank == "0" else f" (process {rank} on {socket.gethostname()})"
     print(f"tcore: error{where}: " + " ".join(text.split()), file=sys.stderr)
-    raise SystemExit(code)
+    _exit(code)
+
+
+def _exit(code: int) -> NoReturn:
+    """End with an exit code; one of several processes at once, as torch may wait for those that are gone."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    raise SystemExit(code) from None
 
 
 def _dispatch(argv: list[str]) -> None:

@@ -236,6 +236,8 @@ class RuntimeConfig:
     """Steps between two progress lines and health figures."""
     bad_samples: float = 0.01
     """Largest share of unreadable samples (others stand in for them) before training stops."""
+    patience: float = 600.0
+    """Under torchrun: seconds without a move until a process counts as hanging (first step: 6 times that)."""
 
 
 @dataclass(frozen=True)

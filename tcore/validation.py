@@ -80,6 +80,7 @@ CHECKS: dict[str, Check] = {
     "runtime.workers": (lambda x: x is None or x >= 0, "need 0 or more"),
     "runtime.log_every": AT_LEAST_ONE,
     "runtime.bad_samples": SHARE,
+    "runtime.patience": POSITIVE,
 }
 
 

@@ -13,6 +13,10 @@ from contextlib import contextmanager
 from tcore.errors import InputError
 
 PR_SET_PDEATHSIG = 1
+KILLED = (
+    "was killed, as the system does when memory runs out: use fewer --runtime.workers, or give the job more "
+    "memory (of /dev/shm too); the same command goes on from the last checkpoint."
+)
 
 
 def start_worker(number: int) -> None:
@@ -54,11 +58,10 @@ def missing_killed_workers() -> Iterator[None]:
         found = re.search(r"DataLoader worker \(pid\(?s?\)? ([\d, ]+)\)", str(error))
         if found is None:
             raise
-        raise LostWorkerError(
-            f"reading process {found[1].strip()} was killed, as the system does when memory runs out: use "
-            "fewer --runtime.workers, or give the job more memory (of /dev/shm too); the same command goes "
-            "on from the last checkpoint."
-        ) from error
+        raise LostWorkerError(f"reading process {found[1].strip()} {KILLED}") from error
+    except (ConnectionResetError, ConnectionRefusedError, EOFError) as error:
+        # It went while it handed over a batch, and nobody knew yet that it was gone.
+        raise LostWorkerError(f"a reading process {KILLED}") from error
 
 
 class LostWorkerError(InputError):

@@ -8,6 +8,10 @@ WINDOW = 1000  # samples that the share is taken of
 SILENCE = 100  # steps until it is said again
 
 
+class UnreadableError(InputError):
+    """More samples could not be read than the settings allow."""
+
+
 class BadSamples:
     """Counts unreadable samples among the last thousand or so; each was replaced by another one."""
 
@@ -25,7 +29,7 @@ class BadSamples:
         self.total += len(bad)
         recent, among = (sum(column) for column in zip(*self._steps, strict=True))
         if recent > self._limit * max(among, WINDOW):
-            raise InputError(
+            raise UnreadableError(
                 f"step {step}: {recent} of the last {max(among, WINDOW)} samples could not be read, more "
                 f"than runtime.bad_samples={self._limit:g} allows: look with tcore check, repair the store "
                 "or raise the setting; the same command goes on from the last checkpoint. "

@@ -20,8 +20,10 @@ from tcore.files import TEMPORARY, write_bytes, write_text
 from tcore.model.tcore import TCoRe
 from tcore.training import distributed
 from tcore.training.generations import newest_intact, write_generation
+from tcore.training.guard import stirred
 from tcore.training.lock import LOCK
 from tcore.training.optim import Optimizer
+from tcore.training.wrapping import load_moments, load_weights
 
 T = TypeVar("T")
 
@@ -100,8 +102,8 @@ def load_checkpoint(
         return state
 
     def restore() -> int:
-        distributed.load_weights(model, state["model"])
-        distributed.load_moments(optimizer.adamw, state["optimizer"])
+        load_weights(model, state["model"])
+        load_moments(optimizer.adamw, state["optimizer"])
         return int(state["step"])
 
     state = distributed.from_first(lambda: _readable(run / CHECKPOINT, read))
@@ -168,6 +170,7 @@ def save_tensors(state: dict[str, Any], path: Path) -> str:
 
         def write(self, data: Any) -> int:
             digest.update(data)
+            stirred()  # a slow disk is no hang
             try:
                 return int(self.file.write(data))
             except OSError as error:

@@ -5,11 +5,11 @@ processes have adds up: losses, centres and gradients are sums. DistributedDataP
 average gradients instead; the loss is therefore multiplied by the number of processes before `backward`.
 """
 
-import inspect
+import itertools
 import os
 import socket
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, NamedTuple, TypeVar
@@ -17,16 +17,20 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 import torch.distributed as dist
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from tcore.errors import EchoError, InputError
 from tcore.model.peers import ALONE, Peers
-from tcore.model.tcore import TCoRe
+from tcore.training.guard import Guard, explaining, reached
+from tcore.training.meeting import meet
 
 T = TypeVar("T")
 
-# A process waits for the others this long: the first one may be writing a checkpoint, or reading one.
-PATIENCE = timedelta(minutes=30)
+# What a collective waits at most; who is `guarded` is named long before.
+LAST_RESORT = timedelta(hours=12)
+
+MET: list[Any] = []  # the store at which this process has met the others
+RUNS = itertools.count()  # the same in every process
 
 
 class World(NamedTuple):
@@ -53,12 +57,45 @@ def world() -> World:
     return World(*(int(os.environ[name]) for name in names))
 
 
-def join(device: str) -> World:
-    """Meet the other processes, once; GPUs talk by NCCL, everything else by gloo."""
-    if world().size > 1 and not dist.is_initialized():
+def join(device: str, patience: float) -> World:
+    """Join the other processes, once; GPUs talk by NCCL, everything else by gloo."""
+    rank, size, _, _ = world()
+    if size > 1 and not dist.is_initialized():
         on_gpus = not device.startswith("cpu") and torch.cuda.is_available()
-        dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpus else "gloo", timeout=PATIENCE)
+        backend, store = "cpu:gloo,cuda:nccl" if on_gpus else "gloo", _meeting_place(patience)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=LAST_RESORT)
     return world()
+
+
+@contextmanager
+def guarded(device: str, patience: float) -> Iterator[Guard | None]:
+    """Join the other processes; one that hangs or is gone from now on is named, and the others end."""
+    rank, size, _, _ = world()
+    if size == 1:
+        yield None
+        return
+    patience = min(max(1.0, patience), 1e7)  # nobody has looked at the settings yet
+    # The thread has a connection of its own to the store; every run has its own keys.
+    guard = Guard(_meeting_place(patience).clone(), f"guard/{next(RUNS)}", rank, size, patience)
+    guard.begin()
+    ended: BaseException | None = None
+    try:
+        with explaining(guard):
+            join(device, patience)
+            yield guard
+    except BaseException as error:
+        ended = error
+        raise
+    finally:
+        guard.end(ended)
+
+
+def _meeting_place(patience: float) -> Any:
+    """The store of all processes, once all have come to it."""
+    if not MET:
+        own = dist.is_initialized()  # whoever called us has met the others before
+        MET.append(dist.distributed_c10d._get_default_store() if own else meet(*world()[:2], patience))
+    return MET[0]
 
 
 # What one process knows, and all are to know.
@@ -74,6 +111,7 @@ def on_first(function: Callable[[], T]) -> T:
             box[0] = function()
         except (InputError, OSError) as error:
             box[1] = error
+    reached()
     dist.broadcast_object_list(box, src=0)
     _raise_first([box[1]])
     result: T = box[0]
@@ -107,6 +145,7 @@ def gather_objects(value: T) -> list[T]:
     if world().size == 1:
         return [value]
     found: list[Any] = [None] * world().size
+    reached()
     dist.all_gather_object(found, value)
     return found
 
@@ -155,6 +194,7 @@ def from_first(read: Callable[[], Any]) -> Any:
 
     def receive(coming: Outline) -> Tensor:
         tensor = held.pop(0) if held else torch.empty(coming.shape, dtype=coming.dtype)
+        reached()
         dist.broadcast(tensor, src=0)
         return tensor
 
@@ -182,6 +222,7 @@ def add_up(tensors: Iterable[Tensor]) -> None:
         return
     parts = list(tensors)
     together = torch.cat([part.detach().float().flatten() for part in parts])
+    reached()
     dist.all_reduce(together)
     for part, total in zip(parts, together.split([part.numel() for part in parts]), strict=True):
         part.detach().copy_(total.view_as(part))
@@ -192,6 +233,7 @@ def largest(values: Sequence[float]) -> list[float]:
     if world().size == 1:
         return list(values)
     found = torch.tensor(values, dtype=torch.float64)
+    reached()
     dist.all_reduce(found, dist.ReduceOp.MAX)
     return found.tolist()
 
@@ -208,6 +250,7 @@ def all_rows(x: Float[Tensor, "n d"]) -> Float[Tensor, "m d"]:
     counts = gather_objects(len(x))
     padded = torch.cat([x, x.new_zeros(max(counts) - len(x), x.shape[1])])
     found = [torch.empty_like(padded) for _ in counts]
+    reached()
     dist.all_gather(found, padded)
     return torch.cat([rows[:count] for rows, count in zip(found, counts, strict=True)])
 
@@ -246,65 +289,15 @@ def peers() -> Peers:
     return Peers(world().rank, reduced(dist.ReduceOp.SUM), reduced(dist.ReduceOp.MAX), GatherRows.apply)
 
 
-# The model over processes.
-
-
-class NamedLosses(nn.Module):
-    """A model whose losses come as a dict, in which torch's wrappers find the tensors."""
-
-    def __init__(self, model: TCoRe) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, *arguments: Any) -> dict[str, Tensor]:
-        """The losses by name."""
-        return self.model(*arguments).named()
-
-
-def replicate(model: TCoRe, device: torch.device) -> nn.Module:
-    """Every process holds the whole model; gradients are averaged while the backward pass still runs."""
-    wrapped = NamedLosses(model)
-    if world().size == 1:
-        return wrapped
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    # Centres are summed by their counts, so the wrapper must leave buffers alone; torch 2.13 renamed that.
-    replicas: Any = nn.parallel.DistributedDataParallel
-    known = inspect.signature(replicas.__init__).parameters
-    buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
-    replicated: nn.Module = replicas(wrapped, gradient_as_bucket_view=True, **{buffers: False})
-    return replicated
-
-
-def shard(model: TCoRe, device: torch.device) -> nn.Module:
-    """Every process holds a share of every parameter; blocks are put together when they are needed."""
-    wrapped = NamedLosses(model)
-    if world().size == 1:
-        return wrapped
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-
-    mesh = init_device_mesh(device.type, (world().size,))
-    for network in (model.student, model.teacher):
-        for block in network.backbone.blocks:
-            fully_shard(block, mesh=mesh)
-    fully_shard(wrapped, mesh=mesh)
-    return wrapped
-
-
-def before_last(wrapped: nn.Module) -> AbstractContextManager[Any]:
-    """For all parts of a step but the last: replicas keep their gradients to themselves.
-
-    Shards do not: each holds but its share of the gradients, which is what saves the memory.
-    """
-    if isinstance(wrapped, nn.parallel.DistributedDataParallel):
-        return wrapped.no_sync()
-    return nullcontext()
+# Sharded tensors.
 
 
 def plain(tensor: Tensor) -> Tensor:
     """A tensor as one process knows it: a sharded one is put together."""
-    whole: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    if not hasattr(tensor, "full_tensor"):
+        return tensor
+    reached()
+    whole: Tensor = tensor.full_tensor()
     return whole
 
 
@@ -318,29 +311,3 @@ def whole(state: Any) -> Any:
         return found.cpu() if world().first else None
 
     return _replace(state, Tensor, gather)
-
-
-def like(full: Tensor, own: Any) -> Tensor:
-    """A whole tensor in the form of our own: a share of it, where that is sharded."""
-    if not hasattr(own, "full_tensor"):
-        return full
-    from torch.distributed.tensor import distribute_tensor
-
-    # Every process has all of it: no need to send anything.
-    return distribute_tensor(full.to(own.device), own.device_mesh, own.placements, src_data_rank=None)
-
-
-def load_weights(module: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Copy whole weights into a module, which may be sharded."""
-    own = module.state_dict()
-    module.load_state_dict({name: like(x, own.get(name)) for name, x in state.items()})
-
-
-def load_moments(adamw: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
-    """Give an optimiser back its whole state; its parameters may be sharded."""
-    parameters = [p for group in adamw.param_groups for p in group["params"]]
-    moments = {
-        index: {name: x if name == "step" else like(x, parameters[index]) for name, x in values.items()}
-        for index, values in state["state"].items()
-    }
-    adamw.load_state_dict({**state, "state": moments})

@@ -14,6 +14,7 @@ from tcore.files import read_json, write_text
 from tcore.model.tcore import TCoRe
 from tcore.model.vit import VisionTransformer
 from tcore.training import distributed
+from tcore.training.wrapping import load_weights
 
 RECORD = "init.json"
 
@@ -71,8 +72,8 @@ def _check_sizes(vit: VisionTransformer, config: Config) -> None:
 def apply_init(init: Init, model: TCoRe) -> None:
     """Copy the weights into the backbones of student and teacher."""
     state = distributed.from_first(lambda: init.state)
-    distributed.load_weights(model.student.backbone, state)
-    distributed.load_weights(model.teacher.backbone, state)
+    load_weights(model.student.backbone, state)
+    load_weights(model.teacher.backbone, state)
 
 
 def record_init(init: Init, run: Path) -> None:

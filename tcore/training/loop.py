@@ -19,7 +19,7 @@ from tcore.errors import DivergedError, EchoError, InputError
 from tcore.files import write_text
 from tcore.model.tcore import TCoRe
 from tcore.training import distributed, generations
-from tcore.training.bad_samples import BadSamples
+from tcore.training.bad_samples import BadSamples, UnreadableError
 from tcore.training.build import build_schedule, choose_device, choose_dtype
 from tcore.training.checkpoint import (
     CHECKPOINT,
@@ -29,6 +29,7 @@ from tcore.training.checkpoint import (
     open_run,
     save_checkpoint,
 )
+from tcore.training.guard import explaining
 from tcore.training.init import Init, apply_init, read_init, record_init
 from tcore.training.journal import Journal, Silence, environment
 from tcore.training.lock import lock_run
@@ -61,17 +62,18 @@ def train(
     ['encoder.json', 'encoder.safetensors', 'encoders']
     """
     run = Path(run)
-    distributed.join(config.runtime.device)
-    config = distributed.together(lambda: resolve(config))
-    source = distributed.together(lambda: open_source(config, frames, neighbors))
-    # A run that goes on has its weights in the checkpoint; what it began with is not read again.
-    resumes = distributed.on_first(lambda: generations.exists(run / CHECKPOINT))
-    init = None if resumes else distributed.together(lambda: read_init(config))
-    distributed.on_first(lambda: check_run(run, config))
-    if watch is not None:
-        distributed.on_first(watch.check)
-    with lock_run(run), missing_killed_workers(), StopRequest() as stop:
-        return _train(config, run, source, frames, init, watch, stop, quiet)
+    with distributed.guarded(config.runtime.device, config.runtime.patience) as guard:
+        config = distributed.together(lambda: resolve(config))
+        source = distributed.together(lambda: open_source(config, frames, neighbors))
+        # A run that goes on has its weights in the checkpoint; what it began with is not read again.
+        resumes = distributed.on_first(lambda: generations.exists(run / CHECKPOINT))
+        init = None if resumes else distributed.together(lambda: read_init(config))
+        distributed.on_first(lambda: check_run(run, config))
+        if watch is not None:
+            distributed.on_first(watch.check)
+        # A process that has lost another one says so before it heeds torchrun, which ends the others.
+        with StopRequest() as stop, explaining(guard), lock_run(run), missing_killed_workers():
+            return _train(config, run, source, frames, init, watch, stop, quiet)
 
 
 def _train(
@@ -125,9 +127,11 @@ def _train(
             if leave is not None:
                 journal.say(f"{leave}: saved step {done} of {schedule.num_steps}; the same command goes on.")
                 raise Preempted
-    except DivergedError as error:
+    except (DivergedError, UnreadableError) as error:
         if not trainer.world.first:  # every process has met it
             raise EchoError(str(error), error.exit_code) from error
+        if isinstance(error, UnreadableError):
+            raise
         raise DivergedError(f"{error} {what_remains(run, saved)}") from error
     finally:
         parts.close()  # the reading processes go now, not when somebody lets go of an exception

@@ -27,7 +27,13 @@ def plan(config: Config, frames: str | Path | None, neighbors: str | Path | None
 
     Where the estimate says that a step does not fit into memory, none is made.
     """
-    world = distributed.join(config.runtime.device)
+    with distributed.guarded(config.runtime.device, config.runtime.patience):
+        return _plan(config, frames, neighbors)
+
+
+def _plan(config: Config, frames: str | Path | None, neighbors: str | Path | None) -> str:
+    """The table, measured by processes that look after one another."""
+    world = distributed.world()
     config = distributed.together(lambda: resolve(config))
     init = distributed.together(lambda: read_init(config))
     source = distributed.together(lambda: open_source(config, frames, neighbors))

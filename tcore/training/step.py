@@ -26,8 +26,10 @@ from tcore.training.build import (
     compile_render,
     compiles,
 )
+from tcore.training.guard import reached
 from tcore.training.journal import peak_memory_gib
 from tcore.training.optim import Optimizer, StepValues
+from tcore.training.wrapping import before_last, replicate, shard
 
 
 class Trainer:
@@ -37,7 +39,7 @@ class Trainer:
         self.config = config
         self.device = choose_device(config.runtime.device)
         self.dtype = choose_dtype(config.optim.precision, self.device)
-        self.world = distributed.join(config.runtime.device)
+        self.world = distributed.join(config.runtime.device, config.runtime.patience)
         self.model: TCoRe = build_model(config).to(self.device)
         self.model.peers = distributed.peers()
         self.model.glimpse_rows = max(1, GLIMPSE_ROWS // self.world.size)
@@ -48,7 +50,7 @@ class Trainer:
             whole_groups = own % config.masking.group == 0 or own == config.optim.batch
             compile_model(self.model, fixed_shapes=whole_groups, sharded=sharded)
             self.render = compile_render(self.device)
-        wrap = distributed.shard if sharded else distributed.replicate
+        wrap = shard if sharded else replicate
         self.losses = wrap(self.model, self.device)
         self.optimizer: Optimizer = build_optimizer(self.model, config)
         self.generator = torch.Generator(self.device)
@@ -60,15 +62,17 @@ class Trainer:
         bad: tuple[str, ...] = ()
         self.model.watching, glimpses = look, []
         self.clock.begin()
+        reached(step + 1)
         for part in range(self.config.optim.accumulate):
             with self.clock.waiting():
                 raw = next(parts)
+            reached()  # whoever waits for another process now waits further on
             bad += raw.bad
             batch = render_batch(raw, self.config, self.device, self.render)
             seed = stochastic_depth_seed(self.config.seed, step, part, self.world.rank)
             self.generator.manual_seed(seed)
             last = part == self.config.optim.accumulate - 1
-            with nullcontext() if last else distributed.before_last(self.losses):
+            with nullcontext() if last else before_last(self.losses):
                 found = self._backward(batch, values)
             for name, value in found.items():
                 losses[name] = losses[name] + value if name in losses else value

@@ -23,7 +23,7 @@ from tcore.evaluation.evaluate import evaluate
 from tcore.evaluation.protocols import TCORE, Size
 from tcore.evaluation.trajectory import FOLDER, Row, add_row, main_score, score_step
 from tcore.files import write_text
-from tcore.training import distributed
+from tcore.training import distributed, guard
 from tcore.training.build import build_backbone
 from tcore.training.checkpoint import encoder_card, save_safetensors
 from tcore.training.journal import format_seconds
@@ -155,6 +155,7 @@ class Watcher:
 
         def say(line: str) -> None:
             nonlocal told
+            guard.stirred()  # the other processes wait: scoring takes long, and is no hang
             if self._stop.name is not None:
                 raise AbandonedError
             if time.perf_counter() - told > SILENCE:

@@ -1,0 +1,184 @@
+"""What disks do to runs: damaged checkpoints, and writes that are refused."""
+
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tcore import InputError, train
+from tcore.training import generations, loop
+from tcore.training.checkpoint import save_checkpoint
+from tests.tiny import tiny
+from tests.training.faults import (
+    damage,
+    finish,
+    start,
+)
+from tests.training.test_loop import assert_same_run
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="signals, limits and /proc of Linux")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train(tiny(keep_every=3), tmp_path_factory.mktemp("runs") / "whole", quiet=True)
+
+
+# Checkpoints that were damaged on disk
+
+
+@pytest.mark.parametrize("how", ["truncated", "empty", "flipped"])
+def test_a_damaged_checkpoint_is_noticed_and_the_previous_one_is_used(
+    how: str, tmp_path: Path, whole: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = train(tiny(keep_every=3), tmp_path / "run", quiet=True)
+    damage(run / "checkpoint.pt", how)
+    train(tiny(keep_every=3), run)
+    said = capsys.readouterr().err
+    assert f"warning: {run}/checkpoint.pt is damaged" in said
+    assert "resumes at step 4 of 6" in said
+    assert_same_run(run, whole)
+    assert (run / "checkpoint.damaged.pt").exists()
+
+
+def test_a_missing_checkpoint_is_said_and_the_previous_one_is_used(
+    tmp_path: Path, whole: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = train(tiny(keep_every=3), tmp_path / "run", quiet=True)
+    (run / "checkpoint.pt").unlink()
+    train(tiny(keep_every=3), run)
+    assert f"{run}/checkpoint.pt is missing: going on from" in capsys.readouterr().err
+    assert_same_run(run, whole)
+
+
+def test_two_damaged_checkpoints_are_one_line_and_nothing_is_overwritten(tmp_path: Path) -> None:
+    run = train(tiny(), tmp_path / "run", quiet=True)
+    for name in ("checkpoint.pt", "checkpoint.previous.pt"):
+        damage(run / name, "flipped")
+    lines = (run / "metrics.jsonl").read_text()
+    with pytest.raises(InputError, match=r"cannot read checkpoint .*previous.pt: damaged"):
+        train(tiny(), run, quiet=True)
+    assert (run / "metrics.jsonl").read_text() == lines
+
+
+def test_a_checkpoint_without_checksums_is_used_and_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = train(tiny(), tmp_path / "run", quiet=True)
+    for text in (None, "[[[", '{"sha256": 3}'):
+        (run / "checkpoint.json").unlink()
+        if text is not None:
+            (run / "checkpoint.json").write_text(text)
+        train(tiny(), run)
+        assert "cannot be verified" in capsys.readouterr().err
+        (run / "checkpoint.json").touch()
+
+
+def test_a_kill_between_any_two_renames_leaves_a_checkpoint_that_is_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "checkpoint.pt"
+
+    def save(text: str) -> Any:
+        def write(temporary: Path) -> str:
+            temporary.write_text(text)
+            return generations.sha256(temporary)
+
+        return write
+
+    replace = Path.replace
+    for allowed in range(4):  # renames that still happen before the end
+        for text in ("first", "second"):
+            generations.write_generation(path, save(text))
+        left = [allowed]
+
+        def die(self: Path, target: Path, left: list[int] = left) -> Path:
+            left[0] -= 1
+            if left[0] < 0:
+                raise KeyboardInterrupt
+            return replace(self, target)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "replace", die)
+            try:
+                generations.write_generation(path, save("third"))
+            except KeyboardInterrupt:
+                assert allowed < 3
+        found = generations.newest_intact(path, lambda line: None)
+        assert found is not None
+        assert found.read_text() == ("third" if allowed == 3 else "second")
+
+
+# Disks
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EIO])
+def test_a_disk_that_refuses_a_checkpoint_keeps_the_last_one(
+    number: int, tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The errno of a full, read-only, over-quota or broken disk, raised at the system call.
+    run, save = tmp_path / "run", save_checkpoint
+
+    def refuse(handle: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    def save_on_a_bad_disk(run: Path, step: int, *rest: Any) -> None:
+        if step == 4:
+            monkeypatch.setattr(os, "fsync", refuse)
+        save(run, step, *rest)
+
+    monkeypatch.setattr(loop, "save_checkpoint", save_on_a_bad_disk)
+    with pytest.raises(OSError, match=os.strerror(number)) as refused:
+        train(tiny(keep_every=3), run, quiet=True)
+    monkeypatch.undo()
+    assert str(refused.value.filename).startswith(str(run))  # the command line says it in one line
+    assert torch.load(run / "checkpoint.pt", weights_only=True)["step"] == 2
+    assert not list(run.rglob("*.tmp"))
+    train(tiny(keep_every=3), run, quiet=True)
+    assert_same_run(run, whole)
+
+
+@pytest.mark.long
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
+def test_a_disk_that_really_is_full_or_read_only_keeps_the_last_checkpoint(
+    tmp_path: Path, whole: Path
+) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(disk)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("no mounts here")
+    try:
+        run = disk / "run"
+        fill = f"""
+save = loop.save_checkpoint
+def save_on_a_full_disk(run, step, *rest):
+    if step == 4:
+        try:
+            with open({str(disk / "filling")!r}, "wb", buffering=0) as file:
+                while True:
+                    file.write(bytes(65536))
+        except OSError:
+            pass
+    save(run, step, *rest)
+loop.save_checkpoint = save_on_a_full_disk
+"""
+        code, said = finish(start(run, {"keep_every": 3}, before=fill))
+        assert code == 2, said
+        assert "No space left on device" in said.splitlines()[-1]
+        assert torch.load(run / "checkpoint.pt", weights_only=True)["step"] == 2
+        subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+        code, said = finish(start(run, {"keep_every": 3}))
+        assert code == 2, said
+        assert "Read-only file system" in said.splitlines()[-1]
+        subprocess.run(["mount", "-o", "remount,rw", str(disk)], check=True)
+        (disk / "filling").unlink()
+        train(tiny(keep_every=3), run, quiet=True)
+        assert_same_run(run, whole)
+    finally:
+        subprocess.run(["umount", "-l", str(disk)], check=True)
