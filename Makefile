@@ -13,10 +13,10 @@ quickstart: $(VENV)/.ready
 	GOMP_SPINCOUNT=3000 $(BIN)/python -m tcore quickstart
 
 test: lint
-	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not long"
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not long"
 
 test-long: lint
-	$(BIN)/python -m pytest -n 2 --dist loadgroup
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 lint: $(VENV)/.ready
 	$(BIN)/ruff format --check --quiet .

@@ -50,18 +50,21 @@ def die_with_parent() -> None:
 def missing_killed_workers() -> Iterator[None]:
     """Turn PyTorch's word on a reading process that was killed into one line for people.
 
-    It can come up anywhere in the training process, not only where data is waited for.
+    It comes up anywhere in the training process, not only where data is waited for: whatever was being done
+    may have turned it into an error of its own.
     """
     try:
         yield
-    except RuntimeError as error:
-        found = re.search(r"DataLoader worker \(pid\(?s?\)? ([\d, ]+)\)", str(error))
-        if found is None:
-            raise
-        raise LostWorkerError(f"reading process {found[1].strip()} {KILLED}") from error
-    except (ConnectionResetError, ConnectionRefusedError, EOFError) as error:
-        # It went while it handed over a batch, and nobody knew yet that it was gone.
-        raise LostWorkerError(f"a reading process {KILLED}") from error
+    except Exception as error:
+        cause: BaseException | None = error
+        while cause is not None:
+            if found := re.search(r"DataLoader worker \(pid\(?s?\)? ([\d, ]+)\)", str(cause)):
+                raise LostWorkerError(f"reading process {found[1].strip()} {KILLED}") from error
+            cause = cause.__cause__ or cause.__context__
+        if isinstance(error, ConnectionResetError | ConnectionRefusedError | EOFError):
+            # It went while it handed over a batch, and nobody knew yet that it was gone.
+            raise LostWorkerError(f"a reading process {KILLED}") from error
+        raise
 
 
 class LostWorkerError(InputError):

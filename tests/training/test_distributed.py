@@ -25,8 +25,6 @@ from tcore.training.loop import check_share, open_store
 from tests.tiny import tiny
 from tests.training.jobs import ROOT, torchrun, work, work_together
 
-pytestmark = pytest.mark.xdist_group("distributed")  # one launch for most of them
-
 LOSSES = ("total", "dino", "past_teacher", "future_teacher", "past_future", "koleo")
 NORMS = ("gradient_norm_backbone", "gradient_norm_head", "gradient_norm_match")
 VARIANTS: dict[str, dict[str, Any]] = {

@@ -31,10 +31,7 @@ from tests.training.jobs import torchrun
 from tests.training.rank_jobs import CHAIN
 from tests.training.test_loop import assert_same_run
 
-pytestmark = [
-    pytest.mark.skipif(sys.platform != "linux", reason="signals, limits and /proc of Linux"),
-    pytest.mark.xdist_group("rank faults"),  # one launch for all of them
-]
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="signals, limits and /proc of Linux")
 
 
 @pytest.fixture(scope="module")
