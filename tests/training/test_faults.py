@@ -161,6 +161,13 @@ def test_a_reading_process_that_is_killed_is_one_line_and_no_hang(
 
 
 @pytest.mark.parametrize("error", [ConnectionResetError(104, "Connection reset by peer"), EOFError()])
+def test_a_reading_process_that_is_killed_while_it_hands_over_a_batch_is_one_line_too(
+    error: Exception,
+) -> None:
+    with pytest.raises(LostWorkerError, match="a reading process was killed, as"), missing_killed_workers():
+        raise error
+
+
 def test_a_killed_reading_process_is_known_behind_other_errors() -> None:
     def surface(text: str) -> None:
         with missing_killed_workers():
@@ -173,13 +180,6 @@ def test_a_killed_reading_process_is_known_behind_other_errors() -> None:
         surface("DataLoader worker (pid 41) is killed by signal: Killed.")
     with pytest.raises(TypeError, match="not a tensor"):
         surface("something else")
-
-
-def test_a_reading_process_that_is_killed_while_it_hands_over_a_batch_is_one_line_too(
-    error: Exception,
-) -> None:
-    with pytest.raises(LostWorkerError, match="a reading process was killed, as"), missing_killed_workers():
-        raise error
 
 
 @pytest.mark.long

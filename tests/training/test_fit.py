@@ -70,7 +70,7 @@ def test_the_verdict_names_batch_parts_and_memory() -> None:
     said = verdict(VITS, gpu(139))
     assert said.startswith("fits: batch 256 in 1 part (31.9 of 139.0 GiB, 10% kept free")
     said = verdict(VITS, gpu(16))
-    assert said.startswith("does not fit: batch 256 in 1 part (33.0 of 16.0 GiB")
+    assert said.startswith("does not fit: batch 256 in 1 part (31.9 of 16.0 GiB")
     assert said.endswith("add --optim.accumulate 4")
     assert "nor does any other number of parts" in verdict(VITS, gpu(1))
 
