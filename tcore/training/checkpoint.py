@@ -87,7 +87,7 @@ def load_checkpoint(
 ) -> int:
     """Restore the last checkpoint that is intact; the number of steps it has seen, 0 where there is none."""
     # Processes hand the tensors on in memory.
-    device = next(model.parameters()).device if distributed.world().size == 1 else "cpu"
+    device = next(model.parameters()).device if distributed.alone() else "cpu"
 
     def read() -> Any:
         path = newest_intact(run / CHECKPOINT, say)

@@ -28,6 +28,7 @@ T = TypeVar("T")
 
 # What a collective waits at most; who is `guarded` is named long before.
 LAST_RESORT = timedelta(hours=12)
+GPU_BACKEND = "cpu:gloo,cuda:nccl"
 
 MET: list[Any] = []  # the store at which this process has met the others
 RUNS = itertools.count()  # the same in every process
@@ -57,12 +58,17 @@ def world() -> World:
     return World(*(int(os.environ[name]) for name in names))
 
 
+def alone() -> bool:
+    """Whether there is nobody to exchange anything with."""
+    return world().size == 1
+
+
 def join(device: str, patience: float) -> World:
     """Join the other processes, once; GPUs talk by NCCL, everything else by gloo."""
     rank, size, _, _ = world()
-    if size > 1 and not dist.is_initialized():
+    if not alone() and not dist.is_initialized():
         on_gpus = not device.startswith("cpu") and torch.cuda.is_available()
-        backend, store = "cpu:gloo,cuda:nccl" if on_gpus else "gloo", _meeting_place(patience)
+        backend, store = GPU_BACKEND if on_gpus else "gloo", _meeting_place(patience)
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=LAST_RESORT)
     return world()
 
@@ -71,7 +77,7 @@ def join(device: str, patience: float) -> World:
 def guarded(device: str, patience: float) -> Iterator[Guard | None]:
     """Join the other processes; one that hangs or is gone from now on is named, and the others end."""
     rank, size, _, _ = world()
-    if size == 1:
+    if alone():
         yield None
         return
     patience = min(max(1.0, patience), 1e7)  # nobody has looked at the settings yet
@@ -103,7 +109,7 @@ def _meeting_place(patience: float) -> Any:
 
 def on_first(function: Callable[[], T]) -> T:
     """Do something on the first process alone; all get its result, or its error."""
-    if world().size == 1:
+    if alone():
         return function()
     box: list[Any] = [None, None]
     if world().first:
@@ -127,7 +133,7 @@ def only_first(function: Callable[[], T]) -> T | None:
 
 def together(function: Callable[[], T]) -> T:
     """Do something on every process; where it fails on one, all get the error."""
-    if world().size == 1:
+    if alone():
         return function()
     result: Any = None
     error: Exception | None = None
@@ -142,7 +148,7 @@ def together(function: Callable[[], T]) -> T:
 
 def gather_objects(value: T) -> list[T]:
     """Small things of all processes, in their order."""
-    if world().size == 1:
+    if alone():
         return [value]
     found: list[Any] = [None] * world().size
     reached()
@@ -184,7 +190,7 @@ class Outline:
 
 def from_first(read: Callable[[], Any]) -> Any:
     """Nested state that the first process reads, on every process; tensors travel one by one."""
-    if world().size == 1:
+    if alone():
         return read()
     held: list[Tensor] = []
 
@@ -218,7 +224,7 @@ def _replace(state: Any, kind: type, by: Callable[[Any], Any]) -> Any:
 
 def add_up(tensors: Iterable[Tensor]) -> None:
     """Sum tensors over all processes, in place and in one go."""
-    if world().size == 1:
+    if alone():
         return
     parts = list(tensors)
     together = torch.cat([part.detach().float().flatten() for part in parts])
@@ -230,7 +236,7 @@ def add_up(tensors: Iterable[Tensor]) -> None:
 
 def largest(values: Sequence[float]) -> list[float]:
     """The largest of each value over all processes."""
-    if world().size == 1:
+    if alone():
         return list(values)
     found = torch.tensor(values, dtype=torch.float64)
     reached()
@@ -245,7 +251,7 @@ def anyone(says: bool) -> bool:
 
 def all_rows(x: Float[Tensor, "n d"]) -> Float[Tensor, "m d"]:
     """Rows of all processes, however many each has; without gradient."""
-    if world().size == 1:
+    if alone():
         return x
     counts = gather_objects(len(x))
     padded = torch.cat([x, x.new_zeros(max(counts) - len(x), x.shape[1])])
@@ -275,7 +281,7 @@ class GatherRows(torch.autograd.Function):
 
 def peers() -> Peers:
     """What the model needs of the other processes."""
-    if world().size == 1:
+    if alone():
         return ALONE
 
     def reduced(operation: Any) -> Callable[[Tensor], Tensor]:

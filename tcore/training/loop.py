@@ -177,7 +177,7 @@ class Noted(NamedTuple):
 
 def asked_to_leave(stop: StopRequest, look: bool) -> str | None:
     """The signal that asks the run to leave; of several processes, all must know, and ask where they look."""
-    if distributed.world().size == 1:
+    if distributed.alone():
         return stop.name
     if look and distributed.anyone(stop.name is not None):
         return stop.name or "a signal to another process"

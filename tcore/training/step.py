@@ -44,7 +44,7 @@ class Trainer:
         self.model.peers = distributed.peers()
         self.model.glimpse_rows = max(1, GLIMPSE_ROWS // self.world.size)
         self.render = render.PLAIN
-        self.sharded = sharded = config.runtime.sharding == "shard" and self.world.size > 1
+        self.sharded = sharded = config.runtime.sharding == "shard" and not distributed.alone()
         if compiles(config.runtime.compile, self.device):
             own = config.optim.batch // (config.optim.accumulate * self.world.size)
             whole_groups = own % config.masking.group == 0 or own == config.optim.batch

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from tcore.model.tcore import TCoRe
-from tcore.training.distributed import world
+from tcore.training import distributed
 
 
 class NamedLosses(nn.Module):
@@ -27,7 +27,7 @@ class NamedLosses(nn.Module):
 def replicate(model: TCoRe, device: torch.device) -> nn.Module:
     """Every process holds the whole model; gradients are averaged while the backward pass still runs."""
     wrapped = NamedLosses(model)
-    if world().size == 1:
+    if distributed.alone():
         return wrapped
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -42,12 +42,12 @@ def replicate(model: TCoRe, device: torch.device) -> nn.Module:
 def shard(model: TCoRe, device: torch.device) -> nn.Module:
     """Every process holds a share of every parameter; blocks are put together when they are needed."""
     wrapped = NamedLosses(model)
-    if world().size == 1:
+    if distributed.alone():
         return wrapped
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    mesh = init_device_mesh(device.type, (world().size,))
+    mesh = init_device_mesh(device.type, (distributed.world().size,))
     for network in (model.student, model.teacher):
         for block in network.backbone.blocks:
             fully_shard(block, mesh=mesh)

@@ -14,7 +14,7 @@ import torch
 
 from tcore import Watch, train
 from tcore.evaluation.sharing import leave
-from tcore.training import distributed
+from tcore.training import build, distributed
 from tcore.training.optim import Optimizer
 from tcore.training.step import Trainer
 from tests.tiny import tiny
@@ -95,14 +95,30 @@ def torchrun(processes: int, *command: str, timeout: float = 240) -> "subprocess
     )
 
 
-def work_together(processes: int, jobs: list[dict[str, Any]]) -> None:
+def work_together(processes: int, jobs: list[dict[str, Any]], *ways: str) -> None:
     """Do some jobs on several processes, one after the other."""
-    done = torchrun(processes, "tests.training.jobs", json.dumps(jobs))
+    done = torchrun(processes, "tests.training.jobs", json.dumps(jobs), *ways)
     assert done.returncode == 0, done.stderr
+
+
+def exchange_though_alone() -> None:
+    """Let a single process go through every collective, of which it gets back what it gave."""
+    distributed.alone = lambda: False
+
+
+def share_a_gpu() -> None:
+    """Let several processes use one GPU, which NCCL refuses and gloo does not."""
+    distributed.GPU_BACKEND = "cpu:gloo,cuda:gloo"
+    build._own_gpu = lambda device: torch.device("cuda", 0)
+
+
+WAYS = {"exchanging": exchange_though_alone, "sharing a GPU": share_a_gpu}
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    for way in sys.argv[2:]:
+        WAYS[way]()
     for job in json.loads(sys.argv[1]):
         work(Path(job.pop("run")), **job)
     leave()

@@ -107,6 +107,16 @@ def test_two_processes_have_the_losses_and_gradient_norms_of_one_in_bf16(runs: P
             assert a[name] == pytest.approx(b[name], rel=2e-2), (name, a["step"])
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_process_that_exchanges_with_itself_is_as_if_it_were_alone(
+    runs: Path, tmp_path: Path, kind: str
+) -> None:
+    job = {**VARIANTS["centering"], "runtime__sharding": kind}
+    work_together(1, [{"run": str(tmp_path / "run"), **job}], "exchanging")
+    assert_same_losses(tmp_path / "run", runs / "1-centering")
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_checkpoint_of_two_processes_is_the_plain_file_of_one(runs: Path, kind: str) -> None:
     files = [runs / name / "checkpoint.pt" for name in ("1-centering", f"2-centering-{kind}")]
