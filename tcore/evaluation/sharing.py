@@ -9,15 +9,20 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-# A process that is done waits for the others this long.
+# A process that is done waits for the others this long; one that has come, so many seconds.
 PATIENCE = timedelta(hours=12)
+COMING = 600.0
 
 
 def join() -> tuple[int, int]:
     """Which process this is, and of how many; without torchrun there is one."""
     count = int(os.environ.get("WORLD_SIZE", "1"))
     if count > 1 and not dist.is_initialized():
-        dist.init_process_group("gloo", timeout=PATIENCE)
+        from tcore.training.meeting import meet
+
+        rank = int(os.environ["RANK"])
+        store = meet(rank, count, COMING)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=count, timeout=PATIENCE)
     return (dist.get_rank(), count) if count > 1 else (0, 1)
 
 
