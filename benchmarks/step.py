@@ -7,11 +7,13 @@
 import argparse
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
+from torch.autograd import DeviceType
 
 from tcore.config import Config
 from tcore.data.frames import Frame, FrameStore
@@ -50,15 +52,28 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--compile", choices=("auto", "on", "off"), default="auto")
     parser.add_argument("--breakdown", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--kernels", type=int, default=0, help="name so many kernels that take most time")
+    parser.add_argument("--attention", choices=("any", "flash", "cudnn"), default="any", help="whose kernels")
     options = parser.parse_args()
     config = recipe(options.recipe)
     if options.batch:
         config = replace(config, optim=replace(config.optim, batch=options.batch))
     config = resolve(replace(config, runtime=replace(config.runtime, compile=options.compile)))
-    report(config, options.recipe, options.steps, options.breakdown)
+    with attention_of(options.attention):
+        report(config, options.recipe, options.steps, options.breakdown, options.kernels)
 
 
-def report(config: Config, name: str, steps: int, breakdown: bool) -> None:
+def attention_of(whose: str) -> AbstractContextManager[Any]:
+    """Attention by the kernels of one maker, where torch would choose."""
+    if whose == "any":
+        return nullcontext()
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    backend = SDPBackend.CUDNN_ATTENTION if whose == "cudnn" else SDPBackend.FLASH_ATTENTION
+    return sdpa_kernel([backend, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH], set_priority=True)
+
+
+def report(config: Config, name: str, steps: int, breakdown: bool, kernels: int) -> None:
     """Warm up, time, print."""
     source = Source(NoiseStore(2 * config.optim.batch), config)
     trainer, schedule = Trainer(config), build_schedule(config, 1000)
@@ -101,8 +116,28 @@ def report(config: Config, name: str, steps: int, breakdown: bool) -> None:
     print(
         f"of a step the host is busy for {per_step * host:.0f} ms, the GPU waits for {per_step * idle:.1f} ms"
     )
+    if kernels:
+        print_kernels(lambda: trainer.step(feed, steps, schedule.at(steps)).metrics(), kernels)
     if breakdown:
         print_breakdown(trainer, raws[0], seconds)
+
+
+def print_kernels(step: Callable[[], Any], count: int) -> None:
+    """What the device does most of a step with."""
+    with torch.profiler.profile() as seen:
+        step()
+    # Operations count the time of their kernels too: on a GPU the kernels alone are wanted.
+    on_gpu = [event for event in seen.key_averages() if event.device_type != DeviceType.CPU]
+
+    def of(event: Any) -> float:
+        return float(event.self_device_time_total if on_gpu else event.self_cpu_time_total)
+
+    events = sorted(on_gpu or seen.key_averages(), key=of, reverse=True)
+    print(
+        f"kernels of one step: {sum(map(of, events)) / 1000:.1f} ms in {sum(e.count for e in events)} calls"
+    )
+    for event in events[:count]:
+        print(f"  {of(event) / 1000:8.2f} ms {event.count:6} x  {event.key[:90]}")
 
 
 def print_breakdown(trainer: Trainer, raw: RawBatch, step_seconds: float) -> None:
