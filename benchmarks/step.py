@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.autograd import DeviceType
 
 from tcore.config import Config
 from tcore.data.frames import Frame, FrameStore
@@ -127,7 +126,7 @@ def print_kernels(step: Callable[[], Any], count: int) -> None:
     with torch.profiler.profile() as seen:
         step()
     # Operations count the time of their kernels too: on a GPU the kernels alone are wanted.
-    on_gpu = [event for event in seen.key_averages() if event.device_type != DeviceType.CPU]
+    on_gpu = [event for event in seen.key_averages() if "CPU" not in str(event.device_type)]
 
     def of(event: Any) -> float:
         return float(event.self_device_time_total if on_gpu else event.self_cpu_time_total)
