@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from step import NoiseStore, now, pinned
 
 from tcore.config import Config
-from tcore.data.loader import RawBatch, Source
+from tcore.data.samples import RawBatch, Source
 from tcore.recipes import recipe
 from tcore.training.build import build_schedule
 from tcore.training.journal import peak_memory_gib

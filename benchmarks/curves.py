@@ -25,7 +25,8 @@ import torch
 
 from tcore.config import Compile, Config
 from tcore.data.frames import FrameStore
-from tcore.data.loader import Source, load
+from tcore.data.loader import load
+from tcore.data.samples import Source
 from tcore.recipes import recipe
 from tcore.training.build import build_schedule
 from tcore.training.loop import resolve

@@ -20,8 +20,9 @@ from tcore.config import Config
 from tcore.data import frames, loader, packed
 from tcore.data.buffer import FrameBuffer
 from tcore.data.frames import FolderStore, FrameStore
-from tcore.data.loader import RawBatch, Source, load, render_batch
+from tcore.data.loader import load, render_batch
 from tcore.data.packed import PackedStore
+from tcore.data.samples import RawBatch, Source
 from tcore.data.synthetic import render_video
 from tcore.recipes import recipe
 

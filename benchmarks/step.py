@@ -16,7 +16,8 @@ import torch
 
 from tcore.config import Config
 from tcore.data.frames import Frame, FrameStore
-from tcore.data.loader import RawBatch, Source, render_batch
+from tcore.data.loader import render_batch
+from tcore.data.samples import RawBatch, Source
 from tcore.model.tcore import at_holes
 from tcore.recipes import recipe
 from tcore.training.build import build_schedule

@@ -8,7 +8,7 @@ from jaxtyping import Bool, Int64
 from tcore.config import Config
 from tcore.data.findings import Findings, count, name_some, say_seconds
 from tcore.data.frames import FrameStore, list_clips
-from tcore.data.loader import offset_in_frames
+from tcore.data.samples import offset_in_frames
 from tcore.data.sandwich import sample_sandwich, usable
 
 PROPOSED = (1.5, 2.5)  # seconds: what the published fractions mean in a video of 10 s

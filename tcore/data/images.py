@@ -7,8 +7,8 @@ import numpy as np
 
 from tcore.config import Config
 from tcore.data.frames import FolderStore, Frame, FrameStore, read_image
-from tcore.data.loader import NEIGHBOR, WHOLE, Share, Source
 from tcore.data.neighbors import Neighbors
+from tcore.data.samples import NEIGHBOR, WHOLE, Share, Source
 from tcore.data.views import CURRENT, PAST
 from tcore.errors import InputError
 

@@ -11,9 +11,10 @@ import torch
 from tcore.config import Config
 from tcore.data.frames import FrameStore
 from tcore.data.images import ImageSource, open_images
-from tcore.data.loader import Share, Source, load
+from tcore.data.loader import load
 from tcore.data.mixed import open_mixture
 from tcore.data.neighbors import check_neighbors, find_neighbors, load_neighbors
+from tcore.data.samples import Share, Source
 from tcore.data.workers import missing_killed_workers
 from tcore.errors import DivergedError, EchoError, InputError
 from tcore.files import write_text

@@ -5,7 +5,8 @@ import time
 from pathlib import Path
 
 from tcore.config import Config
-from tcore.data.loader import Source, load
+from tcore.data.loader import load
+from tcore.data.samples import Source
 from tcore.errors import InputError
 from tcore.training import distributed
 from tcore.training.build import build_schedule, choose_device

@@ -12,7 +12,8 @@ from torch import Tensor
 from tcore.config import Config
 from tcore.data import render
 from tcore.data.batch import Batch
-from tcore.data.loader import render_batch, stochastic_depth_seed
+from tcore.data.loader import render_batch
+from tcore.data.samples import stochastic_depth_seed
 from tcore.errors import DivergedError
 from tcore.model.losses import Losses
 from tcore.model.tcore import GLIMPSE_ROWS, Glimpse, TCoRe

@@ -6,8 +6,9 @@ from typing import Any
 
 from tcore.data.frames import RenderedStore
 from tcore.data.jpeg import simplejpeg
-from tcore.data.loader import Source, num_cores, num_workers
+from tcore.data.loader import num_cores, num_workers
 from tcore.data.packed import PackedStore
+from tcore.data.samples import Source
 
 SHARE = 0.1  # of the time: more of it spent waiting is worth a word
 WINDOW, FEWEST = 50, 10  # steps that are averaged over, at most and at least

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from tcore.config import Config, MaskingConfig, OptimConfig, RuntimeConfig, ViewsConfig, VitConfig
 from tcore.data.frames import FrameStore
-from tcore.data.loader import RawBatch
 from tcore.data.render import MEAN, STD
+from tcore.data.samples import RawBatch
 
 GRID = 4
 TINY = Config(

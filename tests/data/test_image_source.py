@@ -12,7 +12,8 @@ from PIL import Image
 from tcore.config import Config
 from tcore.data.frames import FrameStore
 from tcore.data.images import ImageSource, ImageStore, open_images
-from tcore.data.loader import RawBatch, Source, render_batch
+from tcore.data.loader import render_batch
+from tcore.data.samples import RawBatch, Source
 from tcore.errors import InputError
 from tests.data.painted import ALL_MASKED, TINY, Painted, videos_of
 from tests.data.photos import ring, save_images

@@ -9,7 +9,8 @@ import torch
 from tcore.config import MaskingConfig, OptimConfig, RuntimeConfig
 from tcore.data.batch import Counts
 from tcore.data.frames import FrameStore
-from tcore.data.loader import RawBatch, Source, load, render_batch, step_masks
+from tcore.data.loader import load, render_batch
+from tcore.data.samples import RawBatch, Source, step_masks
 from tcore.data.views import ViewPlan
 from tests.data.painted import ALL_MASKED, GRID, TINY, Painted, sandwiches_of, videos_of
 

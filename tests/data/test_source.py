@@ -12,7 +12,7 @@ from PIL import Image
 
 from tcore.config import Config, OptimConfig, SandwichConfig
 from tcore.data.frames import FrameStore
-from tcore.data.loader import Source, offset_in_frames, step_masks
+from tcore.data.samples import Source, offset_in_frames, step_masks
 from tcore.data.sandwich import Sides
 from tcore.errors import InputError
 from tcore.model.tcore import Auxiliary

@@ -72,7 +72,8 @@ def test_a_bf16_step_on_the_fast_path_is_near_an_fp32_step_on_the_plain_one() ->
     from dataclasses import replace
 
     from tcore.config import Config
-    from tcore.data.loader import Source, render_batch
+    from tcore.data.loader import render_batch
+    from tcore.data.samples import Source
     from tcore.recipes import recipe
     from tcore.training.loop import open_store, resolve
     from tcore.training.step import Trainer

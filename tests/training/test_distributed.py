@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file
 
 from tcore import InputError, load_encoder
-from tcore.data.loader import Share, Source
+from tcore.data.samples import Share, Source
 from tcore.evaluation.trajectory import read_checkpoints
 from tcore.model.peers import ALONE
 from tcore.training import distributed

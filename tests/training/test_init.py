@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 from tcore import Config, InputError, load_encoder, train
 from tcore.cli import main
-from tcore.data.loader import Source, load
+from tcore.data.loader import load
+from tcore.data.samples import Source
 from tcore.evaluation.encoder import Encoder
 from tcore.evaluation.export import export
 from tcore.model.vit import VisionTransformer

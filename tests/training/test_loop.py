@@ -12,7 +12,8 @@ import torch
 from safetensors.torch import load_file
 
 from tcore import InputError, load_encoder, train
-from tcore.data.loader import Source, render_batch
+from tcore.data.loader import render_batch
+from tcore.data.samples import Source
 from tcore.errors import DivergedError
 from tcore.training.build import build_schedule
 from tcore.training.loop import keeps, open_store
@@ -425,7 +426,8 @@ def test_compiled_blocks_give_the_same_losses() -> None:
     # In a process of its own: the shape checks of the tests cannot be compiled.
     code = f"""
 import torch, tcore
-from tcore.data.loader import Source, render_batch
+from tcore.data.loader import render_batch
+from tcore.data.samples import Source
 from tcore.training.loop import open_store
 from tcore.training.step import Trainer
 settings = {TINY!r} | {{"vit.depth": 1, "vit.drop_path": 0.3}}
