@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Iterable
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 from jaxtyping import Float
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from tcore.data.batch import Batch
 from tcore.model import losses
 from tcore.model.fused import PLAIN, fused_frame_sum, fused_patch_sums
+from tcore.model.glimpse import GLIMPSE_ROWS, Glimpse, take_glimpse
 from tcore.model.heads import ProjectionHead
 from tcore.model.losses import Losses
 from tcore.model.matching import PatchMatchingModule
@@ -21,8 +22,6 @@ from tcore.model.vit import VisionTransformer, working_dtype
 Auxiliary = Literal["none", "past", "future", "both"]
 LossForm = Literal["paper", "release"]
 Targets = Literal["centering", "sinkhorn"]
-
-GLIMPSE_ROWS = 256  # over all processes
 
 
 class Network(nn.Module):
@@ -60,17 +59,6 @@ class Center(nn.Module):
         self.value.copy_(torch.where(self.count > 0, moved, self.value))
         self.waiting.zero_()
         self.count.zero_()
-
-
-class Glimpse(NamedTuple):
-    """A few detached rows of what the last forward saw, for the health figures."""
-
-    frames: Float[Tensor, "f d"]
-    patches: Float[Tensor, "p d"]
-    frame_targets: Float[Tensor, "f k"]
-    patch_targets: Float[Tensor, "h k"]
-    from_past: Float[Tensor, "h d"] | None
-    from_future: Float[Tensor, "h d"] | None
 
 
 class TCoRe(nn.Module):
@@ -144,7 +132,7 @@ class TCoRe(nn.Module):
             }
 
         if self.watching:
-            self.glimpse = _glimpse(
+            self.glimpse = take_glimpse(
                 seen.frame, seen.patches, about_frames, about_holes, restored, self.glimpse_rows
             )
         compare = self._compare_fused if self.fused else self._compare_plainly
@@ -303,30 +291,3 @@ def own_shares(parameters: Iterable[nn.Parameter]) -> list[Tensor]:
 def at_holes(patches: Float[Tensor, "m n d"], batch: Batch) -> Float[Tensor, "h d"]:
     """The tokens of masked crops at their masked patches."""
     return patches.flatten(0, 1)[batch.holes]
-
-
-def _glimpse(
-    frames: Tensor,
-    patches: Tensor,
-    about_frames: Teaching,
-    about_holes: Teaching,
-    restored: dict[str, Tensor],
-    most: int,
-) -> Glimpse:
-    def some(count: int) -> slice:
-        # Evenly spaced rows: neighbouring patches of one frame say little about the batch.
-        stride = max(1, count // most)
-        return slice(0, min(count, stride * most), stride)
-
-    def rows(x: Tensor) -> Tensor:
-        return x.detach()[some(len(x))].float().clone()
-
-    both = "past" in restored and "future" in restored
-    return Glimpse(
-        rows(frames),
-        rows(patches.flatten(0, 1)),
-        about_frames.targets(some(about_frames.count)),
-        about_holes.targets(some(about_holes.count)),
-        rows(restored["past"]) if both else None,
-        rows(restored["future"]) if both else None,
-    )

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from tcore.model.tcore import Glimpse
+from tcore.model.glimpse import Glimpse
 
 State = Literal["learning", "plateau", "collapse"]
 

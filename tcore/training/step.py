@@ -15,8 +15,9 @@ from tcore.data.batch import Batch
 from tcore.data.loader import render_batch
 from tcore.data.samples import stochastic_depth_seed
 from tcore.errors import DivergedError
+from tcore.model.glimpse import GLIMPSE_ROWS, Glimpse
 from tcore.model.losses import Losses
-from tcore.model.tcore import GLIMPSE_ROWS, Glimpse, TCoRe
+from tcore.model.tcore import TCoRe
 from tcore.training import distributed, health
 from tcore.training.build import (
     build_model,

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tcore import train
-from tcore.model.tcore import Glimpse
+from tcore.model.glimpse import Glimpse
 from tcore.training.health import Health, effective_rank, entropy, mean_cosine
 from tcore.training.health import measure as measure_parts
 from tests.tiny import tiny
