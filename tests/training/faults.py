@@ -160,6 +160,11 @@ def kill_again_and_again(
         assert not any("damaged" in note for note in notes), notes
         saved = 0 if place is None else torch.load(place, weights_only=True)["step"]
         most_lost = max(most_lost, (before[-1] if before else 0) - saved)
+        lived = time.monotonic() - began
+        print(
+            f"{sum(done.values())} kills in {lived:.0f} s, at step {saved}, {most_lost} lost at most",
+            flush=True,
+        )
     code, said = finish(start(run, settings, frames=store, processes=processes), 600)
     assert code == 0, said
     assert steps_of(run) == list(range(1, steps + 1))

@@ -130,10 +130,10 @@ def test_a_job_names_who_hangs_and_who_is_gone_and_goes_on_by_itself(launch: Any
 def test_two_processes_killed_fifty_times_under_load_equal_two_that_never_were(tmp_path: Path) -> None:
     store = make_store(tmp_path / "store")
     with busy_cores():
-        killed = kill_again_and_again(tmp_path / "run", store, kills=50, steps=700, seed=2, processes=2)
+        killed = kill_again_and_again(tmp_path / "run", store, kills=50, steps=1000, seed=2, processes=2)
     print(f"50 kills: {killed}")
     assert killed.most_lost <= 2
-    settings = KILLED_RUN | {"optim.steps": 700, "keep_every": 700}
+    settings = KILLED_RUN | {"optim.steps": 1000, "keep_every": 1000}
     code, said = finish(start(tmp_path / "never", settings, frames=store, processes=2), 600)
     assert code == 0, said
     assert_same_run(tmp_path / "run", tmp_path / "never")
