@@ -79,6 +79,8 @@ class TrainCommand:
     """Score the encoder every so many steps and at the end, and keep the best as encoder-best.safetensors."""
     davis: Path | None = None
     """With --evaluate-every: score on a dataset laid out like DAVIS (default: held-out rendered videos)."""
+    binary: FlagCreatePairsOff[bool] = False
+    """With --davis: DAVIS-2016, any id above 0 is the one object."""
     evaluate_size: tuple[int, int] | None = None
     """With --davis: input size (height, width; default: 240 432, which is faster than the published size)."""
     evaluate_clips: int | None = None
@@ -195,6 +197,9 @@ def _train(argv: list[str]) -> None:
         raise EchoError(str(error)) from error
     from tcore.evaluation.sharing import leave
 
+    if command.plan and command.plan_memory is not None:
+        raise InputError(f"--plan and --plan-memory {command.plan_memory:g}: choose one.")
+    watch = _watch(command)
     if command.plan_memory is not None:
         from tcore.training.plan import plan_memory
 
@@ -202,14 +207,17 @@ def _train(argv: list[str]) -> None:
     elif command.plan:
         from tcore.training.plan import plan
 
+        if watch is not None:
+            watch.check(command.config.vit.patch_size)
         said = plan(command.config, store, command.neighbors)
+        said += "\n(scoring along the way is not counted)" if watch is not None else ""
     else:
         from tcore.training.loop import train
         from tcore.training.signals import Preempted
 
         run = command.run or Path("runs") / command.recipe
         try:
-            train(command.config, run, store, neighbors=command.neighbors, watch=_watch(command))
+            train(command.config, run, store, neighbors=command.neighbors, watch=watch)
         except Preempted:  # saved, and asked to go
             leave()
             raise
@@ -221,8 +229,8 @@ def _train(argv: list[str]) -> None:
 
 def _check_watch(command: TrainCommand) -> None:
     """Refuse ways of looking where nobody looks."""
-    for name in ("davis", "evaluate_size", "evaluate_clips", "cycle_frames"):
-        if command.evaluate_every is None and getattr(command, name) is not None:
+    for name in ("davis", "binary", "evaluate_size", "evaluate_clips", "cycle_frames"):
+        if command.evaluate_every is None and getattr(command, name) not in (None, False):
             raise InputError(f"--{name.replace('_', '-')} goes with --evaluate-every STEPS.")
 
 
@@ -237,6 +245,7 @@ def _watch(command: TrainCommand) -> "Watch | None":
         command.evaluate_size,
         command.evaluate_clips,
         command.cycle_frames,
+        command.binary,
     )
 
 

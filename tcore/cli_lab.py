@@ -39,7 +39,7 @@ class LabCommand:
     videos: int = 24
     """Held-out rendered videos to score on, without --davis."""
     extra: str = ""
-    """More flags for every training, in quotes."""
+    """More flags for every training, in quotes: --extra "--optim.batch 8 --vit.depth 4"."""
     health: tuple[Path, ...] = ()
     """Train nothing: which health figure foretells the score, over these runs or those in these folders."""
     gpus: tuple[str, ...] = ()
@@ -48,8 +48,13 @@ class LabCommand:
 
 def lab_verb(argv: list[str]) -> None:
     """`tcore lab`: an ablation table of one's own."""
+    # The flags of --extra are not ours to check.
+    quoted = [f"--extra={word}" if argv[i - 1] == "--extra" and i else word for i, word in enumerate(argv)]
+    argv = [word for word in quoted if word != "--extra"]
     check_flags(argv, "tcore lab", LabCommand())
     command = parse(LabCommand, argv, "tcore lab", LabCommand())
+    from tcore.evaluation.benchmarks import open_benchmark
+    from tcore.evaluation.protocols import TCORE
     from tcore.recipes import recipe
     from tcore.show.health_scores import health_lines
     from tcore.show.lab import Plan, lab
@@ -62,11 +67,16 @@ def lab_verb(argv: list[str]) -> None:
         return
     if not command.table or command.out is None:
         raise InputError(
-            f"tcore lab needs a table and --out OUT: one of {', '.join(TABLES)}, or a JSON file."
+            f"tcore lab needs a table and --out OUT: one of {', '.join(TABLES)}, or a JSON file "
+            "(or --health RUN ..., which trains nothing)."
         )
     if command.seeds < 1 or (command.budget is not None and command.budget < 1):
         raise InputError(f"--seeds {command.seeds} --budget {command.budget}: need 1 or more.")
-    recipe(command.recipe)  # an unknown one is refused here, not in the first run
+    if command.videos < 1:
+        raise InputError(f"--videos {command.videos}: need 1 or more.")
+    recipe(command.recipe)  # what is wrong is said here, not after the first run
+    if command.davis is not None:
+        open_benchmark("davis", command.davis, TCORE, binary=command.binary).check()
     plan = Plan(
         command.recipe,
         command.frames,

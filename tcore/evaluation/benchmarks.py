@@ -99,13 +99,26 @@ class Benchmark:
         truth = [clip.annotation] if isinstance(clip, jhmdb.JointClip) else clip.masks
         return fingerprint(truth), fingerprint(clip.frames)
 
-    def _run_objects(self, encoder: Encoder, clip: MaskClip, save: Save | None) -> dict[str, Any]:
+    def check(self) -> None:
+        """Refuse clips of objects that cannot be scored, as far as their ends show it."""
+        for clip in self.clips:
+            assert isinstance(clip, MaskClip)
+            self._first_objects(clip)
+            for frame in (clip.frames[0], clip.frames[-1]):
+                read_image(frame)
+
+    def _first_objects(self, clip: MaskClip) -> tuple[Ids, int]:
+        """The first mask of a clip, and how many objects there are."""
         if len(clip.frames) < 3 or len(clip.masks) < 3:
             raise InputError(f"clip {clip.name} has {len(clip.masks)} masks; J and F need at least 3.")
         first = davis.read_truth(clip, 0, self.binary)
         count = int(first[first != VOID].max(initial=0))
         if count == 0:
             raise InputError(f"clip {clip.name}: the first mask {clip.masks[0]} is all background.")
+        return first, count
+
+    def _run_objects(self, encoder: Encoder, clip: MaskClip, save: Save | None) -> dict[str, Any]:
+        first, count = self._first_objects(clip)
         size = self.input_size(encoder, frame_size(clip.frames[0]))
         values: list[list[tuple[float, float]]] = [[] for _ in range(count)]
         found = carry_ids(encoder, clip.frames, first, size, self.protocol, count + 1)

@@ -2,6 +2,7 @@
 
 import importlib.resources
 import json
+import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -67,6 +68,8 @@ def ship(encoder: Encoder, source: str | Path, folder: Path) -> list[Path]:
         tensors = {name: x for name, x in read_file(matching).items() if isinstance(x, Tensor)}
         write_bytes(folder / MATCHING, save(half(tensors, str(matching))))
         written.append(folder / MATCHING)
+        # The module is that of the run's end, whichever step the encoder is of.
+        card["matching_step"] = read_json(run / "encoder.json").get("step") if run is not None else None
     write_text(folder / CARD, json.dumps(card, indent=2) + "\n")
     write_bytes(folder / WEIGHTS, save(weights))
     return [folder / WEIGHTS, folder / CARD, *written]
@@ -84,6 +87,8 @@ def half(weights: dict[str, Tensor], source: str) -> dict[str, Tensor]:
 
 def _run_of(source: Path) -> Path | None:
     """The run that an encoder is from: the folder itself, or where its file lies."""
+    if not source.exists():  # random:vitti16
+        return None
     for folder in (source, source.parent, source.parent.parent):
         if (folder / "config.json").is_file() and (folder / "encoder.safetensors").is_file():
             return folder
@@ -97,5 +102,7 @@ def _card(source: Path, run: Path | None) -> dict[str, Any]:
     for card in cards:
         if card.is_file():
             values: dict[str, Any] = dict(read_json(card))
+            if kept := re.fullmatch(r"step-(\d+)", source.stem):  # kept along the way, without a card
+                values["step"] = int(kept[1])
             return values
     return {}

@@ -61,22 +61,26 @@ def evaluate_checkpoints(
 
 
 def score_step(
-    encoder: Encoder, folder: Path, score: Scored, clips: Iterable[Sequence[Frame]] | None = None
+    encoder: Encoder,
+    folder: Path,
+    score: Scored,
+    clips: Iterable[Sequence[Frame]] | None = None,
+    clips_of: str = "rendered",
 ) -> Row:
     """Scores of the encoder of one step, with its cycle consistency on some clips, as the table has them."""
     card = score(encoder, folder)
     return {
         "weights": card["encoder"]["weights"],
-        "way": way_of(card),
+        "way": way_of(card, clips_of),
         "scores": {name: result["scores"] for name, result in card["benchmarks"].items()},
         "interval": {name: result["interval"] for name, result in card["benchmarks"].items()},
         "cycle": cycle_consistency(encoder, clips),
     }
 
 
-def way_of(card: Card) -> str:
+def way_of(card: Card, cycle_clips: str = "") -> str:
     """A short name for how a card was scored: numbers of another way do not compare."""
-    ways = {
+    ways: dict[str, Any] = {
         name: [
             result["protocol"],
             result["binary"],
@@ -84,7 +88,7 @@ def way_of(card: Card) -> str:
             {clip: values.get("input") for clip, values in result["clips"].items()},
         ]
         for name, result in card["benchmarks"].items()
-    }
+    } | {"cycle": cycle_clips}
     return hashlib.sha256(json.dumps(ways, sort_keys=True).encode()).hexdigest()[:12]
 
 
@@ -95,24 +99,34 @@ def main_score(row: Row) -> tuple[str, str, float]:
 
 
 def add_row(folder: Path, run: Path, step: int, row: Row, *, write: bool = True) -> dict[int, Row]:
-    """The table with the row of a step; rows that were scored another way leave it."""
+    """The rows that were scored like the one of this step, with it; those of other ways stay in the file."""
     table = folder / CHECKPOINTS
-    before = read_checkpoints(table) if table.is_file() else {}
-    kept = {s: r for s, r in before.items() if r.get("way") == row["way"]}
-    found = dict(sorted((kept | {step: {"step": step, **row}}).items()))
+    rows = _read_rows(table) if table.is_file() else []
+    rows = [r for r in rows if (int(r["step"]), r.get("way")) != (step, row["way"])]
+    rows.append({"step": step, **row})
     if write:
-        content = json.dumps({"run": str(run), "checkpoints": list(found.values())}, indent=1)
-        write_text(table, content + "\n")
-    return found
+        write_text(table, json.dumps({"run": str(run), "checkpoints": rows}, indent=1) + "\n")
+    return _of_last_way(rows)
 
 
 def read_checkpoints(path: Path) -> dict[int, Row]:
-    """What `add_row` wrote, by step."""
+    """Rows by step, of the way of scoring that was used last: others do not compare with them."""
+    return _of_last_way(_read_rows(path))
+
+
+def _of_last_way(rows: list[Row]) -> dict[int, Row]:
+    last = rows[-1].get("way") if rows else None
+    return dict(sorted((int(row["step"]), row) for row in rows if row.get("way") == last))
+
+
+def _read_rows(path: Path) -> list[Row]:
+    """What `add_row` wrote, in that order."""
     try:
-        rows = json.loads(path.read_text(encoding="utf-8"))["checkpoints"]
-        return {int(row["step"]): row for row in rows}
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        rows: list[Row] = json.loads(path.read_text(encoding="utf-8"))["checkpoints"]
+        _of_last_way(rows)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"cannot read scores of checkpoints from {path} ({error!r}): remove it.") from error
+    return rows
 
 
 def trajectory_table(found: dict[int, Row]) -> list[str]:

@@ -1,6 +1,5 @@
 """Health against score: over several runs, which figure of training goes along with the score."""
 
-import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -10,6 +9,8 @@ import numpy as np
 from jaxtyping import Float
 
 from tcore.errors import InputError
+from tcore.evaluation.trajectory import way_of
+from tcore.files import read_json
 from tcore.show.runs import LOSSES, Run, read_run
 from tcore.training.journal import METRICS
 
@@ -101,19 +102,20 @@ def observe(run: Run) -> Observation | None:
 
 
 def _score(run: Run) -> tuple[str, float] | None:
-    """Benchmark and J&F of a run: its card, the card beside it (as in a lab), or its last evaluated step."""
+    """Benchmark with its way of scoring, and J&F: of the run's card, or its last evaluated step."""
     beside = run.path.parent / "scores" / "results.json"
     cards = [*run.cards.values()]
-    if not cards and beside.is_file():
-        cards = [json.loads(beside.read_text(encoding="utf-8"))]
-    found: list[dict[str, Any]] = [
-        {name: result["scores"] for name, result in card["benchmarks"].items()} for card in cards
-    ]
-    found += [row["scores"] for row in list(run.checkpoints.values())[-1:]]
-    for scores in found:
+    if not cards and run.path.name == "run" and beside.is_file():  # ROW/seed-0/run and ROW/seed-0/scores
+        cards = [read_json(beside, "scores ")]
+    try:
+        found = [(way_of(card), {n: r["scores"] for n, r in card["benchmarks"].items()}) for card in cards]
+        found += [(row["way"], row["scores"]) for row in list(run.checkpoints.values())[-1:]]
+    except (KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"scores of {run.path} are no score card ({error!r}): evaluate it again.") from error
+    for way, scores in found:
         for name in ("davis", "synthetic"):
             if SCORE in scores.get(name, {}):
-                return name, float(scores[name][SCORE])
+                return f"{name} ({way})", float(scores[name][SCORE])
     return None
 
 
@@ -137,8 +139,8 @@ def health_lines(paths: Sequence[str | Path]) -> list[str]:
     runs = [one for one in seen if one.benchmark == benchmark]
     if len(runs) < FEWEST:
         raise InputError(
-            f"{len(runs)} of {len(places)} runs have metrics and a {SCORE} of one benchmark: need {FEWEST} "
-            "or more (tcore evaluate RUN --out RUN/scores, or tcore train --evaluate-every)."
+            f"{len(runs)} of {len(places)} runs have metrics and a {SCORE} scored the same way: "
+            f"need {FEWEST} or more (tcore evaluate RUN --out RUN/scores, or tcore train --evaluate-every)."
         )
     return list(_lines(runs, len(places), benchmark))
 

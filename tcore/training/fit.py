@@ -143,6 +143,8 @@ def _container_limit() -> list[float]:
     group = Path("/sys/fs/cgroup")
     try:
         most, used = (int((group / f"memory.{name}").read_text()) for name in ("max", "current"))
+        stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        cached = int(stat.get("inactive_file", 0))  # files that were read: given back when it is needed
     except (OSError, ValueError):  # no such file, or the word "max": no limit
         return []
-    return [float(most - used)]
+    return [float(most - used + cached)]

@@ -112,6 +112,8 @@ def hanging(reports: list[Report], since: Since, now: float, patience: float) ->
     seconds = min((still[r.rank] for r in behind), default=0.0)
     if seconds <= patience * (START if any(r.begun < 2 for r in behind) else 1):
         return None
+    # Who gives no sign of life is the one, if anybody is: the others wait for it.
+    behind = [r for r in behind if silent[r.rank] > patience / 2] or behind
     places = [r.place for r in behind]
     behind.sort(key=lambda r: (places.count(r.place), r.rank))  # the odd one out first
     told = []
@@ -123,7 +125,7 @@ def hanging(reports: list[Report], since: Since, now: float, patience: float) ->
     return (
         f"{whom}, nothing has moved for {seconds:.0f} s (runtime.patience={patience:g}): "
         f"{'; '.join(told)}{more}; "
-        "the same command goes on from the last checkpoint."
+        "the same command goes on from the last checkpoint (with more patience, if it is only slow)."
     )
 
 

@@ -71,7 +71,8 @@ def train(
         init = None if resumes else distributed.together(lambda: read_init(config))
         distributed.on_first(lambda: check_run(run, config))
         if watch is not None:
-            distributed.on_first(watch.check)
+            eyes = watch
+            distributed.on_first(lambda: eyes.check(config.vit.patch_size))
         # A process that has lost another one says so before it heeds torchrun, which ends the others.
         with StopRequest() as stop, explaining(guard), lock_run(run), missing_killed_workers():
             return _train(config, run, source, frames, init, watch, stop, quiet)
@@ -275,8 +276,10 @@ def introduce(source: Source, trainer: Trainer, num_steps: int, first_step: int)
     if world.size > 1:
         how = "a share of the model each" if config.runtime.sharding == "shard" else "the whole model each"
         each = f" ({config.optim.batch // world.size} in each of {world.size} processes, {how})"
+    plural = "s"[: source.steps_per_epoch > 1]
     lines = [
-        f"{clips} {what}{short}, batch {config.optim.batch}{each}, {source.steps_per_epoch} steps an epoch; "
+        f"{clips} {what}{short}, batch {config.optim.batch}{each}, "
+        f"{source.steps_per_epoch} step{plural} an epoch; "
         f"{begin} {num_steps} steps on {trainer.device} in {config.optim.precision}; "
         f"ln K = {math.log(config.head.prototypes):.2f}"
     ]

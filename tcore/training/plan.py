@@ -21,6 +21,7 @@ from tcore.training.step import Trainer
 from tcore.validation import validate
 
 WARMUP_STEPS, TIMED_STEPS = 1, 3
+LOOKED_AT = 8  # frames, for their size
 
 
 def plan(config: Config, frames: str | Path | None, neighbors: str | Path | None = None) -> str:
@@ -39,7 +40,7 @@ def _plan(config: Config, frames: str | Path | None, neighbors: str | Path | Non
     init = distributed.together(lambda: read_init(config))
     source = distributed.together(lambda: open_source(config, frames, neighbors))
     schedule = build_schedule(config, source.steps_per_epoch)
-    place = _here(config, world, frames)
+    place = _here(config, world, source)
     if not place.has_room(config):
         return _table(_sizes(config, source, schedule, init, world) | _estimate(config, place))
     trainer = Trainer(config)
@@ -71,19 +72,29 @@ def plan_memory(config: Config, gib: float) -> str:
         raise InputError(f"--plan-memory {gib}: need the GiB of a GPU, as in --plan-memory 24.")
     config = validate(config)
     check_share(config.optim.batch, config.optim.accumulate)
+    if config.runtime.device.split(":")[0] not in ("auto", "cpu", "cuda"):
+        raise InputError(f"runtime.device={config.runtime.device} is no device: use auto, cpu or cuda.")
     device = "cpu" if config.runtime.device.startswith("cpu") else "cuda"
     room = gib * GIB - (GPU_CONTEXT if device == "cuda" else 0.0)
     place = Place(max(0.0, room), device, distributed.world().size)
     return _table({"batch": _batch(config)} | _estimate(config, place))
 
 
-def _here(config: Config, world: World, frames: str | Path | None) -> Place:
+def _here(config: Config, world: World, source: Source) -> Place:
     """The memory at hand: the least of all processes, which share a machine's where they have no GPU."""
     device = choose_device(config.runtime.device)
     free = free_memory(device) / (1 if device.type == "cuda" else world.here)
-    rendered = frames is None and config.source == "videos"
-    pixels = config.rendered.size**2 if rendered else FRAME_PIXELS
-    return Place(min(distributed.gather_objects(free)), device.type, world.size, pixels)
+    return Place(min(distributed.gather_objects(free)), device.type, world.size, _frame_pixels(source))
+
+
+def _frame_pixels(source: Source) -> int:
+    """Pixels of a frame: the most of some, since those of a step are padded to the largest."""
+    videos = source.clips.video[:: max(1, len(source.clips.video) // LOOKED_AT)]
+    try:
+        frames = [source.store.read(int(video), range(1))[0] for video in videos]
+        return max(frame.shape[0] * frame.shape[1] for frame in frames)
+    except InputError:  # unreadable: training will say so
+        return FRAME_PIXELS
 
 
 def _estimate(config: Config, place: Place) -> dict[str, str]:

@@ -53,20 +53,24 @@ class Watch:
     """Clips of davis, evenly spread (all), or rendered videos (8)."""
     cycle_frames: str | Path | None = None
     """A store for the cycle consistency; rendered videos without it."""
+    binary: bool = False
+    """DAVIS-2016: any id above 0 is the one object."""
 
-    def check(self) -> None:
+    def check(self, patch_size: int) -> None:
         """Refuse what could not be scored, before anything is trained."""
-        if self.every < 1 or (self.clips is not None and self.clips < 1):
-            raise InputError(f"evaluate every {self.every} steps on {self.clips} clips: need 1 or more.")
-        if self.davis is None and self.size is not None:
-            height, width = self.size
-            raise InputError(
-                f"evaluate-size {height} {width} goes with --davis: rendered videos have their own."
-            )
+        if self.every < 1:
+            raise InputError(f"--evaluate-every {self.every}: need 1 step or more.")
+        if self.clips is not None and self.clips < 1:
+            raise InputError(f"--evaluate-clips {self.clips}: need 1 or more.")
+        if self.size is not None and (self.davis is None or min(self.size) < patch_size):
+            why = "is smaller than a patch" if self.davis else "goes with --davis"
+            raise InputError(f"--evaluate-size {self.size[0]} {self.size[1]} {why}: try 240 432.")
+        if self.binary and self.davis is None:
+            raise InputError("--binary goes with --davis: any id above 0 is then the one object.")
         if self.davis is not None:
-            open_benchmark("davis", Path(self.davis), TCORE)
+            open_benchmark("davis", Path(self.davis), TCORE, binary=self.binary, most=self.clips).check()
         if self.cycle_frames is not None:
-            FrameStore.open(self.cycle_frames)
+            next(iter(store_clips(FrameStore.open(self.cycle_frames))))
 
     def score(self, encoder: Encoder, out: Path | None, say: Said) -> Card:
         """The card of an encoder, as `tcore evaluate` makes it; by this process alone."""
@@ -76,6 +80,7 @@ class Watch:
             davis=self.davis,
             synthetic=0 if self.davis else self.clips or VIDEOS,
             clips=self.clips,
+            binary=self.binary,
             protocol=replace(TCORE, precision="bf16" if on_gpu else "fp32"),
             size=(self.size or DAVIS_SIZE) if self.davis else None,
             alone=True,
@@ -86,6 +91,10 @@ class Watch:
     def cycle_clips(self) -> Iterator[Sequence[Frame]] | None:
         """Clips for the cycle consistency; None stands for rendered ones."""
         return None if self.cycle_frames is None else store_clips(FrameStore.open(self.cycle_frames))
+
+    def clips_of(self) -> str:
+        """A short name for these clips."""
+        return "rendered" if self.cycle_frames is None else FrameStore.open(self.cycle_frames).fingerprint()
 
 
 class Best(NamedTuple):
@@ -128,13 +137,14 @@ class Watcher:
         try:
             encoder = self._encoder(step, weights)
             folder = self._run / FOLDER
-            row = score_step(encoder, folder / f"step-{step:06d}", self._score, self._watch.cycle_clips())
+            row = self._row(encoder, folder / f"step-{step:06d}")
             add_row(folder, self._run, step, row)
             best = self._keep_best(step, weights, row)
         except AbandonedError:
             self._say(f"step {step}: asked to leave, scored when the run goes on.")
-        except (InputError, OSError, torch.OutOfMemoryError) as error:
-            self._say(f"warning: step {step} could not be scored: {' '.join(str(error).split())}")
+        except Exception as error:  # whatever it is, training is worth more
+            what = "" if isinstance(error, InputError) else f"{type(error).__name__}: "
+            self._say(f"warning: step {step} could not be scored: {what}{' '.join(str(error).split())}")
         else:
             self._say(describe(step, row, best, time.perf_counter() - begun))
         if self._trainer.device.type == "cuda":
@@ -147,6 +157,11 @@ class Watcher:
             vit = build_backbone(config.vit, config.views.global_size)
         vit.load_state_dict(dict(weights))
         return Encoder(vit, f"{self._run} at step {step}").to(self._trainer.device)
+
+    def _row(self, encoder: Encoder, folder: Path) -> Row:
+        assert self._watch is not None
+        watch = self._watch
+        return score_step(encoder, folder, self._score, watch.cycle_clips(), watch.clips_of())
 
     def _score(self, encoder: Encoder, out: Path | None) -> Card:
         """The card, unless the run is asked to leave meanwhile; long work tells how far it is."""
@@ -171,8 +186,7 @@ class Watcher:
         if best is not None and best.way != row["way"]:
             # Another dataset, size or number of clips than before: the best is scored again, to compare.
             encoder = load_encoder(self._run / BEST).to(self._trainer.device)
-            clips = self._watch.cycle_clips() if self._watch else None
-            again = score_step(encoder, self._run / FOLDER / "best", self._score, clips)
+            again = self._row(encoder, self._run / FOLDER / "best")
             best = Best(best.step, main_score(again)[2], again["way"])
             write_best(self._run, encoder.backbone.state_dict(), best, again, config)
         if best is None or score > best.score:

@@ -100,6 +100,20 @@ def test_the_command_makes_it_and_writes_over_nothing(
     assert "exists: remove it" in capsys.readouterr().err
 
 
+def test_the_card_tells_the_step_of_the_file_and_nothing_of_a_run_nearby(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = run / "encoders" / "step-000001.safetensors"
+    shipped.ship(load_encoder(kept), kept, tmp_path / "kept")
+    card = json.loads((tmp_path / "kept" / shipped.CARD).read_text())
+    assert (card["step"], card["matching_step"]) == (1, 2)
+    monkeypatch.chdir(run)
+    shipped.ship(load_encoder("random:vitti16"), "random:vitti16", tmp_path / "random")
+    card = json.loads((tmp_path / "random" / shipped.CARD).read_text())
+    assert "step" not in card
+    assert not (tmp_path / "random" / shipped.MATCHING).exists()
+
+
 def test_weights_beyond_half_precision_are_refused(run: Path, tmp_path: Path) -> None:
     encoder = load_encoder(run)
     next(iter(encoder.parameters())).data.fill_(1e6)

@@ -19,7 +19,9 @@ from tcore.show.health_scores import (
 )
 
 
-def write_run(folder: Path, rank: float, cosine: float, score: float | None) -> Path:
+def write_run(
+    folder: Path, rank: float, cosine: float, score: float | None, *, truth: str = "these clips"
+) -> Path:
     """What training and scoring leave of a run, as far as it is read here."""
     lines = [{"step": 1, "total": 9.0}, {"step": 2, "total": 8.0 + cosine}]
     health = {"patch_rank": rank, "frame_cosine": cosine, "state": "learning"}
@@ -27,7 +29,8 @@ def write_run(folder: Path, rank: float, cosine: float, score: float | None) -> 
     write_text(run / "metrics.jsonl", "".join(json.dumps(x | {"health": health}) + "\n" for x in lines))
     write_text(run / "config.json", "{}")
     if score is not None:
-        card = {"benchmarks": {"davis": {"scores": {"J&F": score}}}}
+        result = {"scores": {"J&F": score}, "protocol": {}, "binary": False, "truth": truth, "clips": {}}
+        card = {"benchmarks": {"davis": result}}
         write_text(folder / "scores" / "results.json", json.dumps(card))
     return run
 
@@ -64,11 +67,12 @@ def test_the_runs_of_a_lab_are_found_and_the_figure_to_watch_is_named(
 ) -> None:
     for index in range(6):
         write_run(tmp_path / f"row-{index}" / "seed-0", 10.0 + index, (index * 5) % 7, 0.3 + 0.02 * index)
+    write_run(tmp_path / "row-8" / "seed-0", 1.0, 1.0, 0.9, truth="other clips")
     write_run(tmp_path / "row-9" / "seed-0", 1.0, 1.0, None)
-    assert len(find_runs([tmp_path])) == 7
+    assert len(find_runs([tmp_path])) == 8
     main(["lab", "--health", str(tmp_path)])
     said = capsys.readouterr().out
-    assert "6 runs (1 more have no such score), J&F on davis" in said
+    assert "6 runs (2 more have no such score), J&F on davis" in said
     assert "| patch_rank | +1.00 | 6 |" in said
     assert "Watch patch_rank (higher goes with a better score)" in said
     assert "state" not in said
@@ -80,3 +84,20 @@ def test_too_few_scored_runs_are_refused_with_what_to_do(tmp_path: Path) -> None
         health_lines([tmp_path])
     with pytest.raises(InputError, match="is no folder"):
         health_lines([tmp_path / "nowhere"])
+
+
+@pytest.mark.parametrize(("card", "said"), [("{", "not JSON"), ("{}", "no score card")])
+def test_a_broken_card_is_one_line(tmp_path: Path, card: str, said: str) -> None:
+    write_run(tmp_path / "a", 1, 1, 0.5)
+    (tmp_path / "a" / "scores" / "results.json").write_text(card)
+    with pytest.raises(InputError, match=said):
+        health_lines([tmp_path])
+
+
+def test_the_score_of_one_run_is_not_that_of_its_neighbours(tmp_path: Path) -> None:
+    for name in ("a", "b", "c"):
+        (write_run(tmp_path / name, 1, 1, None)).rename(tmp_path / f"run-{name}")
+    write_run(tmp_path / "d", 1, 1, 0.5)
+    (tmp_path / "d" / "scores").rename(tmp_path / "scores")
+    with pytest.raises(InputError, match="0 of 4 runs"):
+        health_lines([tmp_path])

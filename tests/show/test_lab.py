@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tcore.cli import main
 from tcore.errors import InputError
 from tcore.files import write_text
 from tcore.show.lab import (
@@ -102,6 +103,16 @@ def test_a_run_that_fails_is_named_with_its_last_line(tmp_path: Path) -> None:
     plan = Plan("quickstart", str(tmp_path / "nowhere"), 1, None, False, None)
     with pytest.raises(InputError, match=r"all, seed 0: `tcore train .*nowhere.* does not exist"):
         lab("branch", tmp_path / "out", plan, seeds=1, only=("all",), devices=("",), say=lambda line: None)
+
+
+def test_what_cannot_be_scored_is_said_before_anything_is_trained(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for flags, said in ((["--davis", "nowhere"], "nowhere"), (["--videos", "0"], "--videos 0: need 1")):
+        with pytest.raises(SystemExit):
+            main(["lab", "branch", "--out", str(tmp_path / "lab"), *flags])
+        assert said in capsys.readouterr().err
+    assert not (tmp_path / "lab").exists()
 
 
 def test_tables_that_are_none_are_named(tmp_path: Path) -> None:

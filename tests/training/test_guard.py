@@ -42,6 +42,16 @@ def test_a_process_that_has_stopped_reporting_gives_no_sign_of_life() -> None:
     assert "process 1 of 2 on node (pid 101) gives no sign of life, last in step 7" in line
 
 
+def test_of_processes_at_one_point_the_one_without_a_sign_of_life_is_named_alone() -> None:
+    seen = [report(rank, 40) for rank in range(8)]
+    later = [report(rank, 40, beat=0 if rank == 6 else 5) for rank in range(8)]
+    line = told((0, seen), (11, later))
+    assert line is not None
+    assert line.startswith("a process hangs")
+    assert "process 6 of 8 on node (pid 106) gives no sign of life" in line
+    assert "process 0 of 8" not in line
+
+
 def test_a_first_process_that_writes_piece_by_piece_does_not_hang() -> None:
     others = [report(1, 41)]
     assert told(*((t, [report(0, 40, signs=t), *others]) for t in range(0, 100, 5))) is None

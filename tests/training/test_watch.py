@@ -120,7 +120,7 @@ def test_what_fails_while_it_scores_is_said_and_training_goes_on(
     run = train(SETTINGS, tmp_path / "run", watch=failing)
     said = capsys.readouterr().err
     assert "warning: step 2 could not be scored: clip is gone." in said
-    assert "warning: step 4 could not be scored: [Errno 28]" in said
+    assert "warning: step 4 could not be scored: OSError: [Errno 28]" in said
     assert list(rows(run)) == [6]
 
 
@@ -131,6 +131,8 @@ def test_scored_another_way_the_best_is_scored_again(tmp_path: Path) -> None:
     train(SETTINGS, run, watch=other, quiet=True)
     assert read_best(run) == (4, 0.6, rows(run)[6]["way"])
     assert list(rows(run)) == [6], "scores of two ways in one table"
+    kept_rows = json.loads((run / TABLE).read_text())["checkpoints"]
+    assert [row["step"] for row in kept_rows] == [4, 6, 6], "scores were lost"
     assert load_encoder(run / BEST).fingerprint() == kept
 
 
@@ -151,11 +153,31 @@ def test_davis_is_scored_small_and_its_clips_are_spread(tmp_path: Path) -> None:
     assert "input 32x48" in card["differs"]
 
 
+def test_what_could_never_be_scored_is_refused_before_training(tmp_path: Path) -> None:
+    davis = write_davis(tmp_path / "davis", heldout_videos(2, num_frames=4, size=32))
+    Watch(2, davis=davis).check(8)
+    with pytest.raises(InputError, match="--evaluate-size 4 48 is smaller than a patch"):
+        Watch(2, davis=davis, size=(4, 48)).check(8)
+    last = sorted((davis / "JPEGImages/480p/clip1").iterdir())[-1]
+    whole = last.read_bytes()
+    last.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(InputError, match=last.name):
+        Watch(2, davis=davis).check(8)
+    last.write_bytes(whole)
+    for mask in sorted((davis / "Annotations/480p/clip0").iterdir())[1:]:
+        mask.unlink()
+    with pytest.raises(InputError, match="clip0"):
+        Watch(2, davis=davis).check(8)
+
+
 def test_the_command_line_says_what_goes_together(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for flags, said in (
         (["--davis", "nowhere"], "--davis goes with --evaluate-every"),
         (["--evaluate-clips", "2"], "--evaluate-clips goes with --evaluate-every"),
-        (["--evaluate-every", "0"], "every 0 steps"),
+        (["--evaluate-every", "0"], "--evaluate-every 0: need 1 step"),
+        (["--evaluate-every", "5", "--evaluate-clips", "0"], "--evaluate-clips 0: need 1"),
+        (["--evaluate-every", "5", "--binary"], "--binary goes with --davis"),
+        (["--plan", "--plan-memory", "24"], "choose one"),
         (["--evaluate-every", "5", "--davis", "nowhere"], "nowhere does not exist"),
         (["--evaluate-every", "5", "--evaluate-size", "32", "32"], "goes with --davis"),
         (["--evaluate-every", "5", "--cycle-frames", "nowhere"], "nowhere does not exist"),
