@@ -6,6 +6,7 @@ that is cut off keeps what it has. `--points batch K` chooses axes.
 """
 
 import argparse
+import itertools
 import json
 import subprocess
 import sys
@@ -20,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from step import NoiseStore, now, pinned
 
 from tcore.config import Config
-from tcore.data.samples import RawBatch, Source
+from tcore.data.samples import Source
 from tcore.recipes import recipe
 from tcore.training.build import build_schedule
 from tcore.training.journal import peak_memory_gib
@@ -178,12 +179,7 @@ def measure(config: Config, steps: int) -> dict[str, float]:
     source = Source(NoiseStore(2 * config.optim.batch), config)
     trainer, schedule = Trainer(config), build_schedule(config, 1000)
     raws = [pinned(source[index], trainer.device) for index in range(2 * config.optim.accumulate)]
-
-    def parts() -> Iterator[RawBatch]:
-        while True:
-            yield from raws
-
-    feed = parts()
+    feed = itertools.cycle(raws)
     for step in range(WARMUP):
         trainer.step(feed, step, schedule.at(step)).metrics()
     started, unread = now(trainer), list[Any]()

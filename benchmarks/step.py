@@ -5,8 +5,9 @@
 """
 
 import argparse
+import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -78,12 +79,7 @@ def report(config: Config, name: str, steps: int, breakdown: bool, kernels: int)
     source = Source(NoiseStore(2 * config.optim.batch), config)
     trainer, schedule = Trainer(config), build_schedule(config, 1000)
     raws = [pinned(source[index], trainer.device) for index in range(4 * config.optim.accumulate)]
-
-    def parts() -> Iterator[RawBatch]:
-        while True:
-            yield from raws
-
-    feed = parts()
+    feed = itertools.cycle(raws)
     started = time.perf_counter()
     for step in range(4):
         trainer.step(feed, step, schedule.at(step)).metrics()

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tcore.errors import InputError
+from tcore.training.guard import is_alive
 
 LOCK = "lock.json"
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # of some network file systems
@@ -63,13 +64,7 @@ def _at_work(holder: dict[str, Any]) -> bool:
     """Without locks of the kernel: whether the holder may still be there."""
     if not holder or holder.get("host") != platform.node():
         return bool(holder)
-    try:
-        os.kill(holder["pid"], 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True
-    return holder["pid"] != os.getpid()
+    return holder["pid"] != os.getpid() and is_alive(holder["pid"])
 
 
 def _refusal(run: Path, holder: dict[str, Any]) -> str:
