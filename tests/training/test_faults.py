@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +150,7 @@ def test_a_reading_process_that_is_killed_is_one_line_and_no_hang(
     def starve() -> None:
         victims.append(next(child for child in children_of(os.getpid()) if child not in strangers))
         os.kill(victims[0], signal.SIGKILL)
+        time.sleep(5)  # until the word of its death comes, before a batch that is cut off
 
     during_step(monkeypatch, 2, starve)
     with pytest.raises(LostWorkerError) as lost:
