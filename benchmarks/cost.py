@@ -2,7 +2,8 @@
 
 `python benchmarks/cost.py --out docs/cost.png` on a GPU; without one, around a small model. Every point is a
 process of its own; its line is printed as soon as it is there, and the picture is drawn anew, so that a run
-that is cut off keeps what it has. `--points batch K` chooses axes.
+that is cut off keeps what it has; with `--keep FILE.json` the next one measures only what is missing there.
+`--points batch K` chooses axes.
 """
 
 import argparse
@@ -106,6 +107,7 @@ def main() -> None:
         "--seconds", type=float, default=470, help="begin no point that would not be done by then"
     )
     parser.add_argument("--out", type=Path, help="a picture (needs matplotlib)")
+    parser.add_argument("--keep", type=Path, help="points so far, as JSON: taken from there, added to it")
     parser.add_argument("--one", help=argparse.SUPPRESS)  # settings of a point, as JSON
     options = parser.parse_args()
     base = {"runtime.compile": options.compile} | ({} if on_gpu else SMALL)
@@ -117,23 +119,35 @@ def main() -> None:
     print(f"cost of a step around vits16-k400, {gpu}, compile {options.compile}\n\n{HEADER}", flush=True)
     points: list[Point] = []
     chosen = {name: axes[name] for name in options.points}
-    for point in measure_axes(chosen, options.steps, options.compile, began + options.seconds):
+    kept = read_kept(options.keep)
+    for point in measure_axes(chosen, kept, options.steps, options.compile, began + options.seconds):
         points.append(point)
         print(point.row(), flush=True)
+        if options.keep:
+            options.keep.write_text(json.dumps(kept, indent=1))
         if options.out:
             draw(points, options.out)
     print(f"\n{len(points)} points in {time.perf_counter() - began:.0f} s")
 
 
+def read_kept(path: Path | None) -> dict[str, dict[str, float]]:
+    """Figures by their settings, of a run before."""
+    return json.loads(path.read_text()) if path is not None and path.exists() else {}
+
+
 def measure_axes(
-    axes: dict[str, list[dict[str, Any]]], steps: int, wish: str, deadline: float
+    axes: dict[str, list[dict[str, Any]]],
+    kept: dict[str, dict[str, float]],
+    steps: int,
+    wish: str,
+    deadline: float,
 ) -> Iterator[Point]:
-    """Measure every point in a fresh process; the one where axes meet, once."""
-    centre: dict[str, float] | None = None
+    """Measure every point that is not kept, in a fresh process; the one where axes meet, once."""
     slowest = 0.0
     for axis, changes in axes.items():
         for index, change in enumerate(changes):
-            found = centre if index == 0 else None
+            name = json.dumps(change) if index else "centre"
+            found = kept.get(name)
             if found is None:
                 started = time.perf_counter()
                 if started + slowest > deadline:
@@ -143,8 +157,8 @@ def measure_axes(
                 slowest = max(slowest, time.perf_counter() - started)
             if found is None:
                 continue
-            centre = found if index == 0 else centre
-            numbers = (found[name] for name in ("speed", "memory", "said"))
+            kept[name] = found
+            numbers = (found[figure] for figure in ("speed", "memory", "said"))
             yield Point(axis, int(found[axis]), int(found["batch"]), *numbers)
 
 
@@ -226,11 +240,13 @@ def draw(points: list[Point], path: Path) -> None:
         memory.minorticks_off()
         if axis == "size":
             for point in own:
+                where = (point.value, point.samples_per_second)
                 speed.annotate(
-                    f"batch {point.batch}", (point.value, point.samples_per_second), fontsize=7, color="0.4"
+                    f"batch {point.batch}", where, (0, 6), textcoords="offset points", ha="center", fontsize=7
                 )
         for panel in (speed, memory):
-            panel.set_ylim(bottom=0)
+            panel.margins(0.12)
+            panel.set_ylim(0, 1.1 * panel.get_ylim()[1])
     grid[0, 0].set_ylabel("samples/s")
     grid[1, 0].set_ylabel("GiB at the peak")
     grid[1, 0].legend(frameon=False)

@@ -18,20 +18,20 @@ def falling(last: float) -> np.ndarray:
 
 def test_equal_curves_that_fall_pass(capsys: pytest.CaptureFixture[str]) -> None:
     run = dict.fromkeys(curves.LOSSES, falling(0.5))
-    assert curves.report(run, run)
+    assert curves.report(run, run, 1.0)
     assert capsys.readouterr().out.count("passed") == 2 + len(curves.LOSSES)
 
 
 def test_curves_that_do_not_fall_fail() -> None:
     run = dict.fromkeys(curves.LOSSES, falling(0.95))
-    assert not curves.report(run, run)
+    assert not curves.report(run, run, 1.0)
 
 
 @pytest.mark.parametrize("loss", curves.LOSSES)
 def test_one_loss_that_drifts_apart_fails_and_is_named(loss: str, capsys: pytest.CaptureFixture[str]) -> None:
     plain = dict.fromkeys(curves.LOSSES, falling(0.5))
     fast = plain | {loss: falling(0.5) * np.linspace(1.0, 1.05, 100)}
-    assert not curves.report(plain, fast)
+    assert not curves.report(plain, fast, 1.0)
     (line,) = (line for line in capsys.readouterr().out.splitlines() if "FAILED" in line)
     assert line.startswith(loss)
 
@@ -41,10 +41,11 @@ def test_a_loss_that_passes_zero_is_compared_by_its_size() -> None:
     assert curves.compare(koleo, koleo + 0.005).apart == pytest.approx(0.005 / 0.5, rel=0.3)
 
 
-def test_a_loss_falls_from_its_plateau_not_from_below_it() -> None:
-    assert curves.fall(
-        np.concatenate([np.full(20, 0.5), np.full(40, 1.0), np.full(40, 0.8)])
-    ) == pytest.approx(0.2)
+def test_a_loss_falls_from_its_plateau_not_from_below_it_and_not_from_above() -> None:
+    below = np.concatenate([np.full(20, 0.5), np.full(40, 1.0), np.full(40, 0.8)])
+    above = np.concatenate([np.full(20, 3.0), np.full(40, 1.0), np.full(40, 0.8)])
+    assert curves.fall(below, 1.0) == pytest.approx(0.2)
+    assert curves.fall(above, 1.0) == pytest.approx(0.2)
 
 
 def test_a_point_is_a_row_of_the_table() -> None:
@@ -61,7 +62,9 @@ def test_axes_meet_in_one_point_that_is_measured_once(monkeypatch: pytest.Monkey
         return {"batch": 8, "K": 2048, "locals": 4, "size": 96, "speed": 1.0, "memory": 1.0, "said": 1.0}
 
     monkeypatch.setattr(cost, "in_fresh_process", found)
-    points = list(cost.measure_axes(cost.GPU_AXES, 6, "auto", time.perf_counter() + 60))
+    kept: dict[str, dict[str, float]] = {}
+    points = list(cost.measure_axes(cost.GPU_AXES, kept, 6, "auto", time.perf_counter() + 60))
     assert len(points) == 14
     assert len(asked) == 11
-    assert list(cost.measure_axes(cost.GPU_AXES, 6, "auto", time.perf_counter() - 1)) == []
+    assert list(cost.measure_axes(cost.GPU_AXES, kept, 6, "auto", time.perf_counter() - 1)) == points
+    assert list(cost.measure_axes(cost.GPU_AXES, {}, 6, "auto", time.perf_counter() - 1)) == []

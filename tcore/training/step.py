@@ -53,7 +53,7 @@ class Trainer:
             compile_model(self.model, fixed_shapes=whole_groups, sharded=sharded)
             self.render = compile_render(self.device)
         wrap = shard if sharded else replicate
-        self.losses = wrap(self.model, self.device)
+        self.losses = wrap(self.model)
         self.optimizer: Optimizer = build_optimizer(self.model, config)
         self.generator = torch.Generator(self.device)
         self.clock = Clock(self.device)

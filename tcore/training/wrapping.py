@@ -24,13 +24,11 @@ class NamedLosses(nn.Module):
         return self.model(*arguments).named()
 
 
-def replicate(model: TCoRe, device: torch.device) -> nn.Module:
+def replicate(model: TCoRe) -> nn.Module:
     """Every process holds the whole model; gradients are averaged while the backward pass still runs."""
     wrapped = NamedLosses(model)
     if distributed.alone():
         return wrapped
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
     # Centres are summed by their counts, so the wrapper must leave buffers alone; torch 2.13 renamed that.
     replicas: Any = nn.parallel.DistributedDataParallel
     known = inspect.signature(replicas.__init__).parameters
@@ -39,7 +37,7 @@ def replicate(model: TCoRe, device: torch.device) -> nn.Module:
     return replicated
 
 
-def shard(model: TCoRe, device: torch.device) -> nn.Module:
+def shard(model: TCoRe) -> nn.Module:
     """Every process holds a share of every parameter; blocks are put together when they are needed."""
     wrapped = NamedLosses(model)
     if distributed.alone():
@@ -47,7 +45,8 @@ def shard(model: TCoRe, device: torch.device) -> nn.Module:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    mesh = init_device_mesh(device.type, (distributed.world().size,))
+    kind = next(model.parameters()).device.type
+    mesh = init_device_mesh(kind, (distributed.world().size,))
     for network in (model.student, model.teacher):
         for block in network.backbone.blocks:
             fully_shard(block, mesh=mesh)
