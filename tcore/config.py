@@ -7,6 +7,7 @@ from typing import Literal
 
 from tcore.data.masking import MaskKind
 from tcore.data.sandwich import Sides
+from tcore.data.views import AuxiliaryBox
 from tcore.model.tcore import Auxiliary, LossForm, Targets
 
 Range = tuple[float, float]
@@ -46,6 +47,8 @@ class ViewsConfig:
     """Area of a global crop, as a share of the frame."""
     local_area: Range = (0.05, 0.32)
     """Area of a local crop, as a share of the frame."""
+    auxiliary_box: AuxiliaryBox = "central"
+    """What the auxiliary views show: the middle of their frame, or the box of the global crop they serve."""
     fixed_space: bool = True
     """Student and teacher see the same box (table 3b turns it off; needs --auxiliary none)."""
     fixed_time: bool = True

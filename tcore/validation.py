@@ -115,6 +115,11 @@ def _check_images(config: Config) -> None:
         raise InputError("sandwich.* has no effect with source=images: leave those settings out.")
     if not config.views.fixed_time:
         raise InputError("views.fixed_time=False: an image has no other moment; not with source=images.")
+    if config.views.auxiliary_box != "central":
+        raise InputError(
+            f"views.auxiliary_box={config.views.auxiliary_box}: a neighbour shows something else at that place; "
+            "not with source=images."
+        )
 
 
 def _check_sandwich(config: Config) -> None:

@@ -176,6 +176,7 @@ class Source(Dataset[RawBatch]):
             num_local=views.num_local,
             global_area=views.global_area,
             local_area=views.local_area,
+            auxiliary_box=views.auxiliary_box,
             fixed_space=views.fixed_space,
             fixed_time=views.fixed_time,
         )

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from typing import Literal
 
 import numpy as np
 from jaxtyping import Bool, Float64, Int64
@@ -11,6 +12,7 @@ from tcore.errors import InputError
 
 Size = tuple[int, int]  # height, width
 Range = tuple[float, float]
+AuxiliaryBox = Literal["central", "current"]
 
 PAST, CURRENT, FUTURE = 0, 1, 2
 ASPECT: Range = (3 / 4, 4 / 3)  # width / height
@@ -141,18 +143,15 @@ def sample_views(
     num_local: int = 8,
     global_area: Range = (0.32, 1.0),
     local_area: Range = (0.05, 0.32),
+    auxiliary_box: AuxiliaryBox = "central",
     fixed_space: bool = True,
     fixed_time: bool = True,
 ) -> SamplePlan:
     """Draw all views of one sample; `sizes` are those of the past, current and future frame."""
     current = sizes[CURRENT]
-    box = np.concatenate(
-        [
-            random_boxes(current, global_area, ASPECT, rng, 2),
-            random_boxes(current, local_area, ASPECT, rng, num_local),
-            np.array([central_box(sizes[PAST])] * 2 + [central_box(sizes[FUTURE])] * 2),
-        ]
-    )
+    global_box = random_boxes(current, global_area, ASPECT, rng, 2)
+    local_box = random_boxes(current, local_area, ASPECT, rng, num_local)
+    box = np.concatenate([global_box, local_box, *_auxiliary_boxes(sizes, global_box, auxiliary_box)])
     pair = [GLOBAL_1, GLOBAL_2]
     frame = np.array([CURRENT] * (2 + num_local) + [PAST] * 2 + [FUTURE] * 2)
     views = sample_photometry(rng, frame, box, pair + [LOCAL] * num_local + pair + pair)
@@ -166,6 +165,21 @@ def sample_views(
         # Drawn last: the other views are the same with and without the ablation.
         student=_student(rng, sizes, global_, global_area, fixed_space, fixed_time),
     )
+
+
+def _auxiliary_boxes(
+    sizes: tuple[Size, Size, Size], global_box: Int64[np.ndarray, "2 4"], which: AuxiliaryBox
+) -> tuple[Int64[np.ndarray, "2 4"], Int64[np.ndarray, "2 4"]]:
+    """Boxes in the past and in the future frame, one for each global crop."""
+    if which == "central":
+        past, future = (np.array([central_box(sizes[frame])] * 2) for frame in (PAST, FUTURE))
+        return past, future
+    if len(set(sizes)) > 1:
+        raise InputError(
+            f"views.auxiliary_box=current needs frames of one size, got {', '.join(map(str, sizes))}: "
+            "use a video, or --views.auxiliary-box central."
+        )
+    return global_box, global_box
 
 
 def _student(

@@ -191,6 +191,21 @@ def test_past_and_future_share_the_central_box() -> None:
     assert sample.past.box.tolist() == sample.future.box.tolist() == [[0, 20, 90, 120]] * 2
 
 
+def test_past_and_future_can_show_the_box_of_the_crop_they_serve() -> None:
+    central, current = (
+        sample_views(np.random.default_rng(0), SIZES, auxiliary_box=box) for box in ("central", "current")
+    )
+    assert (current.past.box == current.global_.box).all()
+    assert (current.future.box == current.global_.box).all()
+    assert same(current.global_, central.global_)
+    assert (current.past.jitter == central.past.jitter).all()
+
+
+def test_the_box_of_a_crop_in_frames_of_other_sizes_is_refused() -> None:
+    with pytest.raises(InputError, match=r"auxiliary_box=current needs frames of one size, got \(40, 30\)"):
+        sample_views(np.random.default_rng(0), ((40, 30), (240, 320), (240, 320)), auxiliary_box="current")
+
+
 def test_frames_of_other_sizes_get_boxes_of_their_own() -> None:
     sizes = ((90, 160), (64, 64), (300, 200))
     for seed in range(20):

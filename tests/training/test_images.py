@@ -111,6 +111,7 @@ def test_neighbours_that_are_not_there_or_of_other_images_are_said(tmp_path: Pat
         ({"auxiliary": "future"}, "auxiliary=future: with source=images"),
         ({"sandwich__offset": (0.1, 0.2)}, r"sandwich\.\* has no effect with source=images"),
         ({"auxiliary": "none", "views__fixed_time": False}, "an image has no other moment"),
+        ({"views__auxiliary_box": "current"}, "a neighbour shows something else"),
     ],
 )
 def test_settings_that_images_cannot_have_are_refused(
