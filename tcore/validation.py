@@ -117,8 +117,8 @@ def _check_images(config: Config) -> None:
         raise InputError("views.fixed_time=False: an image has no other moment; not with source=images.")
     if config.views.auxiliary_box != "central":
         raise InputError(
-            f"views.auxiliary_box={config.views.auxiliary_box}: a neighbour shows something else at that place; "
-            "not with source=images."
+            f"views.auxiliary_box={config.views.auxiliary_box}: a neighbour shows something else at that "
+            "place; not with source=images."
         )
 
 
