@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import tyro
 
+from tcore.cli_help import help_text
 from tcore.config import Config
 from tcore.config_file import flatten
 from tcore.errors import InputError
@@ -18,14 +19,15 @@ Command = TypeVar("Command")
 
 
 def parse(kind: type[Command], argv: list[str], prog: str, default: Command) -> Command:
-    """Parse with tyro; its boxed error becomes one line."""
+    """Parse with tyro; its boxed error becomes one line, and help is our own."""
+    if "-h" in argv or "--help" in argv:
+        print(help_text(default, prog))
+        raise SystemExit(0)
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said):
             return tyro.cli(kind, args=argv, prog=prog, default=default)
-    except SystemExit as stop:
-        if stop.code in (0, None):
-            raise
+    except SystemExit:
         raise InputError(f"{_condense(said.getvalue())} See {prog} --help.") from None
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from tcore.cli import main, parse_train
+from tcore.cli import main
+from tcore.cli_train import parse_train
 from tcore.recipes import RECIPES, recipe
 
 TINY = (

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tcore.cli import VERBS, parse_train
+from tcore.cli import VERBS
+from tcore.cli_train import parse_train
 from tcore.recipes import RECIPES
 
 ROOT = Path(__file__).parent.parent
