@@ -3,6 +3,7 @@
 import multiprocessing
 import multiprocessing.connection
 import signal
+import sys
 import time
 import traceback
 from collections import Counter
@@ -56,7 +57,8 @@ class _Worker:
         context.set_forkserver_preload(["tcore.data.packing"])
         self.connection, theirs = context.Pipe()
         self.process = context.Process(target=_work, args=(theirs,))
-        self.process.start()
+        with _without_main():
+            self.process.start()
         theirs.close()
 
     def give(self, task: Task) -> None:
@@ -108,6 +110,19 @@ class _Worker:
         self.connection.close()
         self.process.terminate()
         self.process.join()
+
+
+@contextmanager
+def _without_main() -> Iterator[None]:
+    """Let a new process leave the caller's script alone, which it would run once more otherwise."""
+    main = sys.modules["__main__"]
+    names: list[str] = [name for name in ("__file__", "__spec__") if name in vars(main)]
+    before = {name: vars(main).pop(name) for name in names}
+    main.__spec__ = None
+    try:
+        yield
+    finally:
+        vars(main).update(before)
 
 
 @contextmanager

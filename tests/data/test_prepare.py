@@ -252,6 +252,18 @@ def test_strange_file_names_are_kept(folders: Path, tmp_path: Path) -> None:
     assert "-x\\xfe,skipped" in (tmp_path / "store" / "skipped.csv").read_text()
 
 
+def test_a_script_that_prepares_is_not_run_again_by_the_processes(videos: Path, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from pathlib import Path\nfrom tcore.data.prepare import prepare\nprint('begins')\n"
+        f"prepare(Path({str(videos)!r}), Path({str(tmp_path / 'store')!r}), workers=2)\n"
+    )
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("begins") == 1
+    assert (tmp_path / "store").is_dir()
+
+
 def test_shards_depend_on_the_listing_alone() -> None:
     items = [Item(str(i), str(i), (), 10) for i in range(100_000)]
     sizes = [len(shard) for shard in plan_shards(items)]
