@@ -23,6 +23,7 @@ from step import NoiseStore, now, pinned
 
 from tcore.config import Config
 from tcore.data.samples import Source
+from tcore.files import read_json, write_text
 from tcore.recipes import recipe
 from tcore.training.build import build_schedule
 from tcore.training.journal import peak_memory_gib
@@ -116,23 +117,31 @@ def main() -> None:
         return
     began = time.perf_counter()
     gpu = torch.cuda.get_device_name() if on_gpu else "CPU, a small model"
+    measured_by = {"device": gpu, "compile": options.compile, "steps": options.steps}
+    kept = read_kept(options.keep, measured_by)
     print(f"cost of a step around vits16-k400, {gpu}, compile {options.compile}\n\n{HEADER}", flush=True)
     points: list[Point] = []
     chosen = {name: axes[name] for name in options.points}
-    kept = read_kept(options.keep)
     for point in measure_axes(chosen, kept, options.steps, options.compile, began + options.seconds):
         points.append(point)
         print(point.row(), flush=True)
         if options.keep:
-            options.keep.write_text(json.dumps(kept, indent=1))
+            write_text(options.keep, json.dumps(measured_by | {"points": kept}, indent=1) + "\n")
         if options.out:
             draw(points, options.out)
     print(f"\n{len(points)} points in {time.perf_counter() - began:.0f} s")
 
 
-def read_kept(path: Path | None) -> dict[str, dict[str, float]]:
-    """Figures by their settings, of a run before."""
-    return json.loads(path.read_text()) if path is not None and path.exists() else {}
+def read_kept(path: Path | None, wanted: dict[str, Any]) -> dict[str, dict[str, float]]:
+    """Figures by their settings, of a run before that measured in the same way."""
+    if path is None or not path.exists():
+        return {}
+    found = read_json(path)
+    for name, value in wanted.items():
+        if found.get(name) != value:
+            raise SystemExit(f"--keep {path} is of {name} {found.get(name)}, not {value}: name another file.")
+    points: dict[str, dict[str, float]] = found["points"]
+    return points
 
 
 def measure_axes(

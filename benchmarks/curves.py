@@ -1,8 +1,9 @@
 """The same training twice, plain in fp32 and fast in bf16, to see whether the curves lie on each other.
 
-`python benchmarks/curves.py --out docs/curves.png`: 300 steps of a ViT-S/16 with settings that leave the
-start-up plateau (LayerScale .1, gains fixed, K 2,048; crops of 128 and 64 pixels, rendered videos); without
-a GPU, a small model, and nothing is compiled. Plain: eager, fp32, all rows x K held. Fast: compiled, bf16,
+`python benchmarks/curves.py --out docs/curves.png`: 300 steps of a ViT-S/16 (LayerScale .1, gains fixed, K
+2,048; crops of 128 and 64 pixels, rendered videos); without a GPU, a small model, and nothing is compiled.
+These settings stay near the start-up plateau; docs/LOG.md has others, and how far apart they end.
+Plain: eager, fp32, all rows x K held. Fast: compiled, bf16,
 losses in chunks. Seed, samples, views, masks and stochastic depth are the same for both.
 `--set teacher.momentum=[0.99,1]` changes a setting of both.
 

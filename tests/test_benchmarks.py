@@ -1,5 +1,6 @@
 """The parts of the benchmarks that decide something."""
 
+import json
 import sys
 import time
 from pathlib import Path
@@ -52,6 +53,16 @@ def test_a_point_is_a_row_of_the_table() -> None:
     point = cost.Point("K", 65536, 256, 1440.0, 32.4, 33.04)
     assert point.row() == "| K 65,536 | 256 | 1,440.0 | 32.40 | 33.04 | 1.02 |"
     assert point.row().count("|") == cost.HEADER.splitlines()[0].count("|")
+
+
+def test_points_that_were_measured_otherwise_are_not_kept(tmp_path: Path) -> None:
+    here = {"device": "CPU, a small model", "compile": "off", "steps": 6}
+    path = tmp_path / "points.json"
+    assert cost.read_kept(path, here) == {}
+    path.write_text(json.dumps(here | {"points": {"centre": {"speed": 1.0}}}))
+    assert cost.read_kept(path, here) == {"centre": {"speed": 1.0}}
+    with pytest.raises(SystemExit, match="is of compile off, not auto: name another file"):
+        cost.read_kept(path, here | {"compile": "auto"})
 
 
 def test_axes_meet_in_one_point_that_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
