@@ -7,12 +7,14 @@ import re
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from tcore.errors import InputError
 
 PR_SET_PDEATHSIG = 1
+WORD = 1.0  # seconds within which PyTorch says that a reading process is gone
 KILLED = (
     "was killed, as the system does when memory runs out: use fewer --runtime.workers, or give the job more "
     "memory (of /dev/shm too); the same command goes on from the last checkpoint."
@@ -62,7 +64,10 @@ def missing_killed_workers() -> Iterator[None]:
                 raise LostWorkerError(f"reading process {found[1].strip()} {KILLED}") from error
             cause = cause.__cause__ or cause.__context__
         if isinstance(error, ConnectionResetError | ConnectionRefusedError | EOFError):
-            # It went while it handed over a batch, and nobody knew yet that it was gone.
+            # It went while it handed over a batch, and nobody knew yet that it was gone. PyTorch says so a
+            # moment later, wherever this process is then: it is to be here, not where the others are told.
+            with suppress(RuntimeError):
+                time.sleep(WORD)
             raise LostWorkerError(f"a reading process {KILLED}") from error
         raise
 

@@ -149,8 +149,10 @@ class Guard:
         """Look after nobody any more; the others hear how it ended."""
         self._over.set()
         leaves = error is None or isinstance(error, SystemExit)
-        with suppress(RuntimeError):  # nobody to tell
-            self._tell(LEFT if leaves else FAILED)
+        for _ in range(2):  # once more: word of a killed reading process may come up anywhere, here too
+            with suppress(RuntimeError):  # nobody to tell
+                self._tell(LEFT if leaves else FAILED)
+                break
         self._thread.join(GRACE)
 
     def _tell(self, state: str | None = None) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tcore import train
+from tcore.data import workers
 from tcore.data.workers import LostWorkerError, missing_killed_workers
 from tcore.training.step import Trainer
 from tests.tiny import tiny
@@ -168,6 +169,28 @@ def test_a_reading_process_that_is_killed_while_it_hands_over_a_batch_is_one_lin
 ) -> None:
     with pytest.raises(LostWorkerError, match="a reading process was killed, as"), missing_killed_workers():
         raise error
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs a timer that signals")
+def test_the_late_word_of_a_killed_reading_process_does_not_come_up_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    heard = []
+
+    def word(number: int, frame: Any) -> None:
+        heard.append(number)
+        raise RuntimeError("DataLoader worker (pid 41) is killed by signal: Killed.")
+
+    monkeypatch.setattr(workers, "WORD", 30.0)
+    before = signal.signal(signal.SIGALRM, word)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.5)
+        with pytest.raises(LostWorkerError, match="a reading process was"), missing_killed_workers():
+            raise EOFError
+        assert heard == [signal.SIGALRM]  # within, and it cut the waiting short
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def test_a_killed_reading_process_is_known_behind_other_errors() -> None:

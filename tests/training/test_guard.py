@@ -1,5 +1,6 @@
 """Who hangs, told from what the processes report."""
 
+import json
 import threading
 from typing import Any
 
@@ -93,6 +94,26 @@ def test_an_error_of_other_kinds_is_not_taken_for_a_lost_process() -> None:
     nobody = guard.Guard(None, "name", 0, 2, 10.0)
     with pytest.raises(RuntimeError, match="mat1 and mat2"):
         nobody.explain(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
+
+
+def test_the_others_hear_how_it_ended_though_another_error_comes_up_meanwhile() -> None:
+    class Store:
+        def __init__(self) -> None:
+            self.told: list[str] = []
+            self.disturbed = False
+
+        def set(self, key: str, value: str) -> None:
+            if self.disturbed:
+                self.disturbed = False
+                raise RuntimeError("DataLoader worker (pid 41) is killed by signal: Killed.")
+            self.told.append(json.loads(value)[2])
+
+    store = Store()
+    watching = guard.Guard(store, "name", 1, 2, 1e4)  # the thread looks around after seconds
+    watching.begin()
+    store.disturbed = True
+    watching.end(EOFError())
+    assert store.told == [guard.AT_WORK, guard.FAILED]
 
 
 def test_the_place_of_a_thread_is_a_line_of_the_package() -> None:
