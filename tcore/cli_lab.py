@@ -19,7 +19,7 @@ class LabCommand:
     table: Positional[str] = ""
     """branch, alignment, offsets or masks; or a JSON file: [{"name": "slow", "flags": "--seed 1"}, ...]."""
     out: Path | None = None
-    """Folder for runs, scores, lab.md and lab.json; the same command goes on there."""
+    """Folder for runs, scores, lab.md, lab.png and lab.json; the same command goes on there."""
     recipe: str = "quickstart"
     """Settings that every row starts from."""
     frames: str | None = None
@@ -43,7 +43,7 @@ class LabCommand:
     health: tuple[Path, ...] = ()
     """Train nothing: which health figure foretells the score, over these runs or those in these folders."""
     gpus: tuple[str, ...] = ()
-    """GPUs by number, a run at a time on each (default: one run at a time, where tcore train runs it)."""
+    """GPUs by number, a run at a time on each; one named twice takes two (default: one run at a time)."""
 
 
 def lab_verb(argv: list[str]) -> None:

@@ -99,6 +99,7 @@ def dynamics_figure(runs: Sequence[Run], out: Path, *, title: str = "") -> None:
 
 def _draw(axes: "Axes", panel: Panel, runs: Sequence[Run]) -> None:
     """One diagram: a colour for each run, or for each figure where there is one run."""
+    labelled = set()
     for number, run in enumerate(runs):
         for index, (name, label) in enumerate(panel.figures.items()):
             series = run.series(name)
@@ -115,13 +116,15 @@ def _draw(axes: "Axes", panel: Panel, runs: Sequence[Run]) -> None:
                 color=colour,
                 linewidth=1.7,
                 linestyle=style,
-                label=label if number == 0 else None,
+                label=None if name in labelled else label,
             )
+            labelled.add(name)
     axes.set_title(panel.title, loc="left", fontweight="bold")
     axes.margins(x=0.02)
     if any(panel.figures.values()):
         axes.legend(fontsize=7.5, loc="best", labelcolor=FAINT)
     axes.tick_params(labelsize=7.5, length=2.5)
+    axes.ticklabel_format(axis="y", useOffset=False)
     axes.grid(axis="y", color="#e8e6e1", linewidth=0.7)
     axes.set_axisbelow(True)
 

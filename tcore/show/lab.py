@@ -1,30 +1,23 @@
 """Rows of an ablation table, trained and scored one after another or over several GPUs, as one table."""
 
 import json
-import math
 import os
 import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any
-
-import numpy as np
 
 from tcore.errors import InputError, did_you_mean
 from tcore.files import write_text
+from tcore.show.lab_table import DONE, collect, draw_curves, markdown
 from tcore.show.tables import TABLES, Row
 
 Said = Callable[[str], None]
-DONE = "lab.json"
-BOOTSTRAP = 1000
-# Two-sided 95% quantiles of Student's t for 1, 2, ... degrees of freedom.
-STUDENT = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)
 
 
 @dataclass(frozen=True)
@@ -56,14 +49,34 @@ class Job:
     def commands(self, plan: Plan) -> list[list[str]]:
         """Train, then score."""
         run = self.folder / "run"
-        train = ["train", plan.recipe, "--run", str(run), "--seed", str(self.seed)]
-        train += ["--frames", plan.frames] if plan.frames else []
-        train += ["--optim.steps", str(plan.budget)] if plan.budget else []
+        common = ["--seed", str(self.seed)]
+        common += ["--frames", plan.frames] if plan.frames else []
+        common += ["--optim.steps", str(plan.budget)] if plan.budget else []
+        common += plan.extra
         score = ["evaluate", str(run), "--out", str(self.folder / "scores")]
         score += ["--davis", str(plan.davis)] if plan.davis else ["--synthetic", "--videos", str(plan.videos)]
         score += ["--binary"] if plan.binary else []
         score += ["--size", *map(str, plan.size)] if plan.size else []
-        return [[*train, *plan.extra, *self.row.flags.split()], score]
+        own = shlex.split(self.row.flags)
+        return [["train", plan.recipe, "--run", str(run), *without(common, own), *own], score]
+
+
+def without(flags: Sequence[str], own: Sequence[str]) -> list[str]:
+    """Flags with their values, but for those that a row gives itself.
+
+    >>> without(["--optim.steps", "9", "--teacher.momentum", "0.9", "1", "--x=2"], ["--optim.steps", "5"])
+    ['--teacher.momentum', '0.9', '1', '--x=2']
+    """
+    given = {_name(word) for word in own if word.startswith("--")}
+    kept, keeps = [], True
+    for word in flags:
+        keeps = _name(word) not in given if word.startswith("--") else keeps
+        kept += [word] if keeps else []
+    return kept
+
+
+def _name(flag: str) -> str:
+    return flag.partition("=")[0].replace("_", "-")
 
 
 def read_table(name: str) -> list[Row]:
@@ -89,8 +102,8 @@ def read_table(name: str) -> list[Row]:
     return rows
 
 
-def run_jobs(jobs: Sequence[Job], plan: Plan, devices: Sequence[str], say: Said) -> None:
-    """Run what is not done yet, as many at a time as there are devices; the first failure ends it."""
+def run_jobs(jobs: Sequence[Job], plan: Plan, devices: Sequence[str], say: Said) -> list[InputError]:
+    """Run what is not done yet, as many at a time as there are devices; a failure does not end the others."""
     free: SimpleQueue[str] = SimpleQueue()
     for device in devices:
         free.put(device)
@@ -104,9 +117,18 @@ def run_jobs(jobs: Sequence[Job], plan: Plan, devices: Sequence[str], say: Said)
 
     waiting = [job for job in jobs if not is_done(job, plan)]
     say(f"{len(jobs)} runs, {len(jobs) - len(waiting)} of them done before; {len(devices)} at a time")
-    with ThreadPoolExecutor(len(devices)) as pool:
+    failed = []
+    pool = ThreadPoolExecutor(len(devices))
+    try:
         for finished in [pool.submit(work, job) for job in waiting]:
-            finished.result()
+            try:
+                finished.result()
+            except InputError as error:
+                say(f"failed: {error}")
+                failed.append(error)
+    finally:
+        pool.shutdown(cancel_futures=True)  # who interrupts it does not want the next run either
+    return failed
 
 
 def run_job(job: Job, plan: Plan, device: str, say: Said) -> None:
@@ -149,86 +171,6 @@ def is_done(job: Job, plan: Plan) -> bool:
     return True
 
 
-def collect(out: Path, rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """What is known of every row: mean over seeds, interval over seeds and over clips, cost."""
-    found = []
-    for row in rows:
-        folders = sorted((out / row.folder).glob("seed-*"))
-        cards = [
-            json.loads((f / "scores" / "results.json").read_text("utf-8"))
-            for f in folders
-            if (f / DONE).is_file()
-        ]
-        if not cards:
-            continue
-        seconds = [
-            json.loads((f / DONE).read_text("utf-8"))["seconds"][0] for f in folders if (f / DONE).is_file()
-        ]
-        benchmarks = [next(iter(card["benchmarks"].values())) for card in cards]
-        scores = {name: [100 * b["scores"][name] for b in benchmarks] for name in ("J&F", "J", "F")}
-        clips = np.array([[100 * clip["J&F"] for clip in b["clips"].values()] for b in benchmarks])
-        found.append(
-            {
-                "row": row.name,
-                "flags": row.flags,
-                "seeds": len(cards),
-                **{name: float(np.mean(values)) for name, values in scores.items()},
-                "over_seeds": over_seeds(scores["J&F"]),
-                "over_clips": over_clips(clips.mean(axis=0)),
-                "minutes": float(np.mean(seconds)) / 60,
-                "published": row.published,
-            }
-        )
-    return found
-
-
-def over_seeds(values: Sequence[float]) -> float | None:
-    """Half the 95% interval of the mean by Student's t; None from one seed."""
-    if len(values) < 2:
-        return None
-    quantile = STUDENT[min(len(values) - 1, len(STUDENT)) - 1]
-    return float(quantile * np.std(values, ddof=1) / math.sqrt(len(values)))
-
-
-def over_clips(values: np.ndarray) -> list[float] | None:
-    """95% interval of the mean over resampled clips."""
-    if len(values) < 2:
-        return None
-    rng = np.random.default_rng(0)
-    means = values[rng.integers(len(values), size=(BOOTSTRAP, len(values)))].mean(axis=1)
-    return [float(x) for x in np.percentile(means, [2.5, 97.5])]
-
-
-def markdown(title: str, rows: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """The table for people."""
-    yield f"# {title}"
-    yield ""
-    columns = (
-        "row",
-        "flags",
-        "seeds",
-        "J&F",
-        "95% over seeds",
-        "95% over clips",
-        "J",
-        "F",
-        "minutes",
-        "published",
-    )
-    yield f"| {' | '.join(columns)} |"
-    yield "|---" * len(columns) + "|"
-    for row in rows:
-        seeds = "-" if row["over_seeds"] is None else f"± {row['over_seeds']:.1f}"
-        clips = (
-            "-" if row["over_clips"] is None else f"{row['over_clips'][0]:.1f} to {row['over_clips'][1]:.1f}"
-        )
-        there = "-" if row["published"] is None else "{:.1f} ({:.1f} / {:.1f})".format(*row["published"])
-        yield (
-            f"| {row['row']} | `{row['flags']}` | {row['seeds']} | {row['J&F']:.1f} | {seeds} | {clips} | "
-            f"{row['J']:.1f} | {row['F']:.1f} | {row['minutes']:.1f} | {there} |"
-        )
-
-
 def lab(
     table: str, out: Path, plan: Plan, *, seeds: int, only: Sequence[str], devices: Sequence[str], say: Said
 ) -> list[str]:
@@ -242,9 +184,15 @@ def lab(
             )
     chosen = [row for row in rows if not only or row.name in only]
     jobs = [Job(row, seed, out / row.folder / f"seed-{seed}") for seed in range(seeds) for row in chosen]
-    run_jobs(jobs, plan, devices, say)
+    failed = run_jobs(jobs, plan, devices, say)
     found = collect(out, rows)
-    lines = list(markdown(f"{Path(table).stem}, recipe {plan.recipe}", found))
-    write_text(out / "lab.json", json.dumps(found, indent=1) + "\n")
-    write_text(out / "lab.md", "\n".join(lines) + "\n")
+    title = f"{Path(table).stem}, recipe {plan.recipe}"
+    lines = list(markdown(title, found))
+    if found:
+        write_text(out / "lab.json", json.dumps(found, indent=1) + "\n")
+        lines += draw_curves(out, rows, title)
+        write_text(out / "lab.md", "\n".join(lines) + "\n")
+    if failed:
+        kept = f"; {out / 'lab.md'} has the {len(found)} rows that there are" if found else ""
+        raise InputError(f"{len(failed)} of {len(jobs)} runs failed{kept}. The first: {failed[0]}")
     return lines

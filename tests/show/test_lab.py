@@ -1,6 +1,7 @@
 """Ablation tables of one's own."""
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -9,18 +10,8 @@ import pytest
 from tcore.cli import main
 from tcore.errors import InputError
 from tcore.files import write_text
-from tcore.show.lab import (
-    DONE,
-    Job,
-    Plan,
-    collect,
-    is_done,
-    lab,
-    markdown,
-    over_clips,
-    over_seeds,
-    read_table,
-)
+from tcore.show.lab import Job, Plan, is_done, lab, read_table
+from tcore.show.lab_table import DONE, collect, markdown, over_clips, over_seeds
 from tcore.show.tables import TABLES, Row
 
 TINY = (
@@ -47,7 +38,9 @@ def test_a_table_is_trained_scored_and_written(tmp_path: Path) -> None:
     table.write_text(json.dumps([{"name": "with pf"}, {"name": "no pf", "flags": "--loss.past-future 0"}]))
     said: list[str] = []
     lines = lab(str(table), tmp_path / "out", PLAN, seeds=1, only=("no pf",), devices=("",), say=said.append)
-    assert "| no pf | `--loss.past-future 0` | 1 |" in lines[-1]
+    assert "| no pf | `--loss.past-future 0` | 1 |" in lines[4]
+    assert lines[-1] == "![Losses and health of every row, first seed](lab.png)"
+    assert (tmp_path / "out" / "lab.png").stat().st_size > 10_000
     assert (tmp_path / "out" / "lab.md").read_text().splitlines() == lines
     assert (tmp_path / "out" / "no-pf" / "seed-0" / "run" / "encoder.safetensors").exists()
     again = lab(str(table), tmp_path / "out", PLAN, seeds=1, only=("no pf",), devices=("",), say=said.append)
@@ -101,8 +94,55 @@ def test_other_commands_in_a_folder_are_refused(tmp_path: Path) -> None:
 
 def test_a_run_that_fails_is_named_with_its_last_line(tmp_path: Path) -> None:
     plan = Plan("quickstart", str(tmp_path / "nowhere"), 1, None, False, None)
-    with pytest.raises(InputError, match=r"all, seed 0: `tcore train .*nowhere.* does not exist"):
+    with pytest.raises(
+        InputError, match=r"1 of 1 runs failed\. .*all, seed 0: `tcore train .*nowhere.* does not exist"
+    ):
         lab("branch", tmp_path / "out", plan, seeds=1, only=("all",), devices=("",), say=lambda line: None)
+    assert not (tmp_path / "out" / "lab.md").exists()
+
+
+def test_a_run_that_fails_costs_the_others_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(job: Job, plan: Plan, device: str, say: Any) -> None:
+        if job.row.name == "past":
+            raise InputError("past, seed 0: out of memory")
+        finish(job, [0.2, 0.4])
+
+    monkeypatch.setattr("tcore.show.lab.run_job", run)
+    said: list[str] = []
+    with pytest.raises(InputError, match=r"1 of 5 runs failed; .*lab\.md has the 4 rows .*out of memory"):
+        lab("branch", tmp_path, PLAN, seeds=1, only=(), devices=("0", "0"), say=said.append)
+    assert said == ["5 runs, 0 of them done before; 2 at a time", "failed: past, seed 0: out of memory"]
+    assert [row["row"] for row in json.loads((tmp_path / "lab.json").read_text())] == [
+        "none",
+        "future",
+        "both",
+        "all",
+    ]
+
+
+def test_who_interrupts_a_lab_does_not_get_the_next_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = []
+
+    def run(job: Job, plan: Plan, device: str, say: Any) -> None:
+        begun.append(job.row.name)
+        time.sleep(0.2)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("tcore.show.lab.run_job", run)
+    with pytest.raises(KeyboardInterrupt):
+        lab("masks", tmp_path, PLAN, seeds=1, only=(), devices=("",), say=lambda line: None)
+    assert len(begun) <= 2  # one may begin before the word is out
+
+
+def test_flags_of_a_row_take_the_place_of_those_of_all_rows() -> None:
+    row = Row("own", "--optim.steps 5 --frames clips+photographs:images --seed 7 --optim.base-lr 0.1")
+    plan = Plan(
+        "quickstart", "clips", 9, None, False, None, 2, ("--optim.base_lr", "0.2", "--optim.batch", "4")
+    )
+    train, _ = Job(row, 0, Path("there")).commands(plan)
+    assert train == ["train", "quickstart", "--run", "there/run", "--optim.batch", "4", *row.flags.split()]
 
 
 def test_what_cannot_be_scored_is_said_before_anything_is_trained(
