@@ -15,6 +15,7 @@ from tcore.errors import InputError
 
 PR_SET_PDEATHSIG = 1
 WORD = 1.0  # seconds within which PyTorch says that a reading process is gone
+DEAD = re.compile(r"DataLoader worker \(pid\(?s?\)? ([\d, ]+)\)")  # what PyTorch says of it
 KILLED = (
     "was killed, as the system does when memory runs out: use fewer --runtime.workers, or give the job more "
     "memory (of /dev/shm too); the same command goes on from the last checkpoint."
@@ -58,18 +59,27 @@ def missing_killed_workers() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        cause: BaseException | None = error
-        while cause is not None:
-            if found := re.search(r"DataLoader worker \(pid\(?s?\)? ([\d, ]+)\)", str(cause)):
-                raise LostWorkerError(f"reading process {found[1].strip()} {KILLED}") from error
-            cause = cause.__cause__ or cause.__context__
-        if isinstance(error, ConnectionResetError | ConnectionRefusedError | EOFError):
-            # It went while it handed over a batch, and nobody knew yet that it was gone. PyTorch says so a
-            # moment later, wherever this process is then: it is to be here, not where the others are told.
-            with suppress(RuntimeError):
-                time.sleep(WORD)
-            raise LostWorkerError(f"a reading process {KILLED}") from error
+        try:
+            _explain(error)
+        except RuntimeError as late:  # it comes up anywhere: here too
+            _explain(late)
+            raise
         raise
+
+
+def _explain(error: Exception) -> None:
+    """Raise the line for people where a reading process that was killed is behind an error."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if found := DEAD.search(str(cause)):
+            raise LostWorkerError(f"reading process {found[1].strip()} {KILLED}") from error
+        cause = cause.__cause__ or cause.__context__
+    if isinstance(error, ConnectionResetError | ConnectionRefusedError | EOFError):
+        # It went while it handed over a batch, and nobody knew yet that it was gone. PyTorch says so a
+        # moment later, wherever this process is then: it is to be here, not where the others are told.
+        with suppress(RuntimeError):
+            time.sleep(WORD)
+        raise LostWorkerError(f"a reading process {KILLED}") from error
 
 
 class LostWorkerError(InputError):

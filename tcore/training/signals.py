@@ -5,6 +5,8 @@ import threading
 from types import FrameType
 from typing import Any
 
+from tcore.training.guard import LostPeerError
+
 # Of an operator or a scheduler: SLURM sends either before it takes the machine away.
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
@@ -17,7 +19,10 @@ class Preempted(SystemExit):
 
 
 class StopRequest:
-    """While entered, notes the first signal that asks to stop; the loop looks at it after every step."""
+    """While entered, notes the first signal that asks to stop; the loop looks at it after every step.
+
+    Left because another process is lost, it goes on noting: nothing but a last line comes then.
+    """
 
     def __init__(self) -> None:
         self.name: str | None = None
@@ -31,7 +36,9 @@ class StopRequest:
             self._before = {number: signal.signal(number, self._note) for number in SIGNALS}
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        if isinstance(error, LostPeerError):
+            return  # torchrun ends the others by SIGTERM: who is about to name the lost one speaks first
         for number, handler in self._before.items():
             # None: the handler was not installed from Python, and cannot be from here.
             signal.signal(number, signal.SIG_DFL if handler is None else handler)

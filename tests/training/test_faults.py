@@ -193,6 +193,25 @@ def test_the_late_word_of_a_killed_reading_process_does_not_come_up_later(
         signal.signal(signal.SIGALRM, before)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="signals of Linux")
+def test_the_word_of_a_killed_reading_process_may_come_while_the_error_is_looked_at() -> None:
+    class ResetError(ConnectionResetError):
+        def __str__(self) -> str:
+            signal.raise_signal(signal.SIGALRM)
+            return "Connection reset by peer"
+
+    def word(number: int, frame: Any) -> None:
+        signal.signal(signal.SIGALRM, signal.SIG_IGN)  # it comes once
+        raise RuntimeError("DataLoader worker (pid 41) is killed by signal: Killed.")
+
+    before = signal.signal(signal.SIGALRM, word)
+    try:
+        with pytest.raises(LostWorkerError, match="reading process 41 was killed"), missing_killed_workers():
+            raise ResetError
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
 def test_a_killed_reading_process_is_known_behind_other_errors() -> None:
     def surface(text: str) -> None:
         with missing_killed_workers():

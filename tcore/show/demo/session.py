@@ -148,6 +148,7 @@ def _ids(runs: list[int], size: tuple[int, int]) -> Ids:
 def state_of(work: Work) -> dict[str, Any]:
     """Everything that the page shows about a clip and its run."""
     clip, progress, given = work.clip, work.progress, work.given
+    state = progress.state  # before the frames: a run that is done has them all
     found = dict(work.found)
     seconds = progress.seconds / max(1, len(found) - progress.start)
     return {
@@ -164,7 +165,7 @@ def state_of(work: Work) -> dict[str, Any]:
             "sample": clip.truth is not None,
             "key": work.folder.name,
         },
-        "state": progress.state,
+        "state": state,
         "error": progress.error,
         "start": progress.start,
         "done": len(found),
