@@ -109,6 +109,7 @@ def test_a_job_names_who_hangs_and_who_is_gone_and_goes_on_by_itself(launch: Any
         CHAIN | {"runtime.patience": 5.0},
         frames=root / "store",
         before=TROUBLE,
+        pause=0.1,  # a process tells its step every quarter of a second: it must not die before
         processes=2,
         restarts=2,
     )
@@ -116,13 +117,11 @@ def test_a_job_names_who_hangs_and_who_is_gone_and_goes_on_by_itself(launch: Any
     assert code == 0, said
     hung, lost = [line for line in said.splitlines() if line.startswith("tcore: error")]
     host = socket.gethostname()
-    assert re.search(
-        r"a process hangs, nothing has moved for \d+ s \(runtime.patience=5\): process 1 of 2", hung
-    )
+    assert "a process hangs, nothing has moved for 5 s (runtime.patience=5): process 1 of 2" in hung
     assert f"on {host} (pid " in hung
     assert re.search("last in step 4, at tcore/training/loop.py:[0-9]+; the same command", hung)
     assert lost.startswith(f"tcore: error (process 1 on {host}): process 0 of 2 on {host} (pid ")
-    assert re.search("is gone, last in step [0567]; the same command goes on", lost)  # what it last told
+    assert re.search("is gone, last in step [567]; the same command goes on", lost)  # what it last told
     assert "Traceback" not in said
     # The same bits, whoever hung or was killed.
     assert_same_run(tmp_path / "run", root / "never")
