@@ -299,7 +299,7 @@ def test_a_video_that_kills_its_process_again_is_skipped(
     fake.write_text(f"#!/bin/sh\n{shell}\n")
     fake.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(fake))
-    monkeypatch.setattr("tcore.data.packing.STALL_S", 0.2)
+    monkeypatch.setattr("tcore.data.packing.STALL_S", 2)
     task = one_task(videos, tmp_path / "store")
     record_path(task.store, 0).parent.mkdir(parents=True)
     record_path(task.store, 0).with_suffix(".trying").write_text("0")

@@ -289,7 +289,7 @@ def test_slurm_job_that_is_asked_to_leave_stops_its_processes_and_is_requeued(
     # Stand-ins for SLURM's commands write down how they are called.
     wait = "sleep 20 > /dev/null 2>&1 & wait"
     commands = {
-        "srun": f'echo "srun $*" >> log\ntrap "echo stopped >> log; exit 143" TERM\n{wait}',
+        "srun": f'trap "echo stopped >> log; exit 143" TERM\necho "srun $*" >> log\n{wait}',
         "scontrol": 'echo "scontrol $*" >> log\n[[ $1 != show ]] || printf "node1\\nnode2\\n"',
     }
     for name, body in commands.items():

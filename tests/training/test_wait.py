@@ -41,7 +41,7 @@ def test_a_slow_store_is_warned_of_once_during_a_run(
     usual = FolderStore.read
 
     def slow(self: FolderStore, video: int, frames: Sequence[int]) -> list[Frame]:
-        time.sleep(0.02)
+        time.sleep(0.05)
         return usual(self, video, frames)
 
     monkeypatch.setattr(FolderStore, "read", slow)
