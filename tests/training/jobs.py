@@ -84,12 +84,12 @@ def write_gradients(optimizer: Optimizer, path: Path) -> None:
 
 
 def torchrun(processes: int, *command: str, timeout: float = 600) -> "subprocess.CompletedProcess[str]":
-    """Run a module on several processes of this machine; one that crashes says where it was."""
+    """Run a module on several processes of this machine."""
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
     return subprocess.run(
         [*launch, str(processes), "-m", *command],
         cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1"},
+        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         timeout=timeout,
