@@ -13,6 +13,8 @@ import pytest
 from tcore import train
 from tcore.data import workers
 from tcore.data.workers import LostWorkerError, missing_killed_workers
+from tcore.training.guard import LostPeerError
+from tcore.training.signals import SIGNALS, StopRequest
 from tcore.training.step import Trainer
 from tests.tiny import tiny
 from tests.training.faults import (
@@ -136,6 +138,21 @@ def test_handlers_of_the_caller_are_back_after_training(
     train(tiny(optim__steps=1), tmp_path / "run", quiet=True)
     assert during[0] != before
     assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_a_process_that_is_about_to_name_a_lost_one_is_not_ended_by_torchrun_before() -> None:
+    heeded: list[int] = []
+    before = {
+        number: signal.signal(number, lambda number, frame: heeded.append(number)) for number in SIGNALS
+    }
+    try:
+        with pytest.raises(LostPeerError), StopRequest() as stop:
+            raise LostPeerError("process 1 of 2 is gone")
+        signal.raise_signal(signal.SIGTERM)
+        assert (stop.name, heeded) == ("SIGTERM", [])
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 # Reading processes
