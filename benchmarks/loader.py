@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 
 from tcore.config import Config
-from tcore.data import frames, loader, packed
+from tcore.data import frames, packed, samples
 from tcore.data.buffer import FrameBuffer
 from tcore.data.frames import FolderStore, FrameStore
 from tcore.data.loader import load, render_batch
@@ -34,11 +34,11 @@ SAMPLES, TRIES = 1024, 3  # samples read to measure a figure, and how often: the
 PARTS: dict[str, list[tuple[Any, str]]] = {
     "read": [(FolderStore, "read"), (PackedStore, "read")],
     "decode": [(frames, "decode_image"), (packed, "decode_image")],
-    "masks": [(loader, "step_masks")],
-    "sandwich": [(loader, "sample_sandwich")],
-    "views": [(loader, "sample_views")],
+    "masks": [(samples, "step_masks")],
+    "sandwich": [(samples, "sample_sandwich")],
+    "views": [(samples, "sample_views")],
     "copy into the batch": [(FrameBuffer, "add")],
-    "collate": [(loader, "_collate")],
+    "collate": [(samples, "_collate")],
 }
 
 
@@ -102,12 +102,12 @@ def measure(name: str, config: Config, store: FrameStore, workers: int) -> None:
     whole, spent = best
     spent["open and read bytes"] = spent.pop("read") - spent["decode"]
     spent["the rest"] = whole - sum(spent.values())
-    samples = steps * batch
-    print(f"\n{name}: batch {batch}, best of {TRIES} x {samples} samples")
+    count = steps * batch
+    print(f"\n{name}: batch {batch}, best of {TRIES} x {count} samples")
     print(f"  {'in the reading process':26}{'ms/sample':>10}{'share':>8}")
     for part, value in sorted(spent.items(), key=lambda row: -row[1]):
-        print(f"  {part:26}{1e3 * value / samples:10.3f}{value / whole:8.0%}")
-    print(f"  {'together':26}{1e3 * whole / samples:10.3f}    {samples / whole:.0f} samples/s on a core")
+        print(f"  {part:26}{1e3 * value / count:10.3f}{value / whole:8.0%}")
+    print(f"  {'together':26}{1e3 * whole / count:10.3f}    {count / whole:.0f} samples/s on a core")
     measure_hand_over(config, store, workers, steps)
 
 
@@ -128,14 +128,12 @@ def measure_hand_over(config: Config, store: FrameStore, workers: int, steps: in
     rows[f"copy and render ({device.type})"] = min(
         seconds(lambda: drawn_batch(raw, config, device)) for _ in range(2)
     )
-    samples = steps * batch
+    count = steps * batch
     print(f"  {'in the training process':26}{'ms/sample':>10}")
     for name, value in rows.items():
         print(f"  {name:26}{1e3 * value / batch:10.3f}")
-    print(f"  workers: {workers}; starting and handing over included, {samples / wall:.0f} samples/s", end="")
-    print(
-        f"; {1e3 * cpu / samples:.2f} ms CPU a sample, {samples / cpu:.0f} samples/s of a core" if cpu else ""
-    )
+    print(f"  workers: {workers}; starting and handing over included, {count / wall:.0f} samples/s", end="")
+    print(f"; {1e3 * cpu / count:.2f} ms CPU a sample, {count / cpu:.0f} samples/s of a core" if cpu else "")
 
 
 def cpu_of_children() -> float:

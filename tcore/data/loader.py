@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from tcore.config import Config
 from tcore.data.batch import Batch, make_batch
+from tcore.data.buffer import pad
 from tcore.data.frames import RenderedStore
 from tcore.data.render import PLAIN, Kernels, render
 from tcore.data.samples import RawBatch, Source
@@ -20,7 +21,7 @@ from tcore.errors import InputError
 
 def render_batch(raw: RawBatch, config: Config, device: torch.device, kernels: Kernels = PLAIN) -> Batch:
     """Pixels: every view of a batch, made on the training device."""
-    frames = send(raw.frames, device)
+    frames = pad(send(raw.pixels, device), raw.sizes)
     size = config.views.global_size
     teacher = render(frames, raw.global_, size, kernels)
     student = teacher if raw.student is None else render(frames, raw.student, size, kernels)
@@ -37,13 +38,13 @@ def render_batch(raw: RawBatch, config: Config, device: torch.device, kernels: K
     )
 
 
-def send(frames: UInt8[Tensor, "read height width 3"], device: torch.device) -> Tensor:
+def send(pixels: UInt8[Tensor, " bytes"], device: torch.device) -> UInt8[Tensor, " bytes"]:
     """Frames on the device; a GPU copies them while it still works on the step before."""
     if device.type != "cuda":
-        return frames.to(device)
+        return pixels.to(device)
     beside = _copy_stream(device)
     with torch.cuda.stream(beside):
-        sent = frames.to(device, non_blocking=True)
+        sent = pixels.to(device, non_blocking=True)
     now = torch.cuda.current_stream(device)
     now.wait_stream(beside)
     sent.record_stream(now)  # the memory must not be taken again before the step has read it

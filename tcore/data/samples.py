@@ -17,7 +17,7 @@ from torch.utils.data import Dataset
 
 from tcore.config import Config
 from tcore.data.batch import Counts
-from tcore.data.buffer import FrameBuffer
+from tcore.data.buffer import FrameBuffer, Size, pad
 from tcore.data.frames import Frame, FrameStore, list_clips
 from tcore.data.masking import sample_step_masks
 from tcore.data.sandwich import sample_sandwich, usable
@@ -32,7 +32,10 @@ REPLACEMENTS = 10  # clips that are tried in the place of an unreadable one
 class RawBatch:
     """What the reading processes hand over: frames as they were decoded, and what is to become of them."""
 
-    frames: UInt8[Tensor, "read height width 3"]
+    pixels: UInt8[Tensor, " bytes"]
+    """The frames behind one another."""
+    sizes: list[Size]
+    """Of each frame."""
     global_: ViewPlan
     local: ViewPlan
     past: ViewPlan
@@ -43,9 +46,14 @@ class RawBatch:
     bad: tuple[str, ...] = ()
     """What was wrong with the clips that others stand in for."""
 
+    @property
+    def frames(self) -> UInt8[Tensor, "read height width 3"]:
+        """The frames, padded to one size."""
+        return pad(self.pixels, self.sizes)
+
     def pin_memory(self) -> "RawBatch":
         """Prepare frames and mask for an asynchronous copy; called by the loader."""
-        object.__setattr__(self, "frames", self.frames.pin_memory())
+        object.__setattr__(self, "pixels", self.pixels.pin_memory())
         object.__setattr__(self, "mask", self.mask.pin_memory())
         return self
 
@@ -54,6 +62,13 @@ class Sample(NamedTuple):
     """Frames of one sample by their place in the sandwich, those that are looked at, and its views."""
 
     frames: dict[int, Frame]
+    plan: SamplePlan
+
+
+class Seen(NamedTuple):
+    """A sample whose frames are in the batch."""
+
+    places: tuple[int, ...]
     plan: SamplePlan
 
 
@@ -144,13 +159,15 @@ class Source(Dataset[RawBatch]):
         masks = step_masks(config, step)
         masked = np.asarray(masks.any(axis=(0, 2)))
         wanted = [self._needs(place, bool(masked[slot])) for slot in slots for place in range(3)]
-        buffer, samples, bad = FrameBuffer(sum(wanted)), [], list[str]()
+        buffer, samples, bad = FrameBuffer(sum(wanted)), list[Seen](), list[str]()
         for slot in slots:
             sample = self._readable_sample(step, slot, int(chosen[slot]), bool(masked[slot]), bad)
-            samples.append(sample._replace(frames={k: buffer.add(f) for k, f in sample.frames.items()}))
+            for frame in sample.frames.values():
+                buffer.add(frame)
+            samples.append(Seen(tuple(sample.frames), sample.plan))
         mask = masks[:, slots.start : slots.stop].reshape(2 * size, -1)
         counts = Counts(config.optim.batch, int(masks.any(axis=-1).sum()), int(masks.sum()))
-        return replace(_collate(samples, buffer.pixels, mask, counts), bad=tuple(bad))
+        return replace(_collate(samples, buffer, mask, counts), bad=tuple(bad))
 
     def _readable_sample(self, step: int, slot: int, clip: int, masked: bool, bad: list[str]) -> Sample:
         """A sample of a clip; where it cannot be read, of another that (seed, step, slot) alone decides."""
@@ -252,20 +269,18 @@ def _order(seed: int, epoch: int, num_clips: int, batch: int) -> Int64[np.ndarra
     return np.concatenate([rng.permutation(num_clips) for _ in range(rounds)])
 
 
-def _collate(
-    samples: list[Sample], frames: UInt8[Tensor, "read height width 3"], mask: np.ndarray, counts: Counts
-) -> RawBatch:
+def _collate(samples: list[Seen], buffer: FrameBuffer, mask: np.ndarray, counts: Counts) -> RawBatch:
     """Views crop-major, auxiliary ones of masked crops alone."""
     # Where the frame of a sample (0 past, 1 current, 2 future) lies among those that were read.
     where = np.full(3 * len(samples), -1)
-    where[[3 * i + position for i, sample in enumerate(samples) for position in sample.frames]] = np.arange(
-        len(frames)
-    )
+    read = [3 * i + place for i, sample in enumerate(samples) for place in sample.places]
+    where[read] = np.arange(len(read))
     masked = np.flatnonzero(mask.any(axis=1))
     plans = [sample.plan for sample in samples]
     students = [plan.student for plan in plans if plan.student is not None]
     return RawBatch(
-        frames=frames,
+        pixels=buffer.pixels,
+        sizes=buffer.sizes,
         global_=_crop_major([plan.global_ for plan in plans], where),
         local=_crop_major([plan.local for plan in plans], where),
         past=_crop_major([plan.past for plan in plans], where).select(masked),
