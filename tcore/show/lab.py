@@ -7,10 +7,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
+from typing import Any
 
 from tcore.errors import InputError, did_you_mean
 from tcore.files import write_text
@@ -102,27 +103,23 @@ def read_table(name: str) -> list[Row]:
     return rows
 
 
-def run_jobs(jobs: Sequence[Job], plan: Plan, devices: Sequence[str], say: Said) -> list[InputError]:
+def run_jobs(
+    jobs: Sequence[Job], plan: Plan, devices: Sequence[str], say: Said, note: Callable[[], object]
+) -> list[InputError]:
     """Run what is not done yet, as many at a time as there are devices; a failure does not end the others."""
     free: SimpleQueue[str] = SimpleQueue()
     for device in devices:
         free.put(device)
-
-    def work(job: Job) -> None:
-        device = free.get()
-        try:
-            run_job(job, plan, device, say)
-        finally:
-            free.put(device)
-
     waiting = [job for job in jobs if not is_done(job, plan)]
     say(f"{len(jobs)} runs, {len(jobs) - len(waiting)} of them done before; {len(devices)} at a time")
     failed = []
-    pool = ThreadPoolExecutor(len(devices))
+    # A GPU has room for the next training while a run is scored; cores have not.
+    pool = ThreadPoolExecutor(sum(2 if device else 1 for device in devices))
     try:
-        for finished in [pool.submit(work, job) for job in waiting]:
+        for finished in as_completed([pool.submit(run_job, job, plan, free, say) for job in waiting]):
             try:
                 finished.result()
+                note()
             except InputError as error:
                 say(f"failed: {error}")
                 failed.append(error)
@@ -131,31 +128,34 @@ def run_jobs(jobs: Sequence[Job], plan: Plan, devices: Sequence[str], say: Said)
     return failed
 
 
-def run_job(job: Job, plan: Plan, device: str, say: Said) -> None:
-    """Train and score one row with one seed, each in a process of its own; what they say is kept."""
+def run_job(job: Job, plan: Plan, free: "SimpleQueue[str]", say: Said) -> None:
+    """Train one row with one seed on a free device, then score it; each in a process of its own."""
+    train, score = job.commands(plan)
+    device = free.get()
+    try:
+        trained = run_command(train, job, "train.log", device)
+    finally:
+        free.put(device)
+    scored = run_command(score, job, "evaluate.log", device)
+    done = {"commands": [train, score], "seconds": [trained, scored]}
+    write_text(job.folder / DONE, json.dumps(done, indent=1) + "\n")
+    say(f"{job.row.name}, seed {job.seed}: trained in {trained:.0f} s, scored in {scored:.0f} s")
+
+
+def run_command(command: Sequence[str], job: Job, log_name: str, device: str) -> float:
+    """Carry out a command for a job, keep what it says, and return how many seconds it took."""
     job.folder.mkdir(parents=True, exist_ok=True)
     environment = os.environ | ({"CUDA_VISIBLE_DEVICES": device} if device else {})
-    seconds = []
-    for number, command in enumerate(job.commands(plan)):
-        begun = time.perf_counter()
-        with (job.folder / ("train.log", "evaluate.log")[number]).open("a") as log:
-            code = subprocess.run(
-                [sys.executable, "-m", "tcore", *command],
-                env=environment,
-                stdout=log,
-                stderr=log,
-                check=False,
-            ).returncode
-        if code:
-            last = (Path(log.name).read_text(errors="replace").strip().splitlines() or [""])[-1]
-            raise InputError(
-                f"{job.row.name}, seed {job.seed}: `tcore {shlex.join(command)}` ended with {code}: {last}"
-            )
-        seconds.append(round(time.perf_counter() - begun, 1))
-    write_text(
-        job.folder / DONE, json.dumps({"commands": job.commands(plan), "seconds": seconds}, indent=1) + "\n"
-    )
-    say(f"{job.row.name}, seed {job.seed}: trained in {seconds[0]:.0f} s, scored in {seconds[1]:.0f} s")
+    begun, log = time.perf_counter(), job.folder / log_name
+    with log.open("a") as said:
+        line = [sys.executable, "-m", "tcore", *command]
+        code = subprocess.run(line, env=environment, stdout=said, stderr=said, check=False).returncode
+    if code:
+        last = (log.read_text(errors="replace").strip().splitlines() or [""])[-1]
+        raise InputError(
+            f"{job.row.name}, seed {job.seed}: `tcore {shlex.join(command)}` ended with {code}: {last}"
+        )
+    return round(time.perf_counter() - begun, 1)
 
 
 def is_done(job: Job, plan: Plan) -> bool:
@@ -184,12 +184,20 @@ def lab(
             )
     chosen = [row for row in rows if not only or row.name in only]
     jobs = [Job(row, seed, out / row.folder / f"seed-{seed}") for seed in range(seeds) for row in chosen]
-    failed = run_jobs(jobs, plan, devices, say)
-    found = collect(out, rows)
     title = f"{Path(table).stem}, recipe {plan.recipe}"
+
+    def note() -> list[dict[str, Any]]:
+        """Write down what there is so far: who is cut off has that."""
+        found = collect(out, rows)
+        if found:
+            write_text(out / "lab.json", json.dumps(found, indent=1) + "\n")
+            write_text(out / "lab.md", "\n".join(markdown(title, found)) + "\n")
+        return found
+
+    failed = run_jobs(jobs, plan, devices, say, note)
+    found = note()
     lines = list(markdown(title, found))
     if found:
-        write_text(out / "lab.json", json.dumps(found, indent=1) + "\n")
         lines += draw_curves(out, rows, title)
         write_text(out / "lab.md", "\n".join(lines) + "\n")
     if failed:

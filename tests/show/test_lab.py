@@ -1,6 +1,7 @@
 """Ablation tables of one's own."""
 
 import json
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -118,6 +119,39 @@ def test_a_run_that_fails_costs_the_others_nothing(tmp_path: Path, monkeypatch: 
         "both",
         "all",
     ]
+
+
+def wait_for(path: Path) -> bool:
+    last = time.monotonic() + 60
+    while not path.exists() and time.monotonic() < last:
+        time.sleep(0.01)
+    return path.exists()
+
+
+def test_a_gpu_trains_the_next_run_while_one_is_scored_and_a_cut_off_lab_has_its_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With one GPU, one training at a time; the first is scored only once the second is being trained."""
+    second, training = threading.Event(), []
+
+    def run(command: list[str], job: Job, log_name: str, device: str) -> float:
+        assert device == "3"
+        if command[0] == "train":
+            training.append(job.row.name)
+            assert len(training) == 1, "two trainings at a time"
+            if job.row.name == "past":
+                second.set()
+            if job.row.name == "all":  # the last
+                assert wait_for(tmp_path / "lab.md"), "the table is written at the end only"
+            training.remove(job.row.name)
+        elif job.row.name == "none":
+            assert second.wait(60), "nothing was trained meanwhile"
+        write_text(job.folder / "scores" / "results.json", json.dumps(card([0.5])))
+        return 1.0
+
+    monkeypatch.setattr("tcore.show.lab.run_command", run)
+    lab("branch", tmp_path, PLAN, seeds=1, only=(), devices=("3",), say=lambda line: None)
+    assert len(json.loads((tmp_path / "lab.json").read_text())) == 5
 
 
 def test_who_interrupts_a_lab_does_not_get_the_next_run(
