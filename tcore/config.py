@@ -49,6 +49,8 @@ class ViewsConfig:
     """Area of a local crop, as a share of the frame."""
     auxiliary_box: AuxiliaryBox = "central"
     """What the auxiliary views show: the middle of their frame, or the box of the global crop they serve."""
+    colour: float = 1.0
+    """How often colours change (jitter, grey, solarised), as a share of how often they do as published."""
     fixed_space: bool = True
     """Student and teacher see the same box (table 3b turns it off; needs --auxiliary none)."""
     fixed_time: bool = True

@@ -33,6 +33,7 @@ CHECKS: dict[str, Check] = {
     "views.num_local": AT_LEAST_ONE,
     "views.global_area": AREAS,
     "views.local_area": AREAS,
+    "views.colour": SHARE,
     "masking.probability": SHARE,
     "masking.ratio": SHARES,
     "masking.group": AT_LEAST_ONE,

@@ -116,11 +116,12 @@ def sample_photometry(
     frame: Int64[np.ndarray, "n"],
     box: Int64[np.ndarray, "n 4"],
     recipes: Sequence[Photometry],
+    colour: float = 1.0,
 ) -> ViewPlan:
-    """Draw flips and colours for n given boxes, each by its own recipe."""
+    """Draw flips and colours for n given boxes, each by its own recipe; `colour` makes changes rarer."""
     table = np.array([(r.flip, r.jitter, r.grey, r.blur, r.solarize, *r.sigma, *r.strength) for r in recipes])
     draw = rng.random((len(recipes), 14))
-    flip, jitter, grey, blur, solarize = (draw[:, :5] < table[:, :5]).T
+    flip, jitter, grey, blur, solarize = (draw[:, :5] < table[:, :5] * (1, colour, colour, 1, colour)).T
     sigma = table[:, 5] + (table[:, 6] - table[:, 5]) * draw[:, 5]
     none = np.array(NO_JITTER)
     factors = none + table[:, 7:] * (2 * draw[:, 6:10] - 1)
@@ -144,6 +145,7 @@ def sample_views(
     global_area: Range = (0.32, 1.0),
     local_area: Range = (0.05, 0.32),
     auxiliary_box: AuxiliaryBox = "central",
+    colour: float = 1.0,
     fixed_space: bool = True,
     fixed_time: bool = True,
 ) -> SamplePlan:
@@ -154,7 +156,7 @@ def sample_views(
     box = np.concatenate([global_box, local_box, *_auxiliary_boxes(sizes, global_box, auxiliary_box)])
     pair = [GLOBAL_1, GLOBAL_2]
     frame = np.array([CURRENT] * (2 + num_local) + [PAST] * 2 + [FUTURE] * 2)
-    views = sample_photometry(rng, frame, box, pair + [LOCAL] * num_local + pair + pair)
+    views = sample_photometry(rng, frame, box, pair + [LOCAL] * num_local + pair + pair, colour)
     past = 2 + num_local
     global_ = views.select(slice(0, 2))
     return SamplePlan(

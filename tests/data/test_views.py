@@ -14,6 +14,7 @@ from tcore.data.views import (
     GLOBAL_1,
     GLOBAL_2,
     LOCAL,
+    NO_JITTER,
     PAST,
     Photometry,
     SamplePlan,
@@ -199,6 +200,27 @@ def test_past_and_future_can_show_the_box_of_the_crop_they_serve() -> None:
     assert (current.future.box == current.global_.box).all()
     assert same(current.global_, central.global_)
     assert (current.past.jitter == central.past.jitter).all()
+
+
+def test_colours_change_more_rarely_where_wanted_and_all_else_stays() -> None:
+    """The same numbers are drawn: every change that is left is one of the published ones."""
+    published, half, never = (
+        [sample_views(np.random.default_rng(seed), SIZES, colour=colour) for seed in range(200)]
+        for colour in (1.0, 0.5, 0.0)
+    )
+    changes = {}
+    for name, samples in (("published", published), ("half", half), ("never", never)):
+        plans = [plan for s in samples for plan in (s.global_, s.local, s.past, s.future)]
+        jittered = np.concatenate([(plan.jitter != np.array(NO_JITTER)).any(axis=1) for plan in plans])
+        grey, solarized = (np.concatenate([getattr(p, k) for p in plans]) for k in ("grey", "solarize"))
+        changes[name] = np.stack([jittered, grey, solarized])
+    assert changes["published"].mean(axis=1) == pytest.approx([0.8, 0.2, 0.2 * 3 / 14], abs=0.02)
+    assert changes["half"].mean(axis=1) == pytest.approx([0.4, 0.1, 0.1 * 3 / 14], abs=0.02)
+    assert not changes["never"].any()
+    assert not (changes["half"] & ~changes["published"]).any()
+    for one, other in zip(published, never, strict=True):
+        for name in ("box", "flip", "blur"):
+            assert (getattr(one.local, name) == getattr(other.local, name)).all()
 
 
 def test_the_box_of_a_crop_in_frames_of_other_sizes_is_refused() -> None:
