@@ -18,7 +18,8 @@ class EvaluateCommand:
     """Score an encoder by label propagation: masks (DAVIS), body parts (VIP), joints (JHMDB)."""
 
     encoder: Positional[str] = ""
-    """A run folder, a checkpoint, random:vits16 (untrained), timm:NAME, hf:NAME or hub:REPO:NAME."""
+    """A run folder, a checkpoint, random:vits16 (untrained), control:copy or control:colour (nothing learnt),
+    timm:NAME, hf:NAME or hub:REPO:NAME."""
     davis: Path | None = None
     """Dataset laid out like DAVIS: JPEGImages/480p, Annotations/480p."""
     vip: Path | None = None

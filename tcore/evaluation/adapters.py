@@ -20,6 +20,7 @@ from tcore.model.vit import VisionTransformer
 # How a spec of each kind is written.
 EXAMPLES = {
     "random": "random:vits16",
+    "control": "control:colour",
     "timm": "timm:vit_small_patch16_224.dino",
     "hf": "hf:facebook/dinov2-small",
     "hub": "hub:facebookresearch/dinov2:dinov2_vits14",

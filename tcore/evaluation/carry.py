@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,9 @@ def carry(
     encoder: Encoder, frames: Sequence[Path], size: Size, protocol: Protocol, first: Tensor
 ) -> Iterator[Float[Tensor, "rows columns classes"]]:
     """Soft labels of every frame; each is encoded once, and only the context is held."""
+    if encoder.copies:
+        yield from repeat(first, len(frames))
+        return
     propagator = protocol.propagator()
     for index, frame in enumerate(read_ahead(frames)):
         features = encode(encoder, frame, size, protocol.precision)

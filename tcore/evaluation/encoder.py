@@ -68,6 +68,9 @@ class Adapted(nn.Module):
 class Encoder(nn.Module):
     """A frozen frame encoder: uint8 frames in, a grid of features out."""
 
+    copies = False
+    """Whether labels are copied without a look at the frames."""
+
     def __init__(self, backbone: VisionTransformer | Adapted, name: str, report: str = "") -> None:
         super().__init__()
         self.backbone = backbone.eval().requires_grad_(False)

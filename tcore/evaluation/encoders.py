@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from tcore.errors import InputError
 from tcore.evaluation.adapters import EXAMPLES, attribute, load_hub, load_timm, load_transformers, reason
 from tcore.evaluation.checkpoints import listing, read_file, refuse_hollow, translate
+from tcore.evaluation.controls import load_control
 from tcore.evaluation.encoder import CARD_FORMAT, Adapted, Encoder
 from tcore.evaluation.export_names import from_transformers
 from tcore.evaluation.shipped import DEFAULT, need_shipped
@@ -44,7 +45,13 @@ def load_encoder(spec: str | Path, layer: int = -1) -> Encoder:
     if spec == DEFAULT:
         return _load_shipped(layer)
     kind, colon, name = str(spec).partition(":")
-    loaders = {"random": _load_random, "timm": load_timm, "hf": load_transformers, "hub": load_hub}
+    loaders = {
+        "random": _load_random,
+        "control": load_control,
+        "timm": load_timm,
+        "hf": load_transformers,
+        "hub": load_hub,
+    }
     if kind in loaders and (not name or not colon) and not Path(spec).exists():
         raise InputError(f"encoder {str(spec)!r} needs a name, as in {EXAMPLES[kind]}.")
     encoder = loaders[kind](name) if kind in loaders and colon else _load_file(Path(spec))

@@ -14,7 +14,7 @@ from tcore.data.synthetic import render_video
 from tcore.evaluation import scores
 from tcore.evaluation.encoder import Encoder
 from tcore.evaluation.protocols import RENDERED, SHARED, Protocol, Size
-from tcore.evaluation.rendered import HELDOUT_SEED, propagate_video, true_joints
+from tcore.evaluation.rendered import HELDOUT_SEED, copy_first_frame, propagate_video, true_joints
 from tcore.evaluation.score import (
     PCK_THRESHOLDS,
     describe_confusion,
@@ -62,7 +62,7 @@ class RenderedBenchmark:
             with torch.autocast(device.type, torch.bfloat16, enabled=self.protocol.precision == "bf16"):
                 return encoder(frames.to(device)).float().cpu()
 
-        found = propagate_video(video, features, self.protocol)
+        found = copy_first_frame(video) if encoder.copies else propagate_video(video, features, self.protocol)
         if save:
             for index, (objects, parts) in enumerate(zip(found.objects, found.parts, strict=True)):
                 save(f"{clip.name}/objects", f"{index:05d}.png", objects)

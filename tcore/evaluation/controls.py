@@ -1,0 +1,47 @@
+"""Controls that have learnt nothing, scored as encoders are: what a score must beat to mean something."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from tcore.errors import InputError
+from tcore.evaluation.encoder import Adapted, Encoder
+
+PATCH = 16
+CONTROLS = ("control:copy", "control:colour")
+
+
+def load_control(name: str) -> Encoder:
+    """`copy`: labels stay where they are in the first frame; `colour`: a patch is its mean colour."""
+    if name == "colour":
+        return Encoder(mean_colour(), CONTROLS[1], "control: the features of a patch are its mean colour")
+    if name == "copy":
+        return CopyFirst(mean_colour(), CONTROLS[0], "control: the labels of the first frame stay there")
+    raise InputError(f"no encoder 'control:{name}': there are {' and '.join(CONTROLS)}.")
+
+
+class CopyFirst(Encoder):
+    """Never looks at a frame."""
+
+    copies = True
+
+    def fingerprint(self) -> str:
+        """Of no weights: results must not be taken for those of the other control."""
+        return "copy-first-frame"
+
+    def features(
+        self, images: Float[Tensor, "time 3 height width"]
+    ) -> Float[Tensor, "time channels rows columns"]:
+        """There are none."""
+        raise InputError(f"{self.name} has no features: it can be scored (tcore evaluate), nothing else.")
+
+
+def mean_colour() -> Adapted:
+    """Red, green and blue of every patch, and a constant: features are compared by their direction alone."""
+    mean = nn.Conv2d(3, 4, PATCH, stride=PATCH)
+    with torch.no_grad():
+        mean.weight.zero_()
+        for channel in range(3):
+            mean.weight[channel, channel] = 1 / PATCH**2
+        mean.bias.copy_(torch.tensor([0.0, 0.0, 0.0, 1.0]))  # type: ignore[union-attr]
+    return Adapted(mean, mean, patch_size=PATCH, num_prefix=0)

@@ -1,0 +1,67 @@
+"""Controls that have learnt nothing."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tcore.cli import main
+from tcore.errors import InputError
+from tcore.evaluation.encoders import load_encoder
+from tcore.evaluation.evaluate import evaluate
+from tcore.evaluation.rendered import HELDOUT_SEED, copy_first_frame, heldout_videos, score_videos
+from tests.evaluation.layouts import write_davis, write_jhmdb, write_vip
+
+
+def test_the_colour_of_a_patch_is_its_mean_and_brightness_counts() -> None:
+    frame = np.zeros((1, 32, 48, 3), np.uint8)
+    frame[0, :16, :16] = np.random.default_rng(0).integers(0, 256, (16, 16, 3))
+    frame[0, 16:, 32:] = 128
+    features = load_encoder("control:colour")(torch.from_numpy(frame))[0]
+    assert features.shape == (4, 2, 3)
+    mean = torch.from_numpy(frame[0, :16, :16].reshape(-1, 3).mean(axis=0)) / 255
+    usual = (mean - torch.tensor([0.485, 0.456, 0.406])) / torch.tensor([0.229, 0.224, 0.225])
+    torch.testing.assert_close(features[:3, 0, 0], usual.float())
+    assert (features[3] == 1).all()
+    black, grey = (torch.nn.functional.normalize(features[:, *at], dim=0) for at in ((0, 1), (1, 2)))
+    assert float(black @ grey) < 0.5
+
+
+def test_copied_labels_have_the_scores_of_the_first_frame(tmp_path: Path) -> None:
+    """At 8 times the size of its frames, a video's labels pass the grid of patches nearly unharmed."""
+    videos = heldout_videos(2, num_frames=5, size=64)
+    expected = score_videos(videos, [copy_first_frame(video) for video in videos])
+    card = evaluate(
+        load_encoder("control:copy"),
+        davis=write_davis(tmp_path / "davis", videos),
+        vip=write_vip(tmp_path / "vip", videos),
+        jhmdb=write_jhmdb(tmp_path / "jhmdb", videos),
+        size=(512, 512),
+    )
+    found = {name: result["scores"] for name, result in card["benchmarks"].items()}
+    assert found["davis"]["J"] == pytest.approx(expected.region, abs=0.03)
+    assert found["davis"]["F"] == pytest.approx(expected.boundary, abs=0.05)
+    assert found["vip"]["mIoU"] == pytest.approx(expected.part_iou, abs=0.03)
+    assert found["jhmdb"]["PCK@0.2"] == pytest.approx(expected.pck, abs=0.03)
+    rendered = evaluate(load_encoder("control:copy"), synthetic=2)["benchmarks"]["synthetic"]["scores"]
+    longer = heldout_videos(2, seed=HELDOUT_SEED, num_frames=20, size=256)
+    exact = score_videos(longer, [copy_first_frame(video) for video in longer])
+    assert rendered["J"] == pytest.approx(exact.region, abs=1e-6)
+
+
+def test_results_of_one_control_are_not_taken_for_those_of_the_other(tmp_path: Path) -> None:
+    root = write_davis(tmp_path / "davis", heldout_videos(1, num_frames=4, size=64))
+    scores = [
+        evaluate(load_encoder(name), davis=root, size=(256, 256), out=tmp_path / "out")["benchmarks"]["davis"]
+        for name in ("control:copy", "control:colour", "control:copy")
+    ]
+    assert scores[0]["scores"] == scores[2]["scores"] != scores[1]["scores"]
+
+
+def test_copying_is_no_encoder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(InputError, match="control:copy has no features"):
+        load_encoder("control:copy")(torch.zeros(1, 32, 32, 3, dtype=torch.uint8))
+    with pytest.raises(SystemExit):
+        main(["evaluate", "control:paste", "--davis", str(tmp_path)])
+    assert "there are control:copy and control:colour" in capsys.readouterr().err
