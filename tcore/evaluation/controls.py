@@ -29,11 +29,16 @@ class CopyFirst(Encoder):
         """Of no weights: results must not be taken for those of the other control."""
         return "copy-first-frame"
 
+    def need_features(self) -> None:
+        """There are none."""
+        raise InputError(f"{self.name} has no features: it can be scored (tcore evaluate), nothing else.")
+
     def features(
         self, images: Float[Tensor, "time 3 height width"]
     ) -> Float[Tensor, "time channels rows columns"]:
         """There are none."""
-        raise InputError(f"{self.name} has no features: it can be scored (tcore evaluate), nothing else.")
+        self.need_features()
+        return super().features(images)
 
 
 def mean_colour() -> Adapted:

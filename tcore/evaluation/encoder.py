@@ -78,6 +78,9 @@ class Encoder(nn.Module):
         self.patch_size = backbone.patch_size
         self.report = report
 
+    def need_features(self) -> None:
+        """Refuse, before anything is written, what only looks like an encoder."""
+
     def fingerprint(self) -> str:
         """A short name for the weights; another one means another encoder."""
         digest = hashlib.sha256()

@@ -61,6 +61,7 @@ def propagate_video_file(
     was carried there, and the propagation starts anew from them. Frames go in at their own size, floored
     to the patch, with the long side at most `long_side`; the protocol's own size is for benchmarks.
     """
+    encoder.need_features()
     paths = [Path(labels)] if isinstance(labels, (str, Path)) else [Path(path) for path in labels]
     source, folder = open_video(Path(video)), Path(out)
     _check_files(source, paths, folder)

@@ -62,6 +62,13 @@ def test_results_of_one_control_are_not_taken_for_those_of_the_other(tmp_path: P
 def test_copying_is_no_encoder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(InputError, match="control:copy has no features"):
         load_encoder("control:copy")(torch.zeros(1, 32, 32, 3, dtype=torch.uint8))
+    root = write_davis(tmp_path / "davis", heldout_videos(1, num_frames=2, size=64))
+    frames, first = (root / kind / "480p" / "clip0" for kind in ("JPEGImages", "Annotations"))
+    labels = ["--labels", f"{first}/00000.png", "--out", str(tmp_path / "out")]
+    with pytest.raises(SystemExit):
+        main(["propagate", "control:copy", str(frames), *labels])
+    assert "control:copy has no features" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
     with pytest.raises(SystemExit):
         main(["evaluate", "control:paste", "--davis", str(tmp_path)])
     assert "there are control:copy and control:colour" in capsys.readouterr().err
