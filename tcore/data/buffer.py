@@ -6,9 +6,7 @@ from torch import Tensor
 from torch.utils.data import get_worker_info
 
 from tcore.data.frames import Frame
-
-Size = tuple[int, int]
-"""Height and width."""
+from tcore.data.views import Size
 
 
 class FrameBuffer:

@@ -17,11 +17,11 @@ from torch.utils.data import Dataset
 
 from tcore.config import Config
 from tcore.data.batch import Counts
-from tcore.data.buffer import FrameBuffer, Size, pad
+from tcore.data.buffer import FrameBuffer, pad
 from tcore.data.frames import Frame, FrameStore, list_clips
 from tcore.data.masking import sample_step_masks
 from tcore.data.sandwich import sample_sandwich, usable
-from tcore.data.views import CURRENT, FUTURE, PAST, SamplePlan, ViewPlan, sample_views
+from tcore.data.views import CURRENT, FUTURE, PAST, SamplePlan, Size, ViewPlan, sample_views
 from tcore.errors import InputError
 
 ORDER, SAMPLE, MASKS, DEPTH, NEIGHBOR, REPLACE = 1, 2, 3, 4, 5, 6  # streams of randomness that must not meet

@@ -1,7 +1,8 @@
 """Controls that have learnt nothing, scored as encoders are: what a score must beat to mean something."""
 
+from typing import NoReturn
+
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from tcore.errors import InputError
@@ -13,10 +14,13 @@ CONTROLS = ("control:copy", "control:colour")
 
 def load_control(name: str) -> Encoder:
     """`copy`: labels stay where they are in the first frame; `colour`: a patch is its mean colour."""
+    mean = mean_colour()
     if name == "colour":
-        return Encoder(mean_colour(), CONTROLS[1], "control: the features of a patch are its mean colour")
+        colour = Adapted(mean, mean, patch_size=PATCH, num_prefix=0)
+        return Encoder(colour, CONTROLS[1], "control: the features of a patch are its mean colour")
     if name == "copy":
-        return CopyFirst(mean_colour(), CONTROLS[0], "control: the labels of the first frame stay there")
+        blind = Adapted(mean, no_features, patch_size=PATCH, num_prefix=0)
+        return CopyFirst(blind, CONTROLS[0], "control: the labels of the first frame stay there")
     raise InputError(f"no encoder 'control:{name}': there are {' and '.join(CONTROLS)}.")
 
 
@@ -31,17 +35,15 @@ class CopyFirst(Encoder):
 
     def need_features(self) -> None:
         """There are none."""
-        raise InputError(f"{self.name} has no features: it can be scored (tcore evaluate), nothing else.")
-
-    def features(
-        self, images: Float[Tensor, "time 3 height width"]
-    ) -> Float[Tensor, "time channels rows columns"]:
-        """There are none."""
-        self.need_features()
-        return super().features(images)
+        no_features()
 
 
-def mean_colour() -> Adapted:
+def no_features(images: Tensor | None = None) -> NoReturn:
+    """Refuse whoever asks for what copied labels do not have."""
+    raise InputError(f"{CONTROLS[0]} has no features: it can be scored (tcore evaluate), nothing else.")
+
+
+def mean_colour() -> nn.Conv2d:
     """Red, green and blue of every patch, and a constant: features are compared by their direction alone."""
     mean = nn.Conv2d(3, 4, PATCH, stride=PATCH)
     with torch.no_grad():
@@ -49,4 +51,4 @@ def mean_colour() -> Adapted:
         for channel in range(3):
             mean.weight[channel, channel] = 1 / PATCH**2
         mean.bias.copy_(torch.tensor([0.0, 0.0, 0.0, 1.0]))  # type: ignore[union-attr]
-    return Adapted(mean, mean, patch_size=PATCH, num_prefix=0)
+    return mean

@@ -68,6 +68,20 @@ def test_copying_is_no_encoder(tmp_path: Path, capsys: pytest.CaptureFixture[str
     with pytest.raises(SystemExit):
         main(["propagate", "control:copy", str(frames), *labels])
     assert "control:copy has no features" in capsys.readouterr().err
+    with pytest.raises(SystemExit):  # which asks the network itself
+        main(
+            [
+                "neighbors",
+                str(frames),
+                "--k",
+                "1",
+                "--encoder",
+                "control:copy",
+                "--out",
+                str(tmp_path / "out"),
+            ]
+        )
+    assert "control:copy has no features" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
     with pytest.raises(SystemExit):
         main(["evaluate", "control:paste", "--davis", str(tmp_path)])
