@@ -34,6 +34,8 @@ class EvaluateCommand:
     """Folder for results.json and what is saved; an interrupted evaluation goes on there."""
     layer: int = -1
     """Block whose output makes the features, after the final norm; negative counts from the end."""
+    reach: int | Literal["everywhere"] | None = None
+    """How far a patch looks, in patches, or everywhere (default: as the encoder was trained)."""
     protocol: str = "tcore"
     """Protocol for davis: tcore, dino, rsp or crw."""
     first_frame: Literal["repeated", "once"] | None = None
@@ -92,6 +94,8 @@ class PropagateCommand:
     """New folder for masks/ or tracks.csv, confidence.csv, overlay.mp4 and propagation.json."""
     layer: int = -1
     """Block whose output makes the features, after the final norm; negative counts from the end."""
+    reach: int | Literal["everywhere"] | None = None
+    """How far a patch looks, in patches, or everywhere (default: as the encoder was trained)."""
     protocol: str = "tcore"
     """How labels are carried: tcore, dino, rsp or crw."""
     precision: Precision = "fp32"
@@ -150,11 +154,13 @@ def evaluate_verb(argv: list[str]) -> None:
         )
 
     if command.every_checkpoint:
-        found = evaluate_checkpoints(command.encoder, score, command.out, layer=command.layer, say=say)
+        found = evaluate_checkpoints(
+            command.encoder, score, command.out, layer=command.layer, reach=command.reach, say=say
+        )
         if rank == 0:
             print("\n".join(trajectory_table(found)))
         return
-    encoder = load_encoder(command.encoder, command.layer)
+    encoder = load_encoder(command.encoder, command.layer, command.reach)
     card = score(encoder, command.out)
     if rank == 0:
         print(encoder.report, file=sys.stderr)
@@ -210,7 +216,7 @@ def propagate_verb(argv: list[str]) -> None:
 
     knobs = replace(protocol(command.protocol), precision=command.precision)
     done = propagate_video_file(
-        load_encoder(command.encoder, command.layer).to(choose_device("auto")),
+        load_encoder(command.encoder, command.layer, command.reach).to(choose_device("auto")),
         command.video,
         command.labels,
         command.out,

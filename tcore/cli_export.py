@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from tyro.conf import Positional
 
@@ -21,6 +22,8 @@ class ExportCommand:
     """safetensors, torch, timm, hf, onnx, or default (half precision, as it comes with the package)."""
     layer: int = -1
     """Block whose output makes the features, after the final norm; later blocks are left out."""
+    reach: int | Literal["everywhere"] | None = None
+    """How far a patch looks, in patches, or everywhere (default: as the encoder was trained)."""
 
 
 def export_verb(argv: list[str]) -> None:
@@ -40,7 +43,7 @@ def export_verb(argv: list[str]) -> None:
         return
     chosen = format_of(out) if command.format is None else check_format(command.format)
     check_out(out, chosen)  # before a large encoder is read
-    encoder = load_encoder(command.encoder, command.layer)
+    encoder = load_encoder(command.encoder, command.layer, command.reach)
     done = export(encoder, out, chosen)
     for line in (*encoder.report.splitlines()[:1], *done.notes):
         print(line)
@@ -52,6 +55,6 @@ def _ship(command: ExportCommand, folder: Path) -> None:
     from tcore.evaluation.encoders import load_encoder
     from tcore.evaluation.shipped import ship
 
-    for path in ship(load_encoder(command.encoder, command.layer), command.encoder, folder):
+    for path in ship(load_encoder(command.encoder, command.layer, command.reach), command.encoder, folder):
         print(f"{path}: {path.stat().st_size / 2**20:.1f} MiB")
     print('in the folder tcore/encoders of a checkout it is load_encoder("default")')

@@ -91,6 +91,8 @@ class VitConfig:
     """Stochastic depth of the student: share of the samples that skip a residual."""
     auxiliary_drop_path: bool = True
     """Stochastic depth in the auxiliary branch too, as released."""
+    reach: int | None = None
+    """How far a patch looks, in patches up, down and to the sides (default: everywhere, as published)."""
 
 
 @dataclass(frozen=True)

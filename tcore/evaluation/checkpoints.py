@@ -121,7 +121,9 @@ def translate(loaded: Mapping[str, Any], source: str, num_heads: int | None = No
     if "mask_token" in weights and weights["mask_token"].ndim == 3:
         left_out["mask token of the decoder"] = ["mask_token"]
         del weights["mask_token"]
-    sizes = _sizes(weights, num_heads or _declared_heads(loaded), source)
+    sizes = _sizes(weights, num_heads or _declared(loaded, "num_heads"), source)
+    if (reach := _declared(loaded, "reach")) is not None:
+        sizes["reach"] = reach
     state = {name: value.float() for name, value in weights.items()}
     filled = _fill_in(state, sizes)
     stored = {str(value.dtype).removeprefix("torch.") for value in weights.values()} - {"float32"}
@@ -245,11 +247,11 @@ def _sizes(weights: Weights, num_heads: int | None, source: str) -> dict[str, An
     }
 
 
-def _declared_heads(loaded: Mapping[str, Any]) -> int | None:
-    """The number of heads where a file says it, as our own exports do."""
+def _declared(loaded: Mapping[str, Any], name: str) -> int | None:
+    """What weights cannot tell (heads, reach), where a file says it, as our own exports do."""
     vit = loaded.get("vit")
-    heads = vit.get("num_heads") if isinstance(vit, Mapping) else None
-    return heads if isinstance(heads, int) else None
+    value = vit.get(name) if isinstance(vit, Mapping) else None
+    return value if isinstance(value, int) else None
 
 
 def _fill_in(state: Weights, sizes: dict[str, Any]) -> list[str]:

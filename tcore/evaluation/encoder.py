@@ -82,12 +82,14 @@ class Encoder(nn.Module):
         """Refuse, before anything is written, what only looks like an encoder."""
 
     def fingerprint(self) -> str:
-        """A short name for the weights; another one means another encoder."""
+        """A short name for the weights and the reach; another one means another encoder."""
         digest = hashlib.sha256()
         for name, value in sorted(self.backbone.state_dict().items()):
             # As bytes, because numpy knows no bfloat16.
             content = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
             digest.update(name.encode() + content.numpy().tobytes())
+        if (reach := getattr(self.backbone, "reach", None)) is not None:
+            digest.update(f"reach {reach}".encode())
         return digest.hexdigest()[:16]
 
     @torch.no_grad()

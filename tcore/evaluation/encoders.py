@@ -3,7 +3,7 @@
 import difflib
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,7 @@ from tcore.model.vit import VisionTransformer
 # Width, depth and heads of the usual sizes.
 SIZES = {"vitti16": (192, 12, 3), "vits16": (384, 12, 6), "vitb16": (768, 12, 12), "vitl16": (1024, 24, 16)}
 SIZE_NAMES = ("dim", "depth", "num_heads", "patch_size", "image_size", "num_registers", "layer_scale")
+Reach = int | Literal["everywhere"] | None
 WHAT_WOULD_DO = (
     "give a run folder, a checkpoint (.safetensors, .pth, .pt), an exported folder, default, random:vits16, "
     "timm:NAME, hf:NAME_OR_DIR or hub:REPO:NAME"
@@ -29,10 +30,11 @@ WHAT_WOULD_DO = (
 BLOCKS = ("blocks", "encoder.layer", "encoder.layers", "layers", "layer", "model.layer", "model.layers")
 
 
-def load_encoder(spec: str | Path, layer: int = -1) -> Encoder:
+def load_encoder(spec: str | Path, layer: int = -1, reach: Reach = None) -> Encoder:
     """The encoder of a run, a checkpoint, `default`, random:SIZE, timm:NAME, hf:NAME_OR_DIR or hub:REPO:NAME.
 
-    `layer` is the block whose output, after the final norm, makes the features; `report` says what matched.
+    `layer` is the block whose output, after the final norm, makes the features; `reach` is how far patches
+    look, where it is not to be as trained; `report` says what matched.
 
     >>> import tempfile, tcore
     >>> config = tcore.recipe("quickstart", {"optim.steps": 1, "optim.batch": 2, "rendered.videos": 2})
@@ -43,7 +45,7 @@ def load_encoder(spec: str | Path, layer: int = -1) -> Encoder:
     torch.Size([2, 96, 8, 12])
     """
     if spec == DEFAULT:
-        return _load_shipped(layer)
+        return _load_shipped(layer, reach)
     kind, colon, name = str(spec).partition(":")
     loaders = {
         "random": _load_random,
@@ -56,14 +58,16 @@ def load_encoder(spec: str | Path, layer: int = -1) -> Encoder:
         raise InputError(f"encoder {str(spec)!r} needs a name, as in {EXAMPLES[kind]}.")
     encoder = loaders[kind](name) if kind in loaders and colon else _load_file(Path(spec))
     choose_layer(encoder, layer)
+    choose_reach(encoder, reach)
     return encoder
 
 
-def _load_shipped(layer: int) -> Encoder:
+def _load_shipped(layer: int, reach: Reach) -> Encoder:
     """The encoder that comes with the package."""
     encoder = _load_file(need_shipped().weights)
     encoder.name = DEFAULT
     choose_layer(encoder, layer)
+    choose_reach(encoder, reach)
     return encoder
 
 
@@ -85,6 +89,21 @@ def choose_layer(encoder: Encoder, layer: int) -> None:
         if isinstance(model, VisionTransformer):
             model.depth = kept
         encoder.report += f"\nfeatures: block {kept} of {depth}, after the final norm"
+
+
+def choose_reach(encoder: Encoder, reach: Reach) -> None:
+    """Let patches look so far, or everywhere; None leaves the encoder as it is."""
+    if reach is None:
+        return
+    vit = encoder.backbone
+    if not isinstance(vit, VisionTransformer):
+        raise InputError(
+            f"reach {reach} of {encoder.name}: only Vision Transformers that run in our own code have one."
+        )
+    if reach != "everywhere" and reach < 1:
+        raise InputError(f"reach {reach} of {encoder.name}: need 1 or more patches, or everywhere.")
+    vit.reach = None if reach == "everywhere" else reach
+    encoder.report += f"\npatches look {reach if vit.reach is None else f'{reach} patches far'}"
 
 
 def untrained(spec: str) -> Encoder:
@@ -175,9 +194,11 @@ def _build(sizes: dict[str, Any], state: dict[str, Tensor], source: Path) -> Vis
 def _check_sizes(sizes: dict[str, Any], state: dict[str, Tensor], source: Path) -> None:
     """Refuse sizes that need far more weights than there are, before memory is taken for them."""
     for name, value in sizes.items():
+        if name == "reach" and value is None:
+            continue  # everywhere
         kinds = (int, float) if name == "layer_scale" else (int,)
         low = 0 if name in ("layer_scale", "num_registers") else 1
-        if name not in SIZE_NAMES or type(value) not in kinds or not low <= value < 2**20:
+        if name not in (*SIZE_NAMES, "reach") or type(value) not in kinds or not low <= value < 2**20:
             raise InputError(f"no encoder can be built for {source}: {name}={value!r} is no size that fits.")
     dim, patch = sizes.get("dim", 384), sizes.get("patch_size", 16)
     tokens = (sizes.get("image_size", 224) // patch) ** 2 + sizes.get("num_registers", 4)

@@ -57,6 +57,11 @@ def export(encoder: Encoder, out: str | Path, format: Format) -> Exported:
             "export takes runs, checkpoints and random:SIZE."
         )
     check_out(out, check_format(format))
+    if vit.reach is not None and format in ("timm", "hf"):
+        raise InputError(
+            f"patches of {encoder.name} look {vit.reach} patches far, and --format {format} lets them look "
+            "everywhere: use safetensors, torch or onnx, or add --reach everywhere."
+        )
     state = {name: value.detach().cpu().contiguous() for name, value in vit.state_dict().items()}
     sizes = sizes_of(vit)
     notes = _write(vit, state, sizes, out, format)
@@ -93,7 +98,7 @@ def format_of(out: Path) -> Format:
 
 def sizes_of(vit: VisionTransformer) -> dict[str, int]:
     """The arguments with which VisionTransformer builds this network again."""
-    return {
+    sizes = {
         "dim": vit.dim,
         "depth": vit.depth,
         "num_heads": vit.num_heads,
@@ -101,6 +106,7 @@ def sizes_of(vit: VisionTransformer) -> dict[str, int]:
         "image_size": vit.native_grid * vit.patch_size,
         "num_registers": vit.num_registers,
     }
+    return sizes if vit.reach is None else sizes | {"reach": vit.reach}
 
 
 def how_to_load(out: Path, format: Format) -> str:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from tcore.data.render import MEAN, STD
 from tcore.errors import InputError
+from tcore.model.attention import tokens_seen
 from tcore.model.vit import VisionTransformer
 
 INPUT, OUTPUTS = "images", ("features", "frame")
@@ -71,10 +72,12 @@ class GridEncoder(nn.Module):
         x = vit.patch_embed(images) + grid.reshape(1, rows * columns, dim)
         frame = (vit.cls_token + vit.pos_embed[:, :1]).expand(x.shape[0], -1, -1)
         x = torch.cat([frame, vit.register_tokens.expand(x.shape[0], -1, -1), x], dim=1)
+        prefix, reach = vit.num_prefix, vit.reach
+        seen = None if reach is None else tokens_seen(reach, rows, columns, prefix, images.device)
         for block in vit.blocks:
-            x = block(x)
+            x = block(x, seen=seen)
         x = vit.norm(x)
-        patches = x[:, 1 + vit.num_registers :]
+        patches = x[:, prefix:]
         return GridTokens(patches.transpose(1, 2).reshape(x.shape[0], dim, rows, columns), x[:, 0])
 
 

@@ -12,7 +12,7 @@ from tcore.errors import InputError
 from tcore.evaluation.card import MAIN_SCORE, Card
 from tcore.evaluation.cycle import cycle_consistency
 from tcore.evaluation.encoder import Encoder
-from tcore.evaluation.encoders import load_encoder
+from tcore.evaluation.encoders import Reach, load_encoder
 from tcore.evaluation.sharing import join
 from tcore.files import write_text
 
@@ -42,6 +42,7 @@ def evaluate_checkpoints(
     out: str | Path | None = None,
     *,
     layer: int = -1,
+    reach: Reach = None,
     say: Callable[[str], None] = lambda line: None,
 ) -> dict[int, Row]:
     """Score every kept encoder of a run; what was scored before is not scored again.
@@ -54,7 +55,7 @@ def evaluate_checkpoints(
     files = kept_encoders(run)
     for index, (step, file) in enumerate(files.items()):
         say(f"checkpoint {index + 1}/{len(files)}: step {step}")
-        row = score_step(load_encoder(file, layer), folder / file.stem, score)
+        row = score_step(load_encoder(file, layer, reach), folder / file.stem, score)
         # After every encoder, so that a stop loses nothing.
         found = add_row(folder, run, step, row, write=join()[0] == 0)
     return found

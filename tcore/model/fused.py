@@ -14,8 +14,8 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
+from tcore.model.attention import working_dtype
 from tcore.model.teaching import Teaching
-from tcore.model.vit import working_dtype
 
 # Bytes of outputs that exist at a time: a CPU is fastest in its cache, a GPU needs much at once.
 CPU_CHUNK, GPU_CHUNK = 64 << 20, 1 << 30

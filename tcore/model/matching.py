@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from tcore.model.vit import scaled_attention
+from tcore.model.attention import scaled_attention
 
 
 class HeadedAttention(nn.Module):

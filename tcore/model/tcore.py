@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from tcore.data.batch import Batch
 from tcore.model import losses
+from tcore.model.attention import working_dtype
 from tcore.model.fused import PLAIN, fused_frame_sum, fused_patch_sums
 from tcore.model.glimpse import GLIMPSE_ROWS, Glimpse, take_glimpse
 from tcore.model.heads import ProjectionHead
@@ -17,7 +18,7 @@ from tcore.model.losses import Losses
 from tcore.model.matching import PatchMatchingModule
 from tcore.model.peers import ALONE
 from tcore.model.teaching import Teaching, as_given
-from tcore.model.vit import VisionTransformer, working_dtype
+from tcore.model.vit import VisionTransformer
 
 Auxiliary = Literal["none", "past", "future", "both"]
 LossForm = Literal["paper", "release"]

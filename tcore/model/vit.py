@@ -1,5 +1,6 @@
 """The frame encoder: a Vision Transformer with registers, masks and stochastic depth by subset."""
 
+from functools import partial
 from typing import Literal, NamedTuple
 
 import torch
@@ -8,6 +9,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from tcore.errors import InputError
+from tcore.model.attention import Attention, within_reach, working_dtype
 from tcore.model.subset import Share, Subset, Take, Wanted, add_residual, draw_subsets, gates, scale_by
 
 
@@ -17,52 +19,6 @@ class Tokens(NamedTuple):
     frame: Float[Tensor, "b d"]
     registers: Float[Tensor, "b r d"]
     patches: Float[Tensor, "b n d"]
-
-
-def scaled_attention(
-    q: Float[Tensor, "b heads n w"],
-    k: Float[Tensor, "b heads m w"],
-    v: Float[Tensor, "b heads m w"],
-    scale: float | None = None,
-) -> Float[Tensor, "b heads n w"]:
-    """Scaled dot-product attention; an empty batch, which fused kernels refuse, stays empty."""
-    return F.scaled_dot_product_attention(q, k, v, scale=scale) if q.shape[0] else q
-
-
-def working_dtype(tensor: Tensor) -> torch.dtype:
-    """The precision that products are computed in: the autocast's where there is one."""
-    kind = tensor.device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else tensor.dtype
-
-
-class Attention(nn.Module):
-    """Multi-head self-attention with one joint projection for queries, keys and values."""
-
-    def __init__(self, dim: int, num_heads: int) -> None:
-        super().__init__()
-        self.num_heads = num_heads
-        self.qkv = nn.Linear(dim, 3 * dim)
-        self.proj = nn.Linear(dim, dim)
-
-    def forward(self, x: Float[Tensor, "b n d"], first_only: bool = False) -> Float[Tensor, "b q d"]:
-        """Let every token, or the first alone, look at every other."""
-        b, n, d = x.shape
-        width = d // self.num_heads
-        if first_only:
-            weight, bias = self.qkv.weight, self.qkv.bias
-            q = F.linear(x[:, :1], weight[:d], bias[:d]).view(b, 1, self.num_heads, width).transpose(1, 2)
-            k, v = (
-                F.linear(x, weight[d:], bias[d:]).view(b, n, 2, self.num_heads, width).permute(2, 0, 3, 1, 4)
-            )
-        else:
-            q, k, v = self.qkv(x).view(b, n, 3, self.num_heads, width).permute(2, 0, 3, 1, 4)
-        x = scaled_attention(q, k, v)
-        return self.proj(x.transpose(1, 2).reshape(b, q.shape[2], d))
-
-    def map(self, x: Float[Tensor, "b n d"]) -> Float[Tensor, "b heads n n"]:
-        """How much every token looks at every other, per head; rows sum to 1."""
-        q, k, _ = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
-        return (q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5).softmax(dim=-1)
 
 
 class Mlp(nn.Module):
@@ -102,9 +58,11 @@ class Block(nn.Module):
         self.mlp = Mlp(dim, 4 * dim)
         self.ls2 = LayerScale(dim, layer_scale)
 
-    def attend(self, x: Float[Tensor, "b n d"], first_only: bool = False) -> Float[Tensor, "b q d"]:
+    def attend(
+        self, x: Float[Tensor, "b n d"], first_only: bool = False, seen: Bool[Tensor, "n n"] | None = None
+    ) -> Float[Tensor, "b q d"]:
         """Residual of the attention half."""
-        return self.ls1(self.attn(self.norm1(x), first_only))
+        return self.ls1(self.attn(self.norm1(x), first_only, seen))
 
     def transform(self, x: Float[Tensor, "b n d"]) -> Float[Tensor, "b n d"]:
         """Residual of the MLP half."""
@@ -117,6 +75,7 @@ class Block(nn.Module):
         transformed: Share = None,
         first_only: bool = False,
         some: Subset | None = None,
+        seen: Bool[Tensor, "n n"] | None = None,
     ) -> Float[Tensor, "m q d"]:
         """Add both residuals, each for its own share of the batch.
 
@@ -131,7 +90,7 @@ class Block(nn.Module):
             assert not isinstance(attended, Subset)
             x = x[:, :1] + scale_by(attended, self.attend(x, first_only=True))
         else:
-            x = add_residual(x, self.attend, attended)
+            x = add_residual(x, partial(self.attend, seen=seen), attended)
         return add_residual(x, self.transform, transformed)
 
 
@@ -142,9 +101,10 @@ def run_block(
     transformed: Share,
     first_only: bool = False,
     some: Subset | None = None,
+    seen: Bool[Tensor, "n n"] | None = None,
 ) -> Float[Tensor, "m q d"]:
     """One block; compiled, a few graphs serve all blocks of a network."""
-    result: Tensor = block(x, attended, transformed, first_only, some)
+    result: Tensor = block(x, attended, transformed, first_only, some, seen)
     return result
 
 
@@ -184,10 +144,12 @@ class VisionTransformer(nn.Module):
         num_registers: int = 4,
         layer_scale: float = 1e-5,
         drop_path: float = 0.0,
+        reach: int | None = None,
     ) -> None:
         super().__init__()
-        self.dim, self.depth, self.num_heads = dim, depth, num_heads
+        self.dim, self.depth, self.num_heads, self.reach = dim, depth, num_heads, reach
         self.patch_size, self.num_registers = patch_size, num_registers
+        self.num_prefix = 1 + num_registers
         self.native_grid, self.drop_path = image_size // patch_size, drop_path
         self.cls_token = nn.Parameter(torch.empty(1, 1, dim))
         self.pos_embed = nn.Parameter(torch.empty(1, 1 + self.native_grid**2, dim))
@@ -229,7 +191,11 @@ class VisionTransformer(nn.Module):
         x = self.patch_embed(images)
         if mask is not None:
             x = torch.where(mask[..., None], self.mask_token.to(x.dtype), x)
-        position = self.positions(height // self.patch_size, width // self.patch_size)
+        rows, columns = height // self.patch_size, width // self.patch_size
+        seen = (
+            None if self.reach is None else within_reach(self.reach, rows, columns, self.num_prefix, x.device)
+        )
+        position = self.positions(rows, columns)
         frame = (self.cls_token + position[:, :1]).expand(x.shape[0], -1, -1)
         registers = self.register_tokens.expand(x.shape[0], -1, -1)
         x = torch.cat([frame, registers, x + position[:, 1:]], dim=1)
@@ -239,9 +205,9 @@ class VisionTransformer(nn.Module):
         pairs = list(zip(subsets[::2], subsets[1::2], strict=True))
         in_full = len(pairs) - (wanted != "all")
         for block, pair in zip(self.blocks[:in_full], pairs[:in_full], strict=True):
-            x = self.run_block(block, x, *pair)
+            x = self.run_block(block, x, *pair, seen=seen)
         if wanted != "all":
-            return self._finish(x, gates(pairs[-1][0]), gates(pairs[-1][1]), wanted)
+            return self._finish(x, gates(pairs[-1][0]), gates(pairs[-1][1]), wanted, seen)
         x = self.norm(x)
         return self._tokens(x[:, 0], x)
 
@@ -251,11 +217,13 @@ class VisionTransformer(nn.Module):
         attended: Float[Tensor, "b"] | None,
         transformed: Float[Tensor, "b"] | None,
         wanted: Wanted | Literal["frames"],
+        seen: Bool[Tensor, "n n"] | None,
     ) -> Tokens:
         """The last block, for what is wanted alone: keys and values of all tokens, queries and MLP of few."""
 
         def last(first_only: bool, some: Subset | None) -> Tensor:
-            return self.norm(self.run_block(self.blocks[-1], x, attended, transformed, first_only, some))
+            made = self.run_block(self.blocks[-1], x, attended, transformed, first_only, some, seen)
+            return self.norm(made)
 
         if wanted == "frames":
             frames = last(True, None)
@@ -266,21 +234,20 @@ class VisionTransformer(nn.Module):
         return self._tokens(Take.apply(both, rows.argsort(), rows), whole)  # type: ignore[no-untyped-call]
 
     def _tokens(self, frame: Float[Tensor, "b d"], x: Float[Tensor, "m n d"]) -> Tokens:
-        first_patch = 1 + self.num_registers
-        return Tokens(frame, x[:, 1:first_patch], x[:, first_patch:])
+        return Tokens(frame, x[:, 1 : self.num_prefix], x[:, self.num_prefix :])
 
     @torch.no_grad()
     def frame_attention(self, images: Float[Tensor, "b 3 height width"]) -> Float[Tensor, "b heads n"]:
         """Where the frame token of the last block looks among the patches; for looking at."""
         last = self.blocks[-1]
         assert isinstance(last, Block)
-        seen: list[Tensor] = []
-        hook = last.norm1.register_forward_hook(lambda module, given, made: seen.append(made))
+        normed: list[Tensor] = []
+        hook = last.norm1.register_forward_hook(lambda module, given, made: normed.append(made))
         try:
             self(images, stochastic_depth=False)
         finally:
             hook.remove()
-        return last.attn.map(seen[0])[:, :, 0, 1 + self.num_registers :]
+        return last.attn.map(normed[0])[:, :, 0, self.num_prefix :]
 
     def positions(self, rows: int, columns: int) -> Float[Tensor, "1 n d"]:
         """Position embedding for a grid; the native one as it is, others by bicubic resize in fp32."""

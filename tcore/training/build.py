@@ -65,6 +65,7 @@ def build_backbone(vit: VitConfig, image_size: int) -> VisionTransformer:
         num_registers=vit.num_registers,
         layer_scale=vit.layer_scale,
         drop_path=vit.drop_path,
+        reach=vit.reach,
     )
 
 

@@ -148,7 +148,7 @@ def _part(weights: Mapping[str, Tensor], prefix: str, new: str = "") -> dict[str
 def encoder_card(config: Config, step: int) -> dict[str, Any]:
     """What is needed to build the encoder again, and where it comes from."""
     vit = dataclasses.asdict(config.vit)
-    built = ("dim", "depth", "num_heads", "patch_size", "num_registers", "layer_scale")
+    built = ("dim", "depth", "num_heads", "patch_size", "num_registers", "layer_scale", "reach")
     return {
         "format": CARD_FORMAT,
         "vit": {name: vit[name] for name in built} | {"image_size": config.views.global_size},

@@ -82,6 +82,29 @@ def test_features_of_a_layer_are_its_output_after_the_final_norm(run: Path, laye
     assert (f"block {blocks} of 3" in encoder.report) == (blocks < 3)
 
 
+def test_reach_of_a_run_is_that_of_its_card_unless_another_is_wanted(run: Path) -> None:
+    trained = load_encoder(run)
+    (run / "encoder.json").write_text(json.dumps({"vit": SIZES | {"layer_scale": 0.5, "reach": 1}}))
+    near = load_encoder(run)
+    assert not torch.equal(near.features(images()), trained.features(images()))
+    assert torch.equal(load_encoder(run, reach=1).features(images()), near.features(images()))
+    all_over = load_encoder(run, reach="everywhere")
+    assert torch.equal(all_over.features(images()), trained.features(images()))
+    assert all_over.fingerprint() == trained.fingerprint() != near.fingerprint()
+    assert "patches look everywhere" in all_over.report
+    assert "patches look 2 patches far" in load_encoder(run, reach=2).report
+
+
+def test_reach_that_cannot_be_is_an_error(run: Path) -> None:
+    with pytest.raises(InputError, match=r"reach 0 of .*: need 1 or more patches, or everywhere"):
+        load_encoder(run, reach=0)
+    with pytest.raises(InputError, match=r"reach 3 of control:colour: only Vision Transformers that"):
+        load_encoder("control:colour", reach=3)
+    (run / "encoder.json").write_text(json.dumps({"vit": SIZES | {"layer_scale": 0.5, "reach": "far"}}))
+    with pytest.raises(InputError, match="reach='far' is no size that fits"):
+        load_encoder(run)
+
+
 @pytest.mark.parametrize("layer", [3, -4, 100])
 def test_layer_that_does_not_exist_is_an_error(run: Path, layer: int) -> None:
     with pytest.raises(InputError, match=rf"layer {layer} of .*: it has 3 blocks, -3 to 2"):

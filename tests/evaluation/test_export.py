@@ -84,20 +84,26 @@ HF = {
 }
 
 
-def network(num_registers: int = 2) -> VisionTransformer:
+def network(num_registers: int = 2, reach: int | None = None) -> VisionTransformer:
     """Every weight counts: nothing is left at 0, 1 or another gentle start."""
     torch.manual_seed(0)
     # Heads of 16 channels, which no shape tells.
     vit = VisionTransformer(
-        dim=32, depth=2, num_heads=2, patch_size=8, image_size=24, num_registers=num_registers
+        dim=32,
+        depth=2,
+        num_heads=2,
+        patch_size=8,
+        image_size=24,
+        num_registers=num_registers,
+        reach=reach,
     )
     for parameter in vit.parameters():
         nn.init.normal_(parameter, std=0.3)
     return vit
 
 
-def encoder(num_registers: int = 2) -> Encoder:
-    return Encoder(network(num_registers), "mine")
+def encoder(num_registers: int = 2, reach: int | None = None) -> Encoder:
+    return Encoder(network(num_registers, reach), "mine")
 
 
 def images(rows: int = 2, columns: int = 5) -> Tensor:
@@ -200,9 +206,28 @@ def test_two_matrix_products_are_the_resize_of_torch(before: int, after: int) ->
     assert torch.allclose(found, expected, atol=1e-5)
 
 
+@pytest.mark.parametrize("format", ["safetensors", "torch"])
+def test_reach_goes_with_the_file_and_can_be_taken_away(format: Format, tmp_path: Path) -> None:
+    mine = encoder(reach=1)
+    path = export(mine, tmp_path / NAMES[format], format).path
+    back, all_over = load_encoder(path), load_encoder(path, reach="everywhere")
+    assert torch.equal(back.features(images()), mine.features(images()))
+    assert back.fingerprint() == mine.fingerprint()
+    assert torch.equal(all_over.features(images()), encoder().features(images()))
+    assert all_over.fingerprint() == encoder().fingerprint() != mine.fingerprint()
+
+
+@pytest.mark.parametrize("format", ["timm", "hf"])
+def test_packages_that_look_everywhere_get_no_encoder_with_a_reach(format: Format, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=f"look 1 patches far, and --format {format} lets them look every"):
+        export(encoder(reach=1), tmp_path / NAMES[format], format)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("reach", [None, 1])
 @pytest.mark.parametrize("grid", [(3, 3), (1, 1), (2, 5), (9, 4)])
-def test_graph_sees_what_the_encoder_sees(grid: tuple[int, int]) -> None:
-    vit = network().eval()
+def test_graph_sees_what_the_encoder_sees(grid: tuple[int, int], reach: int | None) -> None:
+    vit = network(reach=reach).eval()
     with torch.no_grad():
         found, tokens = GridEncoder(vit)(images(*grid)), vit(images(*grid))
     assert torch.allclose(found.features, tokens.patches.transpose(1, 2).unflatten(2, grid), atol=2e-5)
@@ -228,6 +253,17 @@ def test_onnx_file_answers_like_torch_at_any_size(onnx_file: Exported) -> None:
             assert torch.allclose(torch.from_numpy(frame), network().eval()(x).frame, atol=1e-4)
     assert json.loads(session.get_modelmeta().custom_metadata_map["mean"]) == [0.485, 0.456, 0.406]
     assert list(onnx_file.path.parent.iterdir()) == [onnx_file.path]
+
+
+def test_onnx_file_keeps_the_reach(tmp_path: Path) -> None:
+    for package in ("onnxruntime", "onnx", "onnxscript"):
+        need(package)
+    done = export(encoder(reach=1), tmp_path / "encoder.onnx", "onnx")
+    session = need("onnxruntime").InferenceSession(str(done.path))
+    x = images(9, 4)
+    (features,) = session.run(["features"], {"images": x.numpy()})
+    assert torch.allclose(torch.from_numpy(features), encoder(reach=1).features(x), atol=1e-4)
+    assert not torch.allclose(torch.from_numpy(features), encoder().features(x), atol=1e-2)
 
 
 def test_onnx_file_that_answers_otherwise_is_found_out(onnx_file: Exported) -> None:
