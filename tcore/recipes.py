@@ -10,6 +10,7 @@ from tcore.config import (
     Config,
     HeadConfig,
     LossConfig,
+    MaskingConfig,
     MatchingConfig,
     OptimConfig,
     RenderedConfig,
@@ -52,6 +53,19 @@ QUICKSTART = Config(
     runtime=RuntimeConfig(log_every=25),
 )
 
+# Found by search (docs/LOG.md): small crops and a reach that keeps large frames from being anything new,
+# colours left alone, every crop with holes, few prototypes, gains and LayerScale that let it learn at once.
+VITS16_SHORT = Config(
+    vit=replace(VIT_S, layer_scale=1.0, drop_path=0.0, reach=3),
+    views=ViewsConfig(global_size=128, local_size=64, colour=0.0),
+    masking=MaskingConfig(probability=1.0, ratio=(0.3, 0.7)),
+    head=HeadConfig(hidden=1024, prototypes=1024, train_gains=False),
+    teacher=TeacherConfig(targets="sinkhorn", momentum=(0.98, 1.0), temperature=(0.01, 0.01)),
+    optim=OptimConfig(steps=1500, batch=128, base_lr=1.4e-3, matching_lr=1.0),
+    keep_every=500,
+    runtime=RuntimeConfig(log_every=25),
+)
+
 RECIPES: dict[str, Recipe] = {
     "vits16-k400": Recipe(
         VITS16_K400,
@@ -91,6 +105,18 @@ RECIPES: dict[str, Recipe] = {
             optim=OptimConfig(epochs=100, warmup_epochs=10),
         ),
         "ViT-S/16 on ImageNet with neighbours (docs/images.md), 100 epochs as published: 64.1 J&F on DAVIS.",
+    ),
+    "vits16-short": Recipe(
+        VITS16_SHORT,
+        "ViT-S/16 on a few hundred clips of one's own, minutes on one GPU; its patches look 3 patches far.",
+    ),
+    "vitti16-short": Recipe(
+        replace(
+            VITS16_SHORT,
+            vit=replace(VITS16_SHORT.vit, dim=VIT_TI.dim, num_heads=VIT_TI.num_heads),
+            head=replace(VITS16_SHORT.head, hidden=512),
+        ),
+        "ViT-Ti/16, the same: a quarter of the weights.",
     ),
     "quickstart": Recipe(
         QUICKSTART,

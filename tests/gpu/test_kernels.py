@@ -67,7 +67,8 @@ def test_colours_are_those_of_the_plain_twin() -> None:
     )
 
 
-def test_a_bf16_step_on_the_fast_path_is_near_an_fp32_step_on_the_plain_one() -> None:
+@pytest.mark.parametrize("reach", [None, 3])
+def test_a_bf16_step_on_the_fast_path_is_near_an_fp32_step_on_the_plain_one(reach: int | None) -> None:
     """Losses within 1e-3, gradients with a cosine above 0.999."""
     from dataclasses import replace
 
@@ -91,7 +92,7 @@ def test_a_bf16_step_on_the_fast_path_is_near_an_fp32_step_on_the_plain_one() ->
         return {name: float(x) for name, x in losses.named().items()}, gradients
 
     settings = {"vit.layer_scale": 0.1, "head.prototypes": 4096, "optim.batch": 16, "rendered.size": 256}
-    base = recipe("vits16-k400", {**settings, "vit.depth": 4, "rendered.videos": 16})
+    base = recipe("vits16-k400", {**settings, "vit.depth": 4, "vit.reach": reach, "rendered.videos": 16})
     fast = replace(base, optim=replace(base.optim, precision="bf16"))
     plain = replace(
         base, optim=replace(base.optim, precision="fp32"), runtime=replace(base.runtime, compile="off")

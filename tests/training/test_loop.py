@@ -430,7 +430,7 @@ from tcore.data.loader import render_batch
 from tcore.data.samples import Source
 from tcore.training.loop import open_store
 from tcore.training.step import Trainer
-settings = {TINY!r} | {{"vit.depth": 1, "vit.drop_path": 0.3}}
+settings = {TINY!r} | {{"vit.depth": 1, "vit.drop_path": 0.3, "vit.reach": 1}}
 found = []
 for compiled in ("off", "on"):
     config = tcore.recipe("quickstart", settings | {{"runtime.compile": compiled}})
