@@ -58,6 +58,10 @@ def table(card: Card) -> list[str]:
         lines += _rows(f"{card['encoder']['name']} (rendered)", {"synthetic": result}, list(result["scores"]))
     for name, result in benchmarks.items():
         lines += _foundations(name, result)
+    if "reach" in card["encoder"]:
+        lines.append(
+            f"patches look {card['encoder']['reach']} patches far; --reach everywhere is as published"
+        )
     memory = ", ".join(f"{x:.2f} GB {kind[:3].upper()}" for kind, x in card["peak_memory"].items())
     lines.append(f"{card['seconds']:.0f} s on {card['device']}, peak memory {memory}")
     return lines

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, UInt8
@@ -88,9 +88,19 @@ class Encoder(nn.Module):
             # As bytes, because numpy knows no bfloat16.
             content = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
             digest.update(name.encode() + content.numpy().tobytes())
-        if (reach := getattr(self.backbone, "reach", None)) is not None:
-            digest.update(f"reach {reach}".encode())
+        if self.reach is not None:
+            digest.update(f"reach {self.reach}".encode())
         return digest.hexdigest()[:16]
+
+    @property
+    def reach(self) -> int | None:
+        """How far patches look; None: everywhere, or nobody knows."""
+        return self.backbone.reach if isinstance(self.backbone, VisionTransformer) else None
+
+    def identity(self) -> dict[str, Any]:
+        """What a result says of the encoder that it is from."""
+        known = {"name": self.name, "weights": self.fingerprint()}
+        return known if self.reach is None else known | {"reach": self.reach}
 
     @torch.no_grad()
     def forward(

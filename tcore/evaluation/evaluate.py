@@ -73,7 +73,7 @@ def evaluate(
     folder = None if out is None else writable(Path(out))
     rank, count = (0, 1) if alone else join()
     device = next(encoder.parameters()).device
-    identity = {"name": encoder.name, "weights": encoder.fingerprint()}
+    identity = encoder.identity()
     found = {
         benchmark.name: run_benchmark(benchmark, encoder, identity, folder, save, say, (rank, count))
         for benchmark in benchmarks
@@ -107,7 +107,7 @@ def writable(folder: Path) -> Path:
 def run_benchmark(
     benchmark: Benchmark | RenderedBenchmark,
     encoder: Encoder,
-    identity: dict[str, str],
+    identity: dict[str, Any],
     out: Path | None,
     save: bool,
     say: Said,
@@ -169,7 +169,7 @@ def per_clip(benchmark: Benchmark | RenderedBenchmark, result: Card) -> Card:
 
 
 def clip_key(
-    benchmark: Benchmark | RenderedBenchmark, identity: dict[str, str], truth: str, frames: str
+    benchmark: Benchmark | RenderedBenchmark, identity: dict[str, Any], truth: str, frames: str
 ) -> str:
     """Everything that a clip's result depends on; another key means another result."""
     knobs = {

@@ -270,7 +270,7 @@ def _card(
     encoder: Encoder, source: Video, labels: Sequence[Path], protocol: Protocol, size: Size, inside: Size
 ) -> dict[str, Any]:
     return {
-        "encoder": {"name": encoder.name, "weights": encoder.fingerprint()},
+        "encoder": encoder.identity(),
         "video": str(source.path),
         "labels": [str(path) for path in labels],
         "protocol": {name: value for name, value in dataclasses.asdict(protocol).items() if name != "resize"},

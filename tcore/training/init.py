@@ -49,6 +49,10 @@ def read_init(config: Config) -> Init | None:
             state["pos_embed"] = vit.positions(grid, grid).clone()
         was = vit.native_grid
         lines.append(f"  positions resized from {was}x{was} to {grid}x{grid}, as the encoder itself does")
+    if vit.reach != config.vit.reach:
+        both = (vit.reach, config.vit.reach)
+        before, after = ("everywhere" if reach is None else f"{reach} patches far" for reach in both)
+        lines.append(f"  its patches looked {before}, and will look {after} (--vit.reach)")
     return Init(config.init, encoder.fingerprint(), state, lines)
 
 

@@ -16,6 +16,7 @@ from tcore.data.synthetic import RenderedVideo
 from tcore.errors import InputError
 from tcore.evaluation.card import Card, table, worst_clips
 from tcore.evaluation.encoder import Encoder
+from tcore.evaluation.encoders import choose_reach
 from tcore.evaluation.evaluate import evaluate
 from tcore.evaluation.protocols import RENDERED, TCORE, protocol
 from tcore.evaluation.rendered import HELDOUT_SEED, heldout_videos, propagate_video, score_videos
@@ -73,6 +74,21 @@ def test_card_says_what_the_numbers_depend_on(encoder: Encoder, datasets: dict[s
     assert low <= davis["scores"]["J&F"] <= high
     assert len(card["encoder"]["weights"]) == 16
     assert any("protocol tcore" in line for line in table(card))
+    assert not any("patches far" in line for line in table(card))
+
+
+def test_card_of_an_encoder_with_a_reach_says_so_and_its_clips_are_not_reused(
+    datasets: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    near = tiny_encoder()
+    calls = count_steps(near, monkeypatch)
+    evaluate(near, davis=datasets["davis"], size=SIZE, out=tmp_path)
+    calls.clear()
+    choose_reach(near, 1)
+    card = evaluate(near, davis=datasets["davis"], size=SIZE, out=tmp_path)
+    assert sum(calls) == 12  # both clips, all frames
+    assert card["encoder"]["reach"] == 1
+    assert any("patches look 1 patches far" in line for line in table(card))
 
 
 def test_saved_predictions_score_the_same(encoder: Encoder, datasets: dict[str, Any], tmp_path: Path) -> None:

@@ -91,6 +91,18 @@ def test_run_notes_what_it_started_from(
     assert f"starts from {file} (weights {fingerprint}), student and teacher" in capsys.readouterr().err
 
 
+def test_another_reach_than_that_of_the_start_is_said(file: Path) -> None:
+    def lines(config: Config) -> str:
+        init = read_init(config)
+        assert init is not None
+        return "\n".join(init.lines)
+
+    assert "looked everywhere, and will look 2 patches far (--vit.reach)" in lines(
+        tiny(init=str(file), vit__reach=2)
+    )
+    assert "look" not in lines(tiny(init=str(file)))
+
+
 def test_resumed_run_equals_uninterrupted_run_and_needs_its_start_no_more(file: Path, tmp_path: Path) -> None:
     config = tiny(init=str(file), optim__freeze_backbone_steps=3, checkpoint_every=2)
     whole = train(config, tmp_path / "whole", quiet=True)
