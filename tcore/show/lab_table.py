@@ -26,16 +26,10 @@ def collect(out: Path, rows: Sequence[Row]) -> list[dict[str, Any]]:
     found = []
     for row in rows:
         folders = sorted((out / row.folder).glob("seed-*"))
-        cards = [
-            json.loads((f / "scores" / "results.json").read_text("utf-8"))
-            for f in folders
-            if (f / DONE).is_file()
-        ]
+        folders = [folder for folder in folders if (folder / DONE).is_file()]
+        cards = [json.loads((f / "scores" / "results.json").read_text("utf-8")) for f in folders]
         if not cards:
             continue
-        seconds = [
-            json.loads((f / DONE).read_text("utf-8"))["seconds"][0] for f in folders if (f / DONE).is_file()
-        ]
         benchmarks = [next(iter(card["benchmarks"].values())) for card in cards]
         scores = {name: [100 * b["scores"][name] for b in benchmarks] for name in ("J&F", "J", "F")}
         clips = np.array([[100 * clip["J&F"] for clip in b["clips"].values()] for b in benchmarks])
@@ -47,11 +41,18 @@ def collect(out: Path, rows: Sequence[Row]) -> list[dict[str, Any]]:
                 **{name: float(np.mean(values)) for name, values in scores.items()},
                 "over_seeds": over_seeds(scores["J&F"]),
                 "over_clips": over_clips(clips.mean(axis=0)),
-                "minutes": float(np.mean(seconds)) / 60,
+                "minutes": float(np.mean([_training_seconds(folder) for folder in folders])) / 60,
                 "published": row.published,
             }
         )
     return found
+
+
+def _training_seconds(folder: Path) -> float:
+    """What all steps of a run took, those before a stop too; without its metrics, what its process took."""
+    steps = read_run(folder / "run").seconds() if (folder / "run").is_dir() else None
+    whole: float = json.loads((folder / DONE).read_text("utf-8"))["seconds"][0]
+    return whole if steps is None else steps
 
 
 def over_seeds(values: Sequence[float]) -> float | None:

@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from tcore.cli import main
+from tcore.config_file import save_config
 from tcore.errors import InputError
 from tcore.files import write_text
+from tcore.recipes import recipe
 from tcore.show.lab import Job, Plan, is_done, lab, read_table
 from tcore.show.lab_table import DONE, collect, markdown, over_clips, over_seeds
 from tcore.show.tables import TABLES, Row
@@ -74,6 +76,16 @@ def test_rows_are_summed_up_over_seeds_and_clips(tmp_path: Path) -> None:
     assert found["over_seeds"] == pytest.approx(12.71 * 7.0711 / 2**0.5, rel=1e-3)
     assert found["over_clips"] == pytest.approx([25, 45])
     assert "61.9 (59.7 / 64.0)" in list(markdown("t", [found]))[-1]
+
+
+def test_cost_of_a_run_is_that_of_all_its_steps_even_where_it_was_stopped(tmp_path: Path) -> None:
+    row, folder = Row("none", "--auxiliary none"), tmp_path / "none" / "seed-0"
+    finish(Job(row, 0, folder), [0.2, 0.4])
+    assert collect(tmp_path, [row])[0]["minutes"] == 1.0  # of the process, which is all that is known
+    save_config(recipe("quickstart", {"optim.batch": 30}), folder / "run" / "config.json")
+    lines = [json.dumps({"step": step, "samples_per_second": 1.0}) for step in (1, 2, 3, 4)]
+    write_text(folder / "run" / "metrics.jsonl", "\n".join(lines) + "\n")
+    assert collect(tmp_path, [row])[0]["minutes"] == 2.0
 
 
 def test_one_seed_or_one_clip_has_no_interval() -> None:
