@@ -20,7 +20,16 @@ from tcore.model.vit import VisionTransformer
 
 # Width, depth and heads of the usual sizes.
 SIZES = {"vitti16": (192, 12, 3), "vits16": (384, 12, 6), "vitb16": (768, 12, 12), "vitl16": (1024, 24, 16)}
-SIZE_NAMES = ("dim", "depth", "num_heads", "patch_size", "image_size", "num_registers", "layer_scale")
+SIZE_NAMES = (
+    "dim",
+    "depth",
+    "num_heads",
+    "patch_size",
+    "image_size",
+    "num_registers",
+    "layer_scale",
+    "reach",
+)
 Reach = int | Literal["everywhere"] | None
 WHAT_WOULD_DO = (
     "give a run folder, a checkpoint (.safetensors, .pth, .pt), an exported folder, default, random:vits16, "
@@ -194,11 +203,9 @@ def _build(sizes: dict[str, Any], state: dict[str, Tensor], source: Path) -> Vis
 def _check_sizes(sizes: dict[str, Any], state: dict[str, Tensor], source: Path) -> None:
     """Refuse sizes that need far more weights than there are, before memory is taken for them."""
     for name, value in sizes.items():
-        if name == "reach" and value is None:
-            continue  # everywhere
         kinds = (int, float) if name == "layer_scale" else (int,)
         low = 0 if name in ("layer_scale", "num_registers") else 1
-        if name not in (*SIZE_NAMES, "reach") or type(value) not in kinds or not low <= value < 2**20:
+        if name not in SIZE_NAMES or type(value) not in kinds or not low <= value < 2**20:
             raise InputError(f"no encoder can be built for {source}: {name}={value!r} is no size that fits.")
     dim, patch = sizes.get("dim", 384), sizes.get("patch_size", 16)
     tokens = (sizes.get("image_size", 224) // patch) ** 2 + sizes.get("num_registers", 4)

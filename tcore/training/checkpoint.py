@@ -151,7 +151,8 @@ def encoder_card(config: Config, step: int) -> dict[str, Any]:
     built = ("dim", "depth", "num_heads", "patch_size", "num_registers", "layer_scale", "reach")
     return {
         "format": CARD_FORMAT,
-        "vit": {name: vit[name] for name in built} | {"image_size": config.views.global_size},
+        "vit": {name: vit[name] for name in built if vit[name] is not None}
+        | {"image_size": config.views.global_size},
         "step": step,
         "config": to_dict(config),
     }
