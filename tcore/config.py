@@ -91,6 +91,8 @@ class VitConfig:
     """Stochastic depth of the student: share of the samples that skip a residual."""
     auxiliary_drop_path: bool = True
     """Stochastic depth in the auxiliary branch too, as released."""
+    position_std: float = 0.02
+    """Spread of the position embedding at the start; patches have about 1, so that 0.02 is learnt late."""
     reach: int | None = None
     """How far a patch looks, in patches up, down and to the sides (default: everywhere, as published)."""
 

@@ -42,6 +42,7 @@ CHECKS: dict[str, Check] = {
     "vit.num_heads": AT_LEAST_ONE,
     "vit.num_registers": AT_LEAST_ZERO,
     "vit.drop_path": BELOW_ONE,
+    "vit.position_std": POSITIVE,
     "vit.reach": (lambda x: x is None or x >= 1, "need 1 or more patches"),
     "matching.num_heads": AT_LEAST_ONE,
     "matching.num_blocks": AT_LEAST_ONE,

@@ -129,6 +129,7 @@ def test_unreadable_settings_are_one_line(tmp_path: Path) -> None:
         {"teacher.temperature": (0.0, 0.07)},
         {"vit.drop_path": 1.0},
         {"vit.reach": 0},
+        {"vit.position_std": 0.0},
         {"sandwich.offset_seconds": (0.0, 1.0)},
         {"sandwich.short_videos": "repeat", "sandwich.offset_seconds": (1.0, 2.0)},
         {"sandwich.frames": "past-past", "auxiliary": "past"},

@@ -145,6 +145,7 @@ class VisionTransformer(nn.Module):
         layer_scale: float = 1e-5,
         drop_path: float = 0.0,
         reach: int | None = None,
+        position_std: float = 0.02,
     ) -> None:
         super().__init__()
         self.dim, self.depth, self.num_heads, self.reach = dim, depth, num_heads, reach
@@ -159,10 +160,10 @@ class VisionTransformer(nn.Module):
         self.blocks = nn.ModuleList(Block(dim, num_heads, layer_scale) for _ in range(depth))
         self.norm = nn.LayerNorm(dim, eps=1e-6)
         self.run_block = run_block
-        self._initialise()
+        self._initialise(position_std)
 
-    def _initialise(self) -> None:
-        nn.init.trunc_normal_(self.pos_embed, std=0.02)
+    def _initialise(self, position_std: float) -> None:
+        nn.init.trunc_normal_(self.pos_embed, std=position_std)
         nn.init.normal_(self.cls_token, std=1e-6)
         nn.init.normal_(self.register_tokens, std=1e-6)
         for module in self.modules():

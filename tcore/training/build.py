@@ -66,6 +66,7 @@ def build_backbone(vit: VitConfig, image_size: int) -> VisionTransformer:
         layer_scale=vit.layer_scale,
         drop_path=vit.drop_path,
         reach=vit.reach,
+        position_std=vit.position_std,
     )
 
 

@@ -87,6 +87,14 @@ def test_tokens_and_positions_start_as_specified() -> None:
     assert vit.register_tokens.shape[1] == 4
 
 
+def test_positions_begin_as_wide_as_asked_and_nothing_else_changes() -> None:
+    published, wide = (build_backbone(replace(VIT_TI, depth=1, position_std=std), 224) for std in (0.02, 0.5))
+    assert wide.pos_embed.std().item() == pytest.approx(0.5, rel=0.05)
+    assert wide.cls_token.std().item() == pytest.approx(1e-6, rel=0.2)
+    assert wide.get_parameter("blocks.0.attn.qkv.weight").std().item() == pytest.approx(0.02, rel=0.05)
+    assert published.pos_embed.std().item() == pytest.approx(0.02, rel=0.05)
+
+
 def test_linear_layers_start_small_and_without_bias() -> None:
     torch.manual_seed(0)
     vit = VisionTransformer(dim=96, depth=2, num_heads=3, image_size=32)
