@@ -7,6 +7,7 @@ kind of scene it is does not.
 """
 
 import argparse
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +23,8 @@ from tcore.data.samples import Source
 from tcore.errors import InputError
 from tcore.model.tcore import TCoRe
 from tcore.training.build import build_model, choose_device
-from tcore.training.checkpoint import CONFIG
+from tcore.training.checkpoint import CHECKPOINT, CONFIG
+from tcore.training.generations import newest_intact
 from tcore.training.loop import open_store
 
 BATCH = 64
@@ -61,7 +63,10 @@ def load_run(run: Path, device: torch.device) -> tuple[Config, TCoRe]:
         raise InputError(f"run {run} has auxiliary={config.auxiliary}: need both, to have a module to ask.")
     model = build_model(config).to(device)
     # A checkpoint of our own: weights and plain values.
-    saved = torch.load(run / "checkpoint.pt", map_location=device, weights_only=True)
+    path = newest_intact(run / CHECKPOINT, print)
+    if path is None:
+        raise InputError(f"run {run} has no checkpoint: train it first.")
+    saved = torch.load(path, map_location=device, weights_only=True)
     model.load_state_dict(saved["model"])
     model.eval()
     optim = replace(config.optim, batch=BATCH, accumulate=1)
@@ -87,4 +92,8 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except InputError as error:
+        print(f"matching.py: error: {error}", file=sys.stderr)
+        sys.exit(2)

@@ -9,6 +9,7 @@ from typing import Literal
 from tyro.conf import FlagCreatePairsOff, Positional
 
 from tcore.cli_parsing import check_flags, gather_values, parse
+from tcore.config import Reach
 from tcore.errors import InputError
 from tcore.evaluation.propagate import Precision
 
@@ -34,7 +35,7 @@ class EvaluateCommand:
     """Folder for results.json and what is saved; an interrupted evaluation goes on there."""
     layer: int = -1
     """Block whose output makes the features, after the final norm; negative counts from the end."""
-    reach: int | Literal["everywhere"] | None = None
+    reach: Reach = None
     """How far a patch looks, in patches, or everywhere (default: as the encoder was trained)."""
     protocol: str = "tcore"
     """Protocol for davis: tcore, dino, rsp or crw."""
@@ -94,7 +95,7 @@ class PropagateCommand:
     """New folder for masks/ or tracks.csv, confidence.csv, overlay.mp4 and propagation.json."""
     layer: int = -1
     """Block whose output makes the features, after the final norm; negative counts from the end."""
-    reach: int | Literal["everywhere"] | None = None
+    reach: Reach = None
     """How far a patch looks, in patches, or everywhere (default: as the encoder was trained)."""
     protocol: str = "tcore"
     """How labels are carried: tcore, dino, rsp or crw."""

@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from tyro.conf import Positional
 
 from tcore.cli_parsing import check_flags, parse
+from tcore.config import Reach
 from tcore.errors import InputError
 
 
@@ -22,7 +22,7 @@ class ExportCommand:
     """safetensors, torch, timm, hf, onnx, or default (half precision, as it comes with the package)."""
     layer: int = -1
     """Block whose output makes the features, after the final norm; later blocks are left out."""
-    reach: int | Literal["everywhere"] | None = None
+    reach: Reach = None
     """How far a patch looks, in patches, or everywhere (default: as the encoder was trained)."""
 
 

@@ -13,6 +13,8 @@ from tcore.model.tcore import Auxiliary, LossForm, Targets
 Range = tuple[float, float]
 Compile = Literal["auto", "on", "off"]
 Sharding = Literal["replicate", "shard"]
+Reach = int | Literal["everywhere"] | None
+"""How far patches are to look where an encoder is used; None: as it was trained."""
 
 
 @dataclass(frozen=True)

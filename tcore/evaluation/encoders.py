@@ -3,11 +3,12 @@
 import difflib
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from tcore.config import Reach
 from tcore.errors import InputError
 from tcore.evaluation.adapters import EXAMPLES, attribute, load_hub, load_timm, load_transformers, reason
 from tcore.evaluation.checkpoints import listing, read_file, refuse_hollow, translate
@@ -30,7 +31,6 @@ SIZE_NAMES = (
     "layer_scale",
     "reach",
 )
-Reach = int | Literal["everywhere"] | None
 WHAT_WOULD_DO = (
     "give a run folder, a checkpoint (.safetensors, .pth, .pt), an exported folder, default, random:vits16, "
     "timm:NAME, hf:NAME_OR_DIR or hub:REPO:NAME"

@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from tcore.config import Reach
 from tcore.data.frames import Frame
 from tcore.errors import InputError
 from tcore.evaluation.card import MAIN_SCORE, Card
 from tcore.evaluation.cycle import cycle_consistency
 from tcore.evaluation.encoder import Encoder
-from tcore.evaluation.encoders import Reach, load_encoder
+from tcore.evaluation.encoders import load_encoder
 from tcore.evaluation.sharing import join
 from tcore.files import write_text
 
