@@ -53,10 +53,10 @@ QUICKSTART = Config(
     runtime=RuntimeConfig(log_every=25),
 )
 
-# Found by search (docs/LOG.md): small crops and a reach that keeps large frames from being anything new,
-# colours left alone, every crop with holes, few prototypes, gains and LayerScale that let it learn at once.
+# Found by search (docs/LOG.md): small crops and a reach that keeps large frames from being anything new, positions
+# that can be told apart from the start, colours left alone, every crop with holes, few prototypes, LayerScale 1.
 VITS16_SHORT = Config(
-    vit=replace(VIT_S, layer_scale=1.0, drop_path=0.0, reach=3),
+    vit=replace(VIT_S, layer_scale=1.0, drop_path=0.0, position_std=0.3, reach=3),
     views=ViewsConfig(global_size=128, local_size=64, colour=0.0),
     masking=MaskingConfig(probability=1.0, ratio=(0.3, 0.7)),
     head=HeadConfig(hidden=1024, prototypes=1024, train_gains=False),
