@@ -247,7 +247,7 @@ def _carried(command: PropagationFigure, encoder: "Encoder") -> "list[Carried]":
     if command.labels is not None:
         path, side = Path(command.source), command.long_side
         return [carried.carry_video(encoder, path, command.labels, protocol=knobs, long_side=side)]
-    if not command.source.startswith("rendered"):
+    if command.source.partition(":")[0] != "rendered":
         raise InputError(f"{command.source} needs --labels FIRST.png, the mask of its first frame.")
     knobs = protocols.RENDERED if knobs == protocols.TCORE else knobs
     found = carried.carry_rendered(encoder, command.source, knobs)

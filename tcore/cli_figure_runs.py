@@ -31,7 +31,7 @@ class DynamicsFigure:
     """Losses, health and scores over the steps of one or several runs."""
 
     runs: Positional[tuple[Path, ...]] = ()
-    """Run folders; scores are there after tcore evaluate RUN --every-checkpoint."""
+    """Run folders; scores are there after tcore evaluate RUN --every-checkpoint or train --evaluate-every."""
     out: Path | None = None
     """PNG or PDF to write."""
 

@@ -1,15 +1,19 @@
 """The verb around experiments: lab."""
 
-import shlex
+import os
 import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tyro.conf import FlagCreatePairsOff, Positional
 
 from tcore.cli_parsing import check_flags, parse
 from tcore.errors import InputError
+
+if TYPE_CHECKING:
+    from tcore.show.lab import Plan
 
 
 @dataclass(frozen=True)
@@ -17,7 +21,7 @@ class LabCommand:
     """Train and score the rows of an ablation table, and write one table beside the paper's."""
 
     table: Positional[str] = ""
-    """branch, alignment, offsets or masks; or a JSON file: [{"name": "slow", "flags": "--seed 1"}, ...]."""
+    """branch, alignment, offsets or masks; or a JSON file: [{"name": "deep", "flags": "--vit.depth 24"}]."""
     out: Path | None = None
     """Folder for runs, scores, lab.md, lab.png and lab.json; the same command goes on there."""
     recipe: str = "quickstart"
@@ -55,9 +59,8 @@ def lab_verb(argv: list[str]) -> None:
     command = parse(LabCommand, argv, "tcore lab", LabCommand())
     from tcore.evaluation.benchmarks import open_benchmark
     from tcore.evaluation.protocols import TCORE
-    from tcore.recipes import recipe
     from tcore.show.health_scores import health_lines
-    from tcore.show.lab import Plan, lab
+    from tcore.show.lab import Plan, lab, split_flags
     from tcore.show.tables import TABLES
 
     if command.health:
@@ -70,11 +73,14 @@ def lab_verb(argv: list[str]) -> None:
             f"tcore lab needs a table and --out OUT: one of {', '.join(TABLES)}, or a JSON file "
             "(or --health RUN ..., which trains nothing)."
         )
-    if command.seeds < 1 or (command.budget is not None and command.budget < 1):
-        raise InputError(f"--seeds {command.seeds} --budget {command.budget}: need 1 or more.")
-    if command.videos < 1:
-        raise InputError(f"--videos {command.videos}: need 1 or more.")
-    recipe(command.recipe)  # what is wrong is said here, not after the first run
+    for name in ("seeds", "budget", "videos"):
+        value = getattr(command, name)
+        if value is not None and value < 1:
+            raise InputError(f"--{name} {value}: need 1 or more.")
+    check_gpus(command.gpus)
+    if command.davis is None and (command.binary or command.size):
+        given = "--binary" if command.binary else "--size"
+        raise InputError(f"{given} goes with --davis DIR: leave it out for rendered videos.")
     if command.davis is not None:
         open_benchmark("davis", command.davis, TCORE, binary=command.binary).check()
     plan = Plan(
@@ -85,8 +91,9 @@ def lab_verb(argv: list[str]) -> None:
         command.binary,
         command.size,
         command.videos,
-        tuple(shlex.split(command.extra)),
+        tuple(split_flags(command.extra, "--extra")),
     )
+    check_rows(command, plan)
     lines = lab(
         command.table,
         command.out,
@@ -98,6 +105,39 @@ def lab_verb(argv: list[str]) -> None:
     )
     print("\n".join(lines))
     _write_health(command.out)
+
+
+def check_rows(command: LabCommand, plan: "Plan") -> None:
+    """What is wrong with a row is said here, not when its turn comes."""
+    from tcore.cli_train import need_frames, parse_train
+    from tcore.show.lab import Job, choose_rows
+    from tcore.validation import validate
+
+    for row in choose_rows(command.table, command.rows):
+        words = Job(row, 0, Path(row.folder)).commands(plan)[0][1:]
+        try:
+            train = parse_train(words)
+            need_frames(train)
+            validate(train.config)
+        except InputError as error:
+            raise InputError(f"row {row.name}: {error}") from error
+        own = {word.partition("=")[0] for word in (*row.flags.split(), *plan.extra)}
+        if "--run" in own or ("--seed" in own and command.seeds > 1):
+            raise InputError(f"row {row.name}: the lab gives --run and --seed itself; use --out and --seeds.")
+        if plan.size is not None and min(plan.size) < train.config.vit.patch_size:
+            raise InputError(f"--size {plan.size[0]} {plan.size[1]} is smaller than a patch: try 240 432.")
+
+
+def check_gpus(gpus: tuple[str, ...]) -> None:
+    """Refuse a GPU that is not there: its runs would be trained on the CPU."""
+    import torch
+
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    there = visible.split(",") if visible else [str(n) for n in range(torch.cuda.device_count())]
+    for gpu in gpus:
+        if gpu not in there or not torch.cuda.is_available():
+            known = f"there are {', '.join(there)}" if torch.cuda.is_available() else "there is none here"
+            raise InputError(f"--gpus {gpu}: {known}. Give numbers apart by spaces, as in --gpus 0 1.")
 
 
 def _write_health(out: Path) -> None:

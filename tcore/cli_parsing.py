@@ -17,6 +17,16 @@ from tcore.errors import InputError
 
 Command = TypeVar("Command")
 
+# What tyro says of a value, and what we say that is needed instead (nothing: the kinds that it names).
+COMPLAINTS = {
+    r"Error parsing (?P<flag>\S+): no type matching (?P<kinds>.+) could be .* from \[(?P<values>.*)\]": "",
+    r"Error parsing (?P<flag>\S+): invalid literal for int.*: (?P<values>'.*')": "a whole number",
+    r"Error parsing (?P<flag>\S+): could not convert string to float: (?P<values>'.*')": "a number",
+    r"Error parsing (?P<flag>\S+): Could not find .* arguments: \[(?P<values>.*)\]": "other values",
+    r"invalid choice (?P<values>'.*') for argument '(?P<flag>\S+)'. Expected one of (?P<kinds>\(.*\))": "",
+    r"Missing value for argument '(?P<flag>\S+)'(?P<values>). Expected (?P<kinds>.*)": "",
+}
+
 
 def parse(kind: type[Command], argv: list[str], prog: str, default: Command) -> Command:
     """Parse with tyro; its boxed error becomes one line, and help is our own."""
@@ -34,13 +44,30 @@ def parse(kind: type[Command], argv: list[str], prog: str, default: Command) -> 
 def _condense(box: str) -> str:
     """The message of a tyro error box, without the box and the help below it."""
     lines = [re.sub(r"[╭╮╰╯│]", "", re.sub(r"\x1b\[[0-9;]*m", "", line)).strip() for line in box.splitlines()]
-    message = []
+    message: list[str] = []
     for line in lines[1:]:  # the first line is the title of the box
-        if set(line) == {"─"}:
+        is_rule = len(line) > 5 and set(line) <= {"─", "-"}  # hyphens where the terminal has nothing else
+        if is_rule and message:
             break
-        message.append(line)
-    text = " ".join(" ".join(message).split()).split(" Got errors:")[0]
-    return text.rstrip(".") + "." if text else "these arguments cannot be read."
+        message += [] if is_rule else [line]
+    text = " ".join(" ".join(message).split()).split(" Got errors:")[0].rstrip(".")
+    for pattern, need in COMPLAINTS.items():
+        if found := re.fullmatch(pattern, text):
+            values = found["values"].replace("'", "").replace(",", "")
+            wanted = need or " or ".join(_in_words(kind) for kind in _kinds(found["kinds"]))
+            return f"{' '.join(filter(None, (found['flag'], values)))}: need {wanted}."
+    return text + "." if text else "these arguments cannot be read."
+
+
+def _kinds(text: str) -> list[str]:
+    """Kinds of values as tyro writes them: {None}|INT|{everywhere}, ('past', 'both') or 2 values."""
+    kinds = [kind.strip(" {}'") for kind in re.split(r"[|,]", text.strip("()"))]
+    return [kind for kind in kinds if kind not in ("", "None")]
+
+
+def _in_words(kind: str) -> str:
+    numbers = {"INT": "a whole number", "FLOAT": "a number", "INT INT": "two whole numbers"}
+    return numbers.get(kind, "1 value" if kind == "1 values" else kind)
 
 
 def check_flags(argv: list[str], prog: str, default: Any) -> None:

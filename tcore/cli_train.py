@@ -26,7 +26,8 @@ class TrainCommand:
     run: Path | None = None
     """Folder of the run: settings, metrics, checkpoint, encoder (default: runs/RECIPE)."""
     frames: str | None = None
-    """A store of `tcore prepare`, frame folders, images, or `rendered`; or a mixture as in docs/data.md."""
+    """A store of `tcore prepare`, frame folders, images, `rendered`, `photographs:FOLDER`; or several of them
+    in quotes, some more often than others: "CLIPS*5+photographs:PHOTOS"."""
     neighbors: Path | None = None
     """With --source images: another file of neighbours than the one inside or beside the store."""
     plan: FlagCreatePairsOff[bool] = False
@@ -54,11 +55,7 @@ def train_verb(argv: list[str]) -> None:
     try:
         command = parse_train(argv)
         store = None if command.frames == "rendered" else command.frames
-        if command.frames == "":
-            raise InputError("--frames is empty: give a folder of frame folders, or rendered.")
-        needs_frames = command.recipe != "quickstart" and command.plan_memory is None
-        if command.frames is None and needs_frames:
-            raise InputError(_what_frames(command))
+        need_frames(command)
         _check_watch(command)
     except InputError as error:  # torchrun gives all processes the same words: one of them complains
         if first:
@@ -96,6 +93,14 @@ def train_verb(argv: list[str]) -> None:
     leave()
 
 
+def need_frames(command: TrainCommand) -> None:
+    """Refuse a recipe without the data that it needs."""
+    if command.frames == "":
+        raise InputError("--frames is empty: give a folder of frame folders, or rendered.")
+    if command.frames is None and command.recipe != "quickstart" and command.plan_memory is None:
+        raise InputError(_what_frames(command))
+
+
 def _check_watch(command: TrainCommand) -> None:
     """Refuse ways of looking where nobody looks."""
     for name in ("davis", "binary", "evaluate_size", "evaluate_clips", "cycle_frames"):
@@ -131,6 +136,12 @@ def _what_frames(command: TrainCommand) -> str:
 def parse_train(argv: list[str]) -> TrainCommand:
     """The command that `tcore train` was given: a recipe with some settings changed, in any order."""
     check_flags(argv, "tcore train", TrainCommand())
+    # The word for no reach is the same as where an encoder is used.
+    argv = [word.replace("--vit.reach=everywhere", "--vit.reach=None") for word in argv]
+    argv = [
+        "None" if (before, word) == ("--vit.reach", "everywhere") else word
+        for before, word in zip(["", *argv], argv, strict=False)
+    ]
     asks_help = "-h" in argv or "--help" in argv
     if asks_help:
         name = next((word for word in argv if word in RECIPES), "")

@@ -96,7 +96,7 @@ class VitConfig:
     position_std: float = 0.02
     """Spread of the position embedding at the start; patches have about 1, so that 0.02 is learnt late."""
     reach: int | None = None
-    """How far a patch looks, in patches up, down and to the sides (default: everywhere, as published)."""
+    """How far a patch looks, in patches up, down and to the sides, or everywhere, as published."""
 
 
 @dataclass(frozen=True)

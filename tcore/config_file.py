@@ -20,7 +20,7 @@ def to_dict(config: Config) -> dict[str, Any]:
     return plain
 
 
-def from_dict(values: Any, where: str = "config") -> Config:
+def from_dict(values: Any, where: str = "config.") -> Config:
     """Settings from JSON; an unknown name or a value of another type is an error that names it."""
     config: Config = _read(Config, values, where)
     return config
@@ -33,7 +33,7 @@ def save_config(config: Config, path: Path) -> None:
 
 def load_config(path: Path) -> Config:
     """Read settings that `save_config` wrote."""
-    return from_dict(read_json(path, "settings from "), str(path))
+    return from_dict(read_json(path, "settings from "), f"{path}: ")
 
 
 def flatten(config: Config) -> dict[str, Any]:
@@ -82,14 +82,18 @@ def _read(kind: Any, value: Any, where: str) -> Any:
         return float(value)
     if isinstance(kind, type) and type(value) is kind:
         return value
-    raise InputError(f"{where}={value!r} is not of the kind {getattr(kind, '__name__', kind)}.")
+    wanted = " or ".join(map(str, arguments)) if origin is Literal else getattr(kind, "__name__", str(kind))
+    raise InputError(f"{where}={value!r}: need {wanted}.")
 
 
 def _read_dataclass(kind: Any, value: Any, where: str) -> Any:
     if not isinstance(value, dict):
-        raise InputError(f"{where}={value!r} should be a group of settings.")
+        raise InputError(f"{where.rstrip('.: ')}={value!r} should be a group of settings.")
     hints = get_type_hints(kind)
     for name in value:
         if name not in hints:
-            raise InputError(f"{where} holds an unknown setting {name!r}{did_you_mean(name, hints)}.")
-    return kind(**{name: _read(hints[name], v, f"{where}.{name}") for name, v in value.items()})
+            place = where.rstrip(".: ")
+            raise InputError(f"{place} holds an unknown setting {name!r}{did_you_mean(name, hints)}.")
+    # Groups end with the dot that goes before what is in them.
+    ends = {name: "." if dataclasses.is_dataclass(hints[name]) else "" for name in value}
+    return kind(**{name: _read(hints[name], v, f"{where}{name}{ends[name]}") for name, v in value.items()})

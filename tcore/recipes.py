@@ -53,8 +53,8 @@ QUICKSTART = Config(
     runtime=RuntimeConfig(log_every=25),
 )
 
-# Found by search (docs/LOG.md): small crops and a reach that keeps large frames from being anything new, positions
-# that can be told apart from the start, colours left alone, every crop with holes, few prototypes, LayerScale 1.
+# Found by search (docs/LOG.md): small crops and a reach that keeps large frames from being anything new,
+# positions that differ from the start, colours left alone, holes in every crop, few prototypes, LayerScale 1.
 VITS16_SHORT = Config(
     vit=replace(VIT_S, layer_scale=1.0, drop_path=0.0, position_std=0.3, reach=3),
     views=ViewsConfig(global_size=128, local_size=64, colour=0.0),

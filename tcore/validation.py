@@ -89,7 +89,7 @@ CHECKS: dict[str, Check] = {
 
 def validate(config: Config) -> Config:
     """The same settings, or an error that names the first one that cannot work."""
-    config = from_dict(to_dict(config), "settings")  # kinds and choices, also of settings made in Python
+    config = from_dict(to_dict(config), "")  # kinds and choices, also of settings made in Python
     values = flatten(config)
     for name, value in values.items():
         numbers = value if isinstance(value, tuple) else (value,)

@@ -50,10 +50,10 @@ def test_every_command_of_the_tutorial_works(
         "store/store.json",
         "sheet.png",
         "runs/mine/encoder.safetensors",
-        "masks/overlay.mp4",
+        "result/overlay.mp4",
         "pca.png",
     ):
         assert (tmp_path / made).stat().st_size > 0
-    assert len(list((tmp_path / "masks" / "masks").glob("*.png"))) == 100
+    assert len(list((tmp_path / "result" / "masks").glob("*.png"))) == 100
     assert "<html" in (tmp_path / "report.html").read_text(encoding="utf-8")[:500]
     assert (tmp_path / "encoder.safetensors").exists()

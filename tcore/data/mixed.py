@@ -40,6 +40,13 @@ def ingredients(frames: str) -> list[Ingredient]:
             raise InputError(f"--frames {frames}: cannot make out {piece!r}; write it as in {EXAMPLE}.")
         place = match["place"]
         moved = place.startswith(PHOTOGRAPHS)
+        if place == PHOTOGRAPHS:
+            raise InputError(f"--frames {frames}: {piece!r} names no folder; write it as in {EXAMPLE}.")
+        if place.partition(":")[0] == "rendered" and not Path(place).exists():
+            raise InputError(
+                f"--frames {frames}: make a store of rendered videos first (tcore prepare rendered:N STORE) "
+                "and name that, or give --frames rendered alone."
+            )
         found.append(Ingredient(place.removeprefix(PHOTOGRAPHS), moved, int(match["times"] or 1)))
     return found
 

@@ -41,7 +41,10 @@ class Listing:
 
 def list_source(source: Path, images: bool) -> Listing:
     """Video files, or else folders of frames; with `images`, every image by itself; or rendered:N videos."""
-    if (count := re.fullmatch(r"rendered:([0-9]{1,7})", str(source))) and not source.exists():
+    if str(source).startswith("rendered:") and not source.exists():
+        count = re.fullmatch(r"rendered:([0-9]{1,7})", str(source))
+        if count is None or int(count[1]) < 1:
+            raise InputError(f"{source}: need a number of videos from 1, as in rendered:512.")
         items = [Item(f"rendered-{n:05d}", str(n), (), RENDERED_BYTES) for n in range(int(count[1]))]
         return Listing(Path(), "rendered", items, 0)
     if not source.exists():

@@ -51,11 +51,13 @@ def evaluate(
     given = {"davis": davis, "vip": vip, "jhmdb": jhmdb}
     roots = {name: Path(root) for name, root in given.items() if root is not None}
     if not roots and synthetic < 1:
-        raise InputError("nothing to evaluate on: give davis, vip, jhmdb or synthetic.")
+        raise InputError("nothing to evaluate on: give --davis DIR, --vip DIR, --jhmdb DIR or --synthetic.")
+    if size is not None and not roots:
+        raise InputError(f"--size {size[0]} {size[1]} goes with --davis, --vip or --jhmdb: leave it out.")
     if save and out is None:
         raise InputError("predictions can only be saved where there is an out folder.")
     if binary and davis is None:
-        raise InputError("binary goes with davis: any id above 0 is then the one object.")
+        raise InputError("--binary goes with --davis DIR: any id above 0 is then the one object.")
     others = for_other_benchmarks(protocol)
     benchmarks: list[Benchmark | RenderedBenchmark] = [
         open_benchmark(

@@ -76,7 +76,8 @@ def list_images(folder: Path) -> tuple[Path, ...]:
 def need_folder(root: Path, candidates: Sequence[str], what: str) -> Path:
     """The first of some folders that is there; an error says which were tried and what was found instead."""
     if not root.is_dir():
-        raise InputError(f"dataset {root} {'is a file' if root.exists() else 'does not exist'}.")
+        state = "is a file" if root.exists() else "does not exist"
+        raise InputError(f"dataset {root} {state}: give the folder that holds {candidates[0]}.")
     for candidate in candidates:
         if (root / candidate).is_dir():
             return root / candidate

@@ -57,7 +57,8 @@ def read_card(path: Path) -> Card:
         card: Card = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise InputError(
-            f"cannot read score card {file}: {error}; tcore evaluate --out writes it."
+            f"cannot read score card {file}: {getattr(error, 'strerror', None) or error}; "
+            "tcore evaluate --out writes it."
         ) from error
     if not isinstance(card, dict) or "benchmarks" not in card:
         raise InputError(f"{file} is no score card of tcore evaluate: it has no benchmarks.")

@@ -133,7 +133,12 @@ def find_runs(paths: Sequence[str | Path]) -> list[Path]:
 def health_lines(paths: Sequence[str | Path]) -> list[str]:
     """The table for people, and which figure to watch."""
     places = find_runs(paths)
-    seen = [one for path in places if (one := observe(read_run(path))) is not None]
+    seen, unreadable = [], []
+    for path in places:
+        try:
+            seen += [one] if (one := observe(read_run(path))) is not None else []
+        except InputError as error:
+            unreadable.append(str(error))
     counts = Counter(one.benchmark for one in seen)
     benchmark = counts.most_common(1)[0][0] if counts else ""
     runs = [one for one in seen if one.benchmark == benchmark]
@@ -141,8 +146,9 @@ def health_lines(paths: Sequence[str | Path]) -> list[str]:
         raise InputError(
             f"{len(runs)} of {len(places)} runs have metrics and a {SCORE} scored the same way: "
             f"need {FEWEST} or more (tcore evaluate RUN --out RUN/scores, or tcore train --evaluate-every)."
+            + "".join(f" Left out: {unreadable[0]}" for _ in unreadable[:1])
         )
-    return list(_lines(runs, len(places), benchmark))
+    return [*_lines(runs, len(places), benchmark), *(f"Left out: {error}" for error in unreadable)]
 
 
 def _lines(runs: Sequence[Observation], given: int, benchmark: str) -> Iterator[str]:

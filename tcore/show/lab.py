@@ -14,8 +14,8 @@ from queue import SimpleQueue
 from typing import Any
 
 from tcore.errors import InputError, did_you_mean
-from tcore.files import write_text
-from tcore.show.lab_table import DONE, collect, draw_curves, markdown
+from tcore.files import read_json, write_text
+from tcore.show.lab_table import DONE, collect, draw_curves, markdown, read_done
 from tcore.show.tables import TABLES, Row
 
 Said = Callable[[str], None]
@@ -58,8 +58,16 @@ class Job:
         score += ["--davis", str(plan.davis)] if plan.davis else ["--synthetic", "--videos", str(plan.videos)]
         score += ["--binary"] if plan.binary else []
         score += ["--size", *map(str, plan.size)] if plan.size else []
-        own = shlex.split(self.row.flags)
+        own = split_flags(self.row.flags, f"flags of row {self.row.name!r}")
         return [["train", plan.recipe, "--run", str(run), *without(common, own), *own], score]
+
+
+def split_flags(text: str, what: str) -> list[str]:
+    """The words of a line of flags, as a shell makes them."""
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise InputError(f"{what}, {text!r}: {str(error).lower()}; close it.") from error
 
 
 def without(flags: Sequence[str], own: Sequence[str]) -> list[str]:
@@ -90,17 +98,30 @@ def read_table(name: str) -> list[Row]:
         raise InputError(
             f"no table {name!r}{did_you_mean(name, list(TABLES))}: there are {known}, or give a JSON file."
         )
-    try:
-        rows = [
-            Row(str(row["name"]), str(row.get("flags", ""))) for row in json.loads(path.read_text("utf-8"))
-        ]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    said = read_json(path, "rows from ")
+    if not isinstance(said, list) or not all(isinstance(row, dict) and "name" in row for row in said):
         raise InputError(
-            f'cannot read {path}: need a list such as [{{"name": "fast", "flags": "--optim.base-lr 0.004"}}].'
-        ) from error
+            f'{path} is no table: need a list such as [{{"name": "fast", "flags": "--optim.base-lr 0.004"}}].'
+        )
+    for row in said:
+        if unknown := sorted(set(row) - {"name", "flags"}):
+            raise InputError(f"{path}: row {row['name']!r} has {unknown[0]!r}; a row has a name and flags.")
+    rows = [Row(str(row["name"]), str(row.get("flags", ""))) for row in said]
     if not rows or len({row.name for row in rows}) < len(rows):
         raise InputError(f"{path} has {len(rows)} rows: need at least one, each with a name of its own.")
     return rows
+
+
+def choose_rows(table: str, only: Sequence[str]) -> list[Row]:
+    """Rows of a table; some of them, where names are given."""
+    rows = read_table(table)
+    names = [row.name for row in rows]
+    for name in only:
+        if name not in names:
+            raise InputError(
+                f"no row {name!r} in {table}{did_you_mean(name, names)}: there are {', '.join(names)}."
+            )
+    return [row for row in rows if not only or row.name in only]
 
 
 def run_jobs(
@@ -163,7 +184,7 @@ def is_done(job: Job, plan: Plan) -> bool:
     path = job.folder / DONE
     if not path.is_file():
         return False
-    before = json.loads(path.read_text(encoding="utf-8"))["commands"]
+    before = read_done(path)["commands"]
     if before != job.commands(plan):
         raise InputError(
             f"{job.folder} was made by other commands, `tcore {shlex.join(before[0])}`: give another --out."
@@ -176,13 +197,7 @@ def lab(
 ) -> list[str]:
     """Run a table and write lab.md and lab.json; rows of earlier calls in the same folder are kept."""
     rows = read_table(table)
-    names = [row.name for row in rows]
-    for name in only:
-        if name not in names:
-            raise InputError(
-                f"no row {name!r} in {table}{did_you_mean(name, names)}: there are {', '.join(names)}."
-            )
-    chosen = [row for row in rows if not only or row.name in only]
+    chosen = choose_rows(table, only)
     jobs = [Job(row, seed, out / row.folder / f"seed-{seed}") for seed in range(seeds) for row in chosen]
     title = f"{Path(table).stem}, recipe {plan.recipe}"
 

@@ -1,6 +1,5 @@
 """What came out of the rows of an ablation table: means, intervals, cost and curves."""
 
-import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from tcore.errors import InputError
+from tcore.files import read_json
 from tcore.show.dynamics import dynamics_figure
 from tcore.show.runs import read_run
 from tcore.show.tables import Row
@@ -27,7 +27,7 @@ def collect(out: Path, rows: Sequence[Row]) -> list[dict[str, Any]]:
     for row in rows:
         folders = sorted((out / row.folder).glob("seed-*"))
         folders = [folder for folder in folders if (folder / DONE).is_file()]
-        cards = [json.loads((f / "scores" / "results.json").read_text("utf-8")) for f in folders]
+        cards = [read_json(folder / "scores" / "results.json", "scores ") for folder in folders]
         if not cards:
             continue
         benchmarks = [next(iter(card["benchmarks"].values())) for card in cards]
@@ -48,10 +48,19 @@ def collect(out: Path, rows: Sequence[Row]) -> list[dict[str, Any]]:
     return found
 
 
+def read_done(path: Path) -> dict[str, Any]:
+    """What was noted of a finished run: its commands, and the seconds they took."""
+    try:
+        found = read_json(path)
+        return {"commands": found["commands"], "seconds": found["seconds"]}
+    except (InputError, KeyError, TypeError) as error:
+        raise InputError(f"{path} is damaged: remove it, and the run is looked at again.") from error
+
+
 def _training_seconds(folder: Path) -> float:
     """What all steps of a run took, those before a stop too; without its metrics, what its process took."""
     steps = read_run(folder / "run").seconds() if (folder / "run").is_dir() else None
-    whole: float = json.loads((folder / DONE).read_text("utf-8"))["seconds"][0]
+    whole: float = read_done(folder / DONE)["seconds"][0]
     return whole if steps is None else steps
 
 

@@ -32,7 +32,7 @@ def load_matcher(run: str | Path) -> Matcher | None:
         file, card = Path(run) / MATCHING, Path(run) / CONFIG
     if not file.is_file():
         return None
-    config = from_dict(read_json(card)["config"], str(card)) if run == DEFAULT else load_config(card)
+    config = from_dict(read_json(card)["config"], f"{card}: ") if run == DEFAULT else load_config(card)
     with torch.random.fork_rng(devices=[]):
         backbone, match = build_backbone(config.vit, config.views.global_size), build_matching(config)
     try:

@@ -94,6 +94,17 @@ def test_a_broken_card_is_one_line(tmp_path: Path, card: str, said: str) -> None
         health_lines([tmp_path])
 
 
+def test_a_run_that_cannot_be_read_is_left_out_by_name(tmp_path: Path) -> None:
+    for number in range(4):
+        write_run(tmp_path / str(number), number, 0.5, 0.1 * number)
+    write_text(tmp_path / "1" / "run" / "config.json", '{"runtime": {"compile": 3}}')
+    lines = health_lines([tmp_path])
+    assert lines[0].startswith("# Health against score: 3 runs (1 more")
+    assert (
+        lines[-1] == f"Left out: {tmp_path / '1/run/config.json'}: runtime.compile=3: need auto or on or off."
+    )
+
+
 def test_the_score_of_one_run_is_not_that_of_its_neighbours(tmp_path: Path) -> None:
     for name in ("a", "b", "c"):
         (write_run(tmp_path / name, 1, 1, None)).rename(tmp_path / f"run-{name}")

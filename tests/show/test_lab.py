@@ -1,6 +1,7 @@
 """Ablation tables of one's own."""
 
 import json
+import shlex
 import threading
 import time
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from tcore.cli import main
+from tcore.cli_lab import check_gpus
 from tcore.config_file import save_config
 from tcore.errors import InputError
 from tcore.files import write_text
@@ -194,18 +196,54 @@ def test_flags_of_a_row_take_the_place_of_those_of_all_rows() -> None:
 def test_what_cannot_be_scored_is_said_before_anything_is_trained(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for flags, said in ((["--davis", "nowhere"], "nowhere"), (["--videos", "0"], "--videos 0: need 1")):
+    rows = tmp_path / "rows.json"
+    rows.write_text(json.dumps([{"name": "fine"}, {"name": "typo", "flags": "--loss.past-futur 0"}]))
+    for words, said in (
+        ("branch --davis nowhere", "nowhere"),
+        ("branch --videos 0", "--videos 0: need 1"),
+        ("branch --seeds 0", "--seeds 0: need 1"),
+        ("branch --binary", "--binary goes with --davis DIR"),
+        ("branch --size 9 9", "--size goes with --davis DIR"),
+        ("branch --gpus 7", "--gpus 7: there is none here"),
+        ("branch --recipe vits16-short", "row none: recipe vits16-short needs --frames STORE"),
+        ("branch --recipe vits17", "no recipe 'vits17'"),
+        ("branch --extra='--vit.depth 0'", "row none: vit.depth=0"),
+        ("branch --extra='--run elsewhere'", "the lab gives --run and --seed itself"),
+        ("branch --seeds 2 --extra='--seed 1'", "the lab gives --run and --seed itself"),
+        ("branch --extra='--vit.depth \"4'", "--extra, '--vit.depth \"4': no closing quotation"),
+        (f"{rows}", "row typo: unknown flag --loss.past-futur; did you mean --loss.past-future?"),
+    ):
         with pytest.raises(SystemExit):
-            main(["lab", "branch", "--out", str(tmp_path / "lab"), *flags])
+            main(["lab", "--out", str(tmp_path / "lab"), *shlex.split(words)])
         assert said in capsys.readouterr().err
     assert not (tmp_path / "lab").exists()
+
+
+def test_a_gpu_that_others_have_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    check_gpus(("0", "1", "1"))
+    with pytest.raises(InputError, match=r"--gpus 0,1: there are 0, 1\. Give numbers apart by spaces"):
+        check_gpus(("0,1",))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
+    check_gpus(("5",))
+    with pytest.raises(InputError, match=r"--gpus 1: there are 4, 5"):
+        check_gpus(("1",))
+
+
+def test_a_damaged_note_of_a_run_is_named(tmp_path: Path) -> None:
+    job = Job(Row("none"), 0, tmp_path)
+    write_text(tmp_path / DONE, "{")
+    with pytest.raises(InputError, match=r"lab\.json is damaged: remove it"):
+        is_done(job, PLAN)
 
 
 def test_tables_that_are_none_are_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no table 'brunch'"):
         read_table("brunch")
     bad = tmp_path / "bad.json"
-    for text in ("{", "[1]", "[]", '[{"name": "a"}, {"name": "a"}]'):
+    for text in ("{", "{}", "[1]", "[]", '[{"name": "a"}, {"name": "a"}]', '[{"name": "a", "flag": "--x"}]'):
         bad.write_text(text)
         with pytest.raises(InputError, match=r"bad\.json"):
             read_table(str(bad))
