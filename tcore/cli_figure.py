@@ -236,6 +236,7 @@ def _carried(command: PropagationFigure, encoder: "Encoder") -> "list[Carried]":
     """The clip that a command names, with its labels carried."""
     from tcore.evaluation import protocols
     from tcore.show import carried
+    from tcore.show.clips import is_rendered
 
     knobs = protocols.protocol(command.protocol)
     roots = {n: root for n in ("davis", "vip", "jhmdb") if (root := getattr(command, n)) is not None}
@@ -247,7 +248,7 @@ def _carried(command: PropagationFigure, encoder: "Encoder") -> "list[Carried]":
     if command.labels is not None:
         path, side = Path(command.source), command.long_side
         return [carried.carry_video(encoder, path, command.labels, protocol=knobs, long_side=side)]
-    if command.source.partition(":")[0] != "rendered":
+    if not is_rendered(command.source):
         raise InputError(f"{command.source} needs --labels FIRST.png, the mask of its first frame.")
     knobs = protocols.RENDERED if knobs == protocols.TCORE else knobs
     found = carried.carry_rendered(encoder, command.source, knobs)

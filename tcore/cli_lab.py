@@ -110,10 +110,10 @@ def lab_verb(argv: list[str]) -> None:
 def check_rows(command: LabCommand, plan: "Plan") -> None:
     """What is wrong with a row is said here, not when its turn comes."""
     from tcore.cli_train import need_frames, parse_train
-    from tcore.show.lab import Job, choose_rows
+    from tcore.show.lab import Job, choose_rows, flag_name, read_table
     from tcore.validation import validate
 
-    for row in choose_rows(command.table, command.rows):
+    for row in choose_rows(read_table(command.table), command.table, command.rows):
         words = Job(row, 0, Path(row.folder)).commands(plan)[0][1:]
         try:
             train = parse_train(words)
@@ -121,7 +121,7 @@ def check_rows(command: LabCommand, plan: "Plan") -> None:
             validate(train.config)
         except InputError as error:
             raise InputError(f"row {row.name}: {error}") from error
-        own = {word.partition("=")[0] for word in (*row.flags.split(), *plan.extra)}
+        own = {flag_name(word) for word in (*row.flags.split(), *plan.extra)}
         if "--run" in own or ("--seed" in own and command.seeds > 1):
             raise InputError(f"row {row.name}: the lab gives --run and --seed itself; use --out and --seeds.")
         if plan.size is not None and min(plan.size) < train.config.vit.patch_size:
@@ -134,9 +134,10 @@ def check_gpus(gpus: tuple[str, ...]) -> None:
 
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     there = visible.split(",") if visible else [str(n) for n in range(torch.cuda.device_count())]
+    there = there if torch.cuda.is_available() else []
     for gpu in gpus:
-        if gpu not in there or not torch.cuda.is_available():
-            known = f"there are {', '.join(there)}" if torch.cuda.is_available() else "there is none here"
+        if gpu not in there:
+            known = f"there are {', '.join(there)}" if there else "there is none here"
             raise InputError(f"--gpus {gpu}: {known}. Give numbers apart by spaces, as in --gpus 0 1.")
 
 

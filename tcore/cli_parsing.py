@@ -1,5 +1,6 @@
 """Arguments to a command: parsed by tyro from its dataclass; whatever is wrong becomes one line."""
 
+import ast
 import contextlib
 import dataclasses
 import difflib
@@ -53,10 +54,18 @@ def _condense(box: str) -> str:
     text = " ".join(" ".join(message).split()).split(" Got errors:")[0].rstrip(".")
     for pattern, need in COMPLAINTS.items():
         if found := re.fullmatch(pattern, text):
-            values = found["values"].replace("'", "").replace(",", "")
+            values = " ".join(_quoted(found["values"]))
             wanted = need or " or ".join(_in_words(kind) for kind in _kinds(found["kinds"]))
             return f"{' '.join(filter(None, (found['flag'], values)))}: need {wanted}."
     return text + "." if text else "these arguments cannot be read."
+
+
+def _quoted(text: str) -> list[str]:
+    """Values as tyro quotes them: 'a', 'b'."""
+    try:
+        return [str(value) for value in ast.literal_eval(f"[{text}]")]
+    except (SyntaxError, ValueError):  # its box broke them
+        return [text]
 
 
 def _kinds(text: str) -> list[str]:

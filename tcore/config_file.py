@@ -21,7 +21,10 @@ def to_dict(config: Config) -> dict[str, Any]:
 
 
 def from_dict(values: Any, where: str = "config.") -> Config:
-    """Settings from JSON; an unknown name or a value of another type is an error that names it."""
+    """Settings from JSON; an unknown name or a value of another type is an error that names it.
+
+    `where` goes before the name, with what joins the two: `config.`, or `runs/mine/config.json: `.
+    """
     config: Config = _read(Config, values, where)
     return config
 
@@ -33,6 +36,8 @@ def save_config(config: Config, path: Path) -> None:
 
 def load_config(path: Path) -> Config:
     """Read settings that `save_config` wrote."""
+    if not path.is_file():
+        raise InputError(f"{path.parent} is no run folder (no {path.name}): give one that tcore train made.")
     return from_dict(read_json(path, "settings from "), f"{path}: ")
 
 

@@ -64,6 +64,7 @@ def test_recipe_without_flags_is_the_recipe(name: str) -> None:
         ("train quickstart --optim.steps many", "--optim.steps many: need a whole number."),
         ("train quickstart --optim.base-lr much", "--optim.base-lr much: need a number."),
         ("train quickstart --optim.base-lr", "--optim.base-lr: need 1 value."),
+        ("train quickstart --optim.batch 1,2", "--optim.batch 1,2: need a whole number."),
         ("train quickstart --frames photographs:", "names no folder"),
         ("train quickstart --frames rendered+clips", "tcore prepare rendered:N STORE"),
         ("prepare rendered:0 store", "rendered:0: need a number of videos from 1"),

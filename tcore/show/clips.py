@@ -63,10 +63,15 @@ def evenly(count: int) -> Times:
     return Times(shares=tuple(float(x) for x in np.linspace(0, 1, count)))
 
 
+def is_rendered(source: str) -> bool:
+    """Whether a source is `rendered` or `rendered:N`, and not a file whose name begins like that."""
+    return source.partition(":")[0] == RENDERED
+
+
 def open_clip(sources: Sequence[str], times: Times, patch_size: int, *, long_side: int = LONG_SIDE) -> Clip:
     """Frames of a video, a folder of frames, `rendered` or `rendered:N`; or several images as they come."""
     first = sources[0] if sources else RENDERED
-    if len(sources) <= 1 and first.partition(":")[0] == RENDERED:
+    if len(sources) <= 1 and is_rendered(first):
         video = rendered_clip(first, patch_size)
         chosen = times.of(len(video.frames), 2.0, first)
         return Clip(video.frames[chosen], tuple(f"frame {n}" for n in chosen), rendered_name(first))

@@ -1,6 +1,5 @@
 """The worst clips of a score card: where each breaks, and which of the paper's classes it belongs to."""
 
-import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
@@ -14,6 +13,7 @@ from tcore.errors import InputError
 from tcore.evaluation.card import MAIN_SCORE, Card
 from tcore.evaluation.encoder import Encoder
 from tcore.evaluation.protocols import Protocol
+from tcore.files import read_json
 from tcore.show.carried import Carried, carry_benchmark, carry_rendered, score_frames
 from tcore.show.failure_classes import Difficulty, measure
 from tcore.show.plotting import (
@@ -54,12 +54,9 @@ def read_card(path: Path) -> Card:
     """A score card from results.json, or from the folder that holds it."""
     file = path / "results.json" if path.is_dir() else path
     try:
-        card: Card = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputError(
-            f"cannot read score card {file}: {getattr(error, 'strerror', None) or error}; "
-            "tcore evaluate --out writes it."
-        ) from error
+        card: Card = read_json(file, "score card ")
+    except InputError as error:
+        raise InputError(f"{str(error).rstrip('.')}; tcore evaluate --out writes it.") from error
     if not isinstance(card, dict) or "benchmarks" not in card:
         raise InputError(f"{file} is no score card of tcore evaluate: it has no benchmarks.")
     return card

@@ -146,7 +146,7 @@ def health_lines(paths: Sequence[str | Path]) -> list[str]:
         raise InputError(
             f"{len(runs)} of {len(places)} runs have metrics and a {SCORE} scored the same way: "
             f"need {FEWEST} or more (tcore evaluate RUN --out RUN/scores, or tcore train --evaluate-every)."
-            + "".join(f" Left out: {unreadable[0]}" for _ in unreadable[:1])
+            + (f" Left out: {unreadable[0]}" if unreadable else "")
         )
     return [*_lines(runs, len(places), benchmark), *(f"Left out: {error}" for error in unreadable)]
 

@@ -76,15 +76,16 @@ def without(flags: Sequence[str], own: Sequence[str]) -> list[str]:
     >>> without(["--optim.steps", "9", "--teacher.momentum", "0.9", "1", "--x=2"], ["--optim.steps", "5"])
     ['--teacher.momentum', '0.9', '1', '--x=2']
     """
-    given = {_name(word) for word in own if word.startswith("--")}
+    given = {flag_name(word) for word in own if word.startswith("--")}
     kept, keeps = [], True
     for word in flags:
-        keeps = _name(word) not in given if word.startswith("--") else keeps
+        keeps = flag_name(word) not in given if word.startswith("--") else keeps
         kept += [word] if keeps else []
     return kept
 
 
-def _name(flag: str) -> str:
+def flag_name(flag: str) -> str:
+    """A flag without its value, spelt with hyphens."""
     return flag.partition("=")[0].replace("_", "-")
 
 
@@ -112,9 +113,8 @@ def read_table(name: str) -> list[Row]:
     return rows
 
 
-def choose_rows(table: str, only: Sequence[str]) -> list[Row]:
+def choose_rows(rows: Sequence[Row], table: str, only: Sequence[str]) -> list[Row]:
     """Rows of a table; some of them, where names are given."""
-    rows = read_table(table)
     names = [row.name for row in rows]
     for name in only:
         if name not in names:
@@ -197,7 +197,7 @@ def lab(
 ) -> list[str]:
     """Run a table and write lab.md and lab.json; rows of earlier calls in the same folder are kept."""
     rows = read_table(table)
-    chosen = choose_rows(table, only)
+    chosen = choose_rows(rows, table, only)
     jobs = [Job(row, seed, out / row.folder / f"seed-{seed}") for seed in range(seeds) for row in chosen]
     title = f"{Path(table).stem}, recipe {plan.recipe}"
 

@@ -12,8 +12,6 @@ from tcore.training.loop import open_store
 def sandwich_figure(run: str | Path, out: Path, *, frames: str | None = None, rows: int = 4) -> int:
     """Draw samples of the first step of a run; returns how many there are."""
     run = Path(run)
-    if not (run / "config.json").is_file():
-        raise InputError(f"{run} is no run folder (no config.json): give one that tcore train made.")
     config = load_config(run / "config.json")
     if config.source == "images" and config.auxiliary != "none":
         raise InputError(
