@@ -36,7 +36,7 @@ def save_config(config: Config, path: Path) -> None:
 
 def load_config(path: Path) -> Config:
     """Read settings that `save_config` wrote."""
-    if not path.is_file():
+    if not path.exists():
         raise InputError(f"{path.parent} is no run folder (no {path.name}): give one that tcore train made.")
     return from_dict(read_json(path, "settings from "), f"{path}: ")
 
