@@ -19,8 +19,8 @@ class EvaluateCommand:
     """Score an encoder by label propagation: masks (DAVIS), body parts (VIP), joints (JHMDB)."""
 
     encoder: Positional[str] = ""
-    """A run folder, a checkpoint, random:vits16 (untrained), control:copy or control:colour (nothing learnt),
-    timm:NAME, hf:NAME or hub:REPO:NAME."""
+    """A run folder, a checkpoint, default (comes with the package), random:vits16 (untrained), control:copy
+    or control:colour (nothing learnt), timm:NAME, hf:NAME or hub:REPO:NAME."""
     davis: Path | None = None
     """Dataset laid out like DAVIS: JPEGImages/480p, Annotations/480p."""
     vip: Path | None = None
@@ -86,7 +86,7 @@ class PropagateCommand:
     """Carry a mask or points through a video: masks or tracks, an overlay, a confidence per frame."""
 
     encoder: Positional[str] = ""
-    """A run folder, an encoder.safetensors, or random:vits16 (untrained)."""
+    """default (comes with the package), a run folder, or any other encoder that tcore evaluate takes."""
     video: Positional[str] = ""
     """A video file, or a folder of frames."""
     labels: tuple[Path, ...] = ()
@@ -112,7 +112,7 @@ def evaluate_verb(argv: list[str]) -> None:
     check_flags(argv, "tcore evaluate", EvaluateCommand())
     command = parse(EvaluateCommand, argv, "tcore evaluate", EvaluateCommand())
     if not command.encoder:
-        raise InputError("tcore evaluate needs an encoder: a run folder, a file, or random:vits16.")
+        raise InputError("tcore evaluate needs an encoder: a run folder, a file, default or random:vits16.")
     if command.worst < 0 or command.videos < 1:
         raise InputError(f"--worst {command.worst} --videos {command.videos}: need 0 and 1 or more.")
     from tcore.evaluation.card import Card, table, worst_clips

@@ -15,7 +15,7 @@ class ExportCommand:
     """Write an encoder for torch, timm, transformers or an ONNX runtime."""
 
     encoder: Positional[str] = ""
-    """A run folder, a checkpoint, or random:vits16 (untrained)."""
+    """A run folder, a checkpoint, default or random:vits16 (untrained)."""
     out: Positional[str] = ""
     """New file (.safetensors, .pth, .onnx), new folder for timm and hf, or folder for default."""
     format: str | None = None

@@ -49,7 +49,7 @@ class CorrespondenceFigure:
     """Where the labels of some patches come from during propagation: their top-k sources."""
 
     encoder: Positional[str] = ""
-    """Any encoder: a run folder, a file, random:vits16, timm:NAME ..."""
+    """Any encoder: a run folder, a file, default, random:vits16, timm:NAME ..."""
     sources: Positional[tuple[str, ...]] = ()
     """A video file or folder of frames, or rendered:N (default: rendered:0)."""
     out: Path | None = None
@@ -71,7 +71,7 @@ class PcaFigure:
     """Patch features of frames in a common PCA, as colours."""
 
     encoder: Positional[str] = ""
-    """Any encoder: a run folder, a file, random:vits16, timm:NAME ..."""
+    """Any encoder: a run folder, a file, default, random:vits16, timm:NAME ..."""
     sources: Positional[tuple[str, ...]] = ()
     """Images, or a video file or folder of frames, or rendered:N (default: rendered:0)."""
     out: Path | None = None
@@ -91,7 +91,7 @@ class PropagationFigure:
     """Carried labels beside the truth: masks, parts or skeletons; a picture, or an mp4."""
 
     encoder: Positional[str] = ""
-    """Any encoder: a run folder, a file, random:vits16, timm:NAME ..."""
+    """Any encoder: a run folder, a file, default, random:vits16, timm:NAME ..."""
     source: Positional[str] = "rendered"
     """A rendered video, rendered:N, or a video file or folder of frames with --labels."""
     out: Path | None = None

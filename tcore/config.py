@@ -266,7 +266,7 @@ class Config:
     auxiliary: Auxiliary = "both"
     """Sides that the auxiliary branch sees; none is the self-distillation baseline."""
     init: str | None = None
-    """Encoder to start from: a run folder, a checkpoint or random:vits16 (default: random weights)."""
+    """Encoder to start from: a run folder, a checkpoint or the word default (unset: random weights)."""
     seed: int = 0
     """Everything random follows from it."""
     fps: float = 2.0

@@ -25,6 +25,7 @@ def test_python_of_the_readme_runs(tmp_path: Path) -> None:
             [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
         )
         assert "torch.Size([3, 96, 8, 12])" in done.stdout
+        assert "torch.Size([3, 192, 4, 6])" in done.stdout
 
 
 @pytest.mark.parametrize("line", re.findall(r"^tcore .*$", README, flags=re.MULTILINE))

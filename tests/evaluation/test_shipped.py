@@ -1,5 +1,6 @@
 """The encoder that comes with the package: made from a run, found by one word, part of the wheel."""
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -10,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tcore import InputError, load_encoder, train
+from tcore import InputError, evaluate, load_encoder, recipe, train
 from tcore.cli import main
 from tcore.cli_demo import usual_encoder
 from tcore.evaluation import shipped
@@ -24,6 +25,27 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return train(tiny(optim__steps=2), tmp_path_factory.mktemp("runs") / "run", quiet=True)
+
+
+def test_this_checkout_comes_with_one_that_its_card_describes() -> None:
+    files = shipped.shipped()
+    assert files is not None
+    assert files.weights.stat().st_size < 12e6
+    card = json.loads(files.card.read_text(encoding="utf-8"))
+    made_with = recipe("vitti16-short", {"optim.precision": "bf16"})  # as a GPU resolves it
+    settings = json.loads(json.dumps(dataclasses.asdict(made_with)))
+    assert card["config"] | {"runtime": settings["runtime"]} == settings
+    vit = load_encoder("default").backbone
+    assert (vit.dim, vit.depth, vit.patch_size, vit.reach) == (192, 12, 16, 3)
+    assert load_matcher("default") is not None
+
+
+def test_it_carries_masks_further_than_an_untrained_one() -> None:
+    untrained, ours = (
+        evaluate(load_encoder(name), synthetic=3)["benchmarks"]["synthetic"]["scores"]["J&F"]
+        for name in ("random:vitti16", "default")
+    )
+    assert ours > untrained + 0.05
 
 
 @pytest.fixture

@@ -9,7 +9,10 @@ import torch
 from tests.training.jobs import work_together
 from tests.training.test_distributed import VARIANTS, assert_same_losses
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+    pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning"),  # torch itself, on Python 3.12
+]
 
 PLAIN: dict[str, Any] = {"optim__precision": "fp32", "runtime__compile": "off", "runtime__device": "cuda"}
 

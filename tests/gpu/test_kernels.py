@@ -7,7 +7,10 @@ import torch.nn.functional as F
 from tcore.data.photometry import colours
 from tcore.model import fused
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+    pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning"),  # torch itself, on Python 3.12
+]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
