@@ -1,17 +1,20 @@
 """Training fed from JPEGs: `python benchmarks/end_to_end.py vits16-k400 --steps 200`.
 
 Reads a packed store (`--frames STORE`), or one of rendered videos (340x256, quality 90) that is made first in
-a temporary folder. Prints samples/s over the steps after the warm-up, and how long the GPU waited for data.
+a temporary folder. Prints samples/s over the steps after the warm-up, how long the GPU waited for data, and
+how long the host was busy with a step; `--host 15` names what it did.
 """
 
 import argparse
 import tempfile
 import time
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from PIL import Image
 
@@ -29,6 +32,7 @@ from tcore.training.step import Trainer
 
 WIDTH, HEIGHT = 340, 256
 WARMUP = 10
+LOOKED_AT = 3  # steps
 
 
 def main() -> None:
@@ -42,6 +46,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, help="videos per step (default: the recipe's)")
     parser.add_argument("--steps", type=int, default=200 if on_gpu else 10)
     parser.add_argument("--workers", type=int, help="reading processes (default: one per core up to 16)")
+    parser.add_argument("--host", type=int, default=0, help="name so many calls that keep the host busy")
     options = parser.parse_args()
     config = recipe(options.recipe)
     batch = options.batch or config.optim.batch
@@ -52,21 +57,23 @@ def main() -> None:
     )
     with tempfile.TemporaryDirectory() as folder:
         store = options.frames or rendered_store(Path(folder), options.videos)
-        report(resolve(config), options.recipe, store, options.steps)
+        report(resolve(config), options.recipe, store, options.steps, options.host)
 
 
-def report(config: Config, name: str, store: Path, steps: int) -> None:
+def report(config: Config, name: str, store: Path, steps: int, calls: int = 0) -> None:
     """Train for some steps and print the figures."""
     source = Source(FrameStore.open(store), config)
     trainer, schedule = Trainer(config), build_schedule(config, 1000)
-    parts = load(source, 0, WARMUP + steps, trainer.device)
-    waited, unread = 0.0, list[Any]()
+    parts = load(source, 0, WARMUP + steps + LOOKED_AT * bool(calls), trainer.device)
+    waited, host, unread = 0.0, list[float](), list[Any]()
     for step in range(WARMUP + steps):
         if step == WARMUP:
             while unread:
                 unread.pop(0).metrics()
             started = now(trainer)
+        begun = time.perf_counter()
         unread.append(trainer.step(parts, step, schedule.at(step)))
+        host.append(time.perf_counter() - begun)
         if len(unread) > 1:
             waited += note(unread.pop(0))
     waited += note(unread.pop(0))
@@ -81,6 +88,23 @@ def report(config: Config, name: str, store: Path, steps: int) -> None:
         f"samples/s over {steps} steps, data wait {waited / seconds:.1%}, "
         f"peak memory {peak_memory_gib(trainer.device):.2f} GiB"
     )
+    low, middle, high = (1000 * float(np.quantile(host[WARMUP:], q)) for q in (0.1, 0.5, 0.9))
+    print(f"the host is busy with a step for {middle:.0f} ms (10% to 90%: {low:.0f} to {high:.0f})")
+    if calls:
+        print_calls(lambda: trainer.step(parts, steps, schedule.at(steps)).metrics(), calls)
+
+
+def print_calls(step: Callable[[], Any], count: int) -> None:
+    """What the host does most of a step with: operations, and calls of the GPU's driver."""
+    with torch.profiler.profile() as seen:
+        for _ in range(LOOKED_AT):
+            step()
+    events = sorted(seen.key_averages(), key=lambda event: event.self_cpu_time_total, reverse=True)
+    total = sum(event.self_cpu_time_total for event in events) / LOOKED_AT / 1000
+    print(f"the host's time in a step, by call: {total:.1f} ms in all, while it is looked at")
+    for event in events[:count]:
+        each = event.self_cpu_time_total / LOOKED_AT / 1000
+        print(f"  {each:8.2f} ms {event.count // LOOKED_AT:6} x  {event.key[:90]}")
 
 
 def note(outcome: Any) -> float:
