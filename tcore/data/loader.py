@@ -15,6 +15,7 @@ from tcore.data.buffer import pad
 from tcore.data.frames import RenderedStore
 from tcore.data.render import PLAIN, Kernels, render
 from tcore.data.samples import RawBatch, Source
+from tcore.data.views import ViewPlan
 from tcore.data.workers import start_worker
 from tcore.errors import InputError
 
@@ -22,18 +23,24 @@ from tcore.errors import InputError
 def render_batch(raw: RawBatch, config: Config, device: torch.device, kernels: Kernels = PLAIN) -> Batch:
     """Pixels: every view of a batch, made on the training device."""
     frames = pad(send(raw.pixels, device), raw.sizes)
-    size = config.views.global_size
-    teacher = render(frames, raw.global_, size, kernels)
-    student = teacher if raw.student is None else render(frames, raw.student, size, kernels)
-    past = render(frames, raw.past, size, kernels) if config.auxiliary in ("past", "both") else None
-    future = render(frames, raw.future, size, kernels) if config.auxiliary in ("future", "both") else None
+    wanted = {
+        "teacher": raw.global_,
+        "student": raw.student,
+        "past": raw.past if config.auxiliary in ("past", "both") else None,
+        "future": raw.future if config.auxiliary in ("future", "both") else None,
+    }
+    plans = {name: plan for name, plan in wanted.items() if plan is not None}
+    # Crops of one size in one go: a GPU makes them sooner than the host asks for one kind after the other.
+    together = ViewPlan.concatenate(list(plans.values()))
+    made = render(frames, together, config.views.global_size, kernels).split([len(p) for p in plans.values()])
+    crops = dict(zip(plans, made, strict=True))
     return make_batch(
-        student,
+        crops.get("student", crops["teacher"]),
         render(frames, raw.local, config.views.local_size, kernels),
         raw.mask,
-        past,
-        future,
-        teacher_crops=teacher,
+        crops.get("past"),
+        crops.get("future"),
+        teacher_crops=crops["teacher"],
         counts=raw.counts,
     )
 

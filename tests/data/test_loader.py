@@ -10,8 +10,10 @@ from tcore.config import MaskingConfig, OptimConfig, RuntimeConfig
 from tcore.data.batch import Counts
 from tcore.data.frames import FrameStore
 from tcore.data.loader import load, render_batch
+from tcore.data.render import render
 from tcore.data.samples import RawBatch, Source, step_masks
 from tcore.data.views import ViewPlan
+from tcore.model.tcore import Auxiliary
 from tests.data.painted import ALL_MASKED, GRID, TINY, Painted, sandwiches_of, videos_of
 
 CPU = torch.device("cpu")
@@ -106,6 +108,26 @@ def test_counts_are_those_of_the_whole_step() -> None:
     assert raw.counts == Counts(4, 4, int(masks.sum()))
     assert torch.equal(raw.mask, torch.from_numpy(masks[:, 2:].reshape(4, -1)))
     assert render_batch(raw, config, CPU).counts == raw.counts
+
+
+@pytest.mark.parametrize("auxiliary", ["none", "past", "future", "both"])
+@pytest.mark.parametrize("fixed_space", [True, False])
+def test_crops_that_are_made_together_are_those_of_their_plans(
+    rendered: FrameStore, auxiliary: Auxiliary, fixed_space: bool
+) -> None:
+    views = replace(TINY.views, fixed_space=fixed_space)
+    config = replace(TINY, auxiliary=auxiliary, views=views, masking=MaskingConfig(probability=0.5))
+    raw = Source(rendered, config).read(3, 0)
+    batch = render_batch(raw, config, CPU)
+    student = raw.global_ if raw.student is None else raw.student
+    assert (raw.student is None) == fixed_space
+    kinds = {"teacher_crops": raw.global_, "global_crops": student, "past": raw.past, "future": raw.future}
+    for name, plan in kinds.items():
+        found = getattr(batch, name)
+        if name in ("past", "future") and auxiliary not in (name, "both"):
+            assert found is None
+        else:
+            torch.testing.assert_close(found, render(raw.frames, plan, views.global_size))
 
 
 def test_masks_do_not_depend_on_the_videos_and_follow_their_settings() -> None:
