@@ -1,7 +1,7 @@
 """A batch: the views and masks of one step, as the model takes them."""
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -40,8 +40,11 @@ class Batch:
     hole_weights: Float[Tensor, "h"]
     counts: Counts
 
-    def wanted(self) -> Wanted:
+    def wanted(self) -> Wanted | Literal["all"]:
         """What losses want of the student: patches of masked crops; of the others, frame tokens alone."""
+        # Asked of the whole step: all its processes must go the same way through the network.
+        if self.counts.masked_crops == 2 * self.counts.videos:
+            return "all"
         places, masked = self.order.argsort(), len(self.masked)
         outside = torch.full_like(places, -1)
         return Wanted(

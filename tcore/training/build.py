@@ -80,7 +80,7 @@ def compile_model(model: TCoRe, *, fixed_shapes: bool = True, sharded: bool = Fa
 
     # Replicas gather gradients from hooks of their own; cutting graphs at their buckets would gain nothing.
     torch._dynamo.config.optimize_ddp = False
-    # Seven graphs serve a step: four kinds of crops and three ends of the student; torch allows eight.
+    # Up to seven graphs serve a step: four kinds of crops and three ends of the student; torch allows eight.
     torch._dynamo.config.recompile_limit = 16
     dynamic = False if fixed_shapes else None
     if sharded:

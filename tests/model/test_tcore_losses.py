@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tcore.model.subset import Wanted
 from tcore.model.tcore import Auxiliary, LossForm, Targets
 from tests.model.tiny_models import (
     MASKED,
@@ -68,6 +69,21 @@ def test_every_trained_parameter_gets_a_finite_gradient(auxiliary: Auxiliary) ->
             assert parameter.grad is not None, name
             assert parameter.grad.isfinite().all(), name
             assert parameter.grad.abs().max() > 0, name
+
+
+@pytest.mark.parametrize("drop_path", [0.0, 0.3])
+def test_a_mask_in_every_crop_takes_the_plain_way_to_the_same_gradients(drop_path: float) -> None:
+    plain = batch(masked=tuple(range(2 * VIDEOS)))
+    assert plain.wanted() == "all"
+    # Part of a step with a crop without a mask elsewhere; the release form does not divide by their number.
+    lean = replace(plain, counts=plain.counts._replace(masked_crops=2 * VIDEOS - 1))
+    assert isinstance(lean.wanted(), Wanted)
+    gradients = []
+    for way in (plain, lean):
+        tcore = model(form="release", drop_path=drop_path)
+        tcore(way, TEMPERATURE, seeded()).total(WEIGHTS).backward()
+        gradients.append({name: p.grad for part in tcore.parts().values() for name, p in part})
+    torch.testing.assert_close(gradients[0], gradients[1])
 
 
 def test_a_single_video_trains() -> None:
