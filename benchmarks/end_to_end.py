@@ -64,7 +64,7 @@ def report(config: Config, name: str, store: Path, steps: int, calls: int = 0) -
     """Train for some steps and print the figures."""
     source = Source(FrameStore.open(store), config)
     trainer, schedule = Trainer(config), build_schedule(config, 1000)
-    parts = load(source, 0, WARMUP + steps + LOOKED_AT * bool(calls), trainer.device)
+    parts = load(source, 0, WARMUP + steps + LOOKED_AT * (calls > 0), trainer.device)
     waited, host, unread = 0.0, list[float](), list[Any]()
     for step in range(WARMUP + steps):
         if step == WARMUP:
@@ -73,7 +73,7 @@ def report(config: Config, name: str, store: Path, steps: int, calls: int = 0) -
             started = now(trainer)
         begun = time.perf_counter()
         unread.append(trainer.step(parts, step, schedule.at(step)))
-        host.append(time.perf_counter() - begun)
+        host.append(time.perf_counter() - begun - unread[-1].timing.waited)
         if len(unread) > 1:
             waited += note(unread.pop(0))
     waited += note(unread.pop(0))
@@ -90,7 +90,7 @@ def report(config: Config, name: str, store: Path, steps: int, calls: int = 0) -
     )
     low, middle, high = (1000 * float(np.quantile(host[WARMUP:], q)) for q in (0.1, 0.5, 0.9))
     print(f"the host is busy with a step for {middle:.0f} ms (10% to 90%: {low:.0f} to {high:.0f})")
-    if calls:
+    if calls > 0:
         print_calls(lambda: trainer.step(parts, steps, schedule.at(steps)).metrics(), calls)
 
 

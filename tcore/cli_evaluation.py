@@ -121,6 +121,7 @@ def evaluate_verb(argv: list[str]) -> None:
     from tcore.evaluation.evaluate import evaluate
     from tcore.evaluation.protocols import protocol
     from tcore.evaluation.sharing import join, leave, own_device
+    from tcore.evaluation.shipped import DEFAULT
     from tcore.evaluation.trajectory import evaluate_checkpoints, trajectory_table
 
     knobs = replace(
@@ -132,6 +133,8 @@ def evaluate_verb(argv: list[str]) -> None:
     )
     if command.first_frame is not None:
         knobs = replace(knobs, first_frame=command.first_frame)
+    if command.every_checkpoint and command.encoder == DEFAULT:
+        raise InputError("default kept no encoders along its way; a run folder of that name is ./default.")
     rank, count = join()
     speaker = f"[{rank}] " if count > 1 else ""
 

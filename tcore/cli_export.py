@@ -45,7 +45,7 @@ def export_verb(argv: list[str]) -> None:
     check_out(out, chosen)  # before a large encoder is read
     encoder = load_encoder(command.encoder, command.layer, command.reach)
     done = export(encoder, out, chosen)
-    for line in (*encoder.report.splitlines()[:1], *done.notes):
+    for line in (*encoder.report.splitlines(), *done.notes):
         print(line)
     print(f"{done.path}: {done.size / 2**20:.1f} MiB, {chosen}")
     print(f"load it: {done.load}")
@@ -53,8 +53,13 @@ def export_verb(argv: list[str]) -> None:
 
 def _ship(command: ExportCommand, folder: Path) -> None:
     from tcore.evaluation.encoders import load_encoder
-    from tcore.evaluation.shipped import ship
+    from tcore.evaluation.shipped import DEFAULT, need_shipped, ship
 
+    if command.encoder == DEFAULT:
+        raise InputError(
+            f"default is in that form already: copy {need_shipped().weights.parent}; "
+            "a run folder of that name is ./default."
+        )
     for path in ship(load_encoder(command.encoder, command.layer, command.reach), command.encoder, folder):
         print(f"{path}: {path.stat().st_size / 2**20:.1f} MiB")
     print('in the folder tcore/encoders of a checkout it is load_encoder("default")')

@@ -23,7 +23,7 @@ class AttentionFigure:
     """Where masked patches of the current frame look in past and future, and where the frame token looks."""
 
     encoder: Positional[str] = ""
-    """A run folder shows its patch matching module; any other encoder shows similarities of features."""
+    """A run folder or default shows its patch matching module, any other encoder similarities of features."""
     sources: Positional[tuple[str, ...]] = ()
     """Three images, or a video file or folder of frames, or rendered:N (default: rendered:0)."""
     out: Path | None = None

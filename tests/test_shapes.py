@@ -1,5 +1,8 @@
 """The shapes that functions announce are looked at while the tests run."""
 
+import importlib
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -8,6 +11,16 @@ from jaxtyping import TypeCheckError
 from tcore.data.render import normalize
 from tcore.evaluation.cycle import random_regions
 from tcore.model.losses import koleo_loss
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.mark.parametrize("folder", ["data", "evaluation", "model", "show", "training"])
+def test_every_module_but_those_of_kernels_is_looked_at(folder: str) -> None:
+    for path in (ROOT / "tcore" / folder).rglob("*.py"):
+        name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        if path.stem != "__init__" and not path.stem.endswith("_triton"):
+            assert type(importlib.import_module(name).__loader__).__name__ == "_JaxtypingLoader", name
 
 
 def test_a_tensor_of_another_shape_than_announced_is_refused() -> None:

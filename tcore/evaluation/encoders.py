@@ -248,6 +248,8 @@ def _what_is_wrong(path: Path) -> str:
     """Why a path is no encoder, with a guess at what was meant."""
     if path.is_dir():
         return f"holds no encoder.safetensors (a folder of transformers is hf:{path})"
+    if difflib.get_close_matches(str(path).lower(), [DEFAULT], n=1):
+        return f"does not exist (did you mean {DEFAULT}?)"
     size = difflib.get_close_matches(str(path), SIZES, n=1)
     kind, colon, name = str(path).partition(":")
     scheme = difflib.get_close_matches(kind.lower(), EXAMPLES, n=1) if colon else []

@@ -64,7 +64,7 @@ def read_labels(
         if path.suffix.lower() not in (".png", ".csv", ".json"):
             raise InputError(f"labels {path}: unknown file type {path.suffix!r}; give a .png, .csv or .json.")
         if not path.is_file():
-            raise InputError(f"labels {path}: no such file.")
+            raise InputError(f"labels {path}: no such file; give a mask PNG, or a CSV or JSON of points.")
     masks = [path for path in paths if path.suffix.lower() == ".png"]
     if masks and len(masks) < len(paths):
         other = next(path for path in paths if path not in masks)

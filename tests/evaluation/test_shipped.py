@@ -1,25 +1,31 @@
 """The encoder that comes with the package: made from a run, found by one word, part of the wheel."""
 
 import dataclasses
+import hashlib
 import json
+import re
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from tcore import InputError, evaluate, load_encoder, recipe, train
 from tcore.cli import main
 from tcore.cli_demo import usual_encoder
+from tcore.data.synthetic import render_video
 from tcore.evaluation import shipped
 from tcore.show.demo.engine import load_engine
 from tcore.show.matcher import load_matcher
 from tests.tiny import tiny
 
 ROOT = Path(__file__).parents[2]
+CARD = (ROOT / "docs" / "default-encoder.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +43,59 @@ def test_this_checkout_comes_with_one_that_its_card_describes() -> None:
     assert card["config"] | {"runtime": settings["runtime"]} == settings
     vit = load_encoder("default").backbone
     assert (vit.dim, vit.depth, vit.patch_size, vit.reach) == (192, 12, 16, 3)
+    assert card["step"] == card["matching_step"] == settings["optim"]["steps"]
+    assert f"`{load_encoder('default').fingerprint()}`" in CARD
+
+
+def test_its_matching_module_is_that_of_the_same_run() -> None:
+    files = shipped.need_shipped()
+    teacher, student = load_file(files.weights), load_file(files.matching)
+    for name, weight in teacher.items():
+        if weight.ndim == 2:
+            ours, theirs = (x.flatten().float() for x in (weight, student[f"backbone.{name}"]))
+            assert torch.cosine_similarity(ours, theirs, dim=0) > 0.9, name
     assert load_matcher("default") is not None
+
+
+def test_the_files_are_those_of_the_model_card() -> None:
+    for path in shipped.need_shipped():
+        assert f"| `{path.name}` | `{hashlib.sha256(path.read_bytes()).hexdigest()[:16]}` |" in CARD
+
+
+def test_the_first_command_of_the_readme_carries_a_mask(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    video = render_video(4, 0, num_frames=20, size=256)
+    for number, frame in enumerate(video.frames[:3]):
+        path = tmp_path / "clip" / f"{number:05d}.png"
+        path.parent.mkdir(exist_ok=True)
+        Image.fromarray(frame).save(path)
+    Image.fromarray(video.objects[0]).save(tmp_path / "first.png")
+    words = ["propagate", "default", str(tmp_path / "clip"), "--labels", str(tmp_path / "first.png")]
+    main([*words, "--out", str(tmp_path / "masks"), "--no-overlay"])
+    assert "3 frames" in capsys.readouterr().out
+    carried = np.asarray(Image.open(tmp_path / "masks" / "masks" / "00002.png"))
+    truth = video.objects[2]
+    assert (carried == truth)[truth > 0].mean() > 0.75  # an untrained encoder: 0.33
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("export default new --format default", "default is in that form already: copy .*encoders"),
+        ("evaluate default --synthetic --every-checkpoint", r"a run folder of that name is \./default"),
+        ("evaluate defualt --synthetic", r"defualt does not exist \(did you mean default\?\)"),
+    ],
+)
+def test_the_word_is_no_run_folder(
+    words: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as end:
+        main(words.split())
+    assert end.value.code == 2
+    assert re.search(said, capsys.readouterr().err)
+    assert not list(tmp_path.iterdir())
 
 
 def test_it_carries_masks_further_than_an_untrained_one() -> None:
@@ -153,6 +211,7 @@ def test_a_wheel_holds_it(tmp_path: Path) -> None:
         (project / name).write_bytes((ROOT / name).read_bytes())
     (project / "tcore" / "__init__.py").touch()
     (project / "tcore" / "encoders" / "default.json").write_text("{}")
+    save_file({"x": torch.zeros(1)}, project / "tcore" / "encoders" / "default-matching.safetensors")
     save_file({"x": torch.zeros(1)}, project / "tcore" / "encoders" / "default.safetensors")
     code = "import sys; from setuptools.build_meta import build_wheel; build_wheel(sys.argv[1])"
     command = [sys.executable, "-W", "ignore", "-c", code, str(tmp_path)]
@@ -160,4 +219,4 @@ def test_a_wheel_holds_it(tmp_path: Path) -> None:
     (wheel,) = tmp_path.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
-    assert {"tcore/encoders/default.safetensors", "tcore/encoders/default.json"} <= names
+    assert {f"tcore/encoders/{name}" for name in (shipped.WEIGHTS, shipped.CARD, shipped.MATCHING)} <= names
