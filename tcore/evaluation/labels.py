@@ -6,7 +6,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,6 +31,12 @@ class Masks:
     """Ids of the annotated frames, by frame number; 0 is background."""
 
     frames: dict[int, Ids]
+    files: Mapping[int, Path] = field(default_factory=dict)
+    """Where they are from, if from files."""
+
+    def describe(self, frame: int) -> str:
+        """The mask of a frame, for a message."""
+        return f"the mask for frame {frame}" + (f" ({self.files[frame]})" if frame in self.files else "")
 
 
 @dataclass(frozen=True)
@@ -98,7 +104,7 @@ def read_masks(paths: Sequence[Path], stems: Mapping[str, int], say: Said) -> Ma
         numbered, legend = colours_to_ids(coloured)
         ids |= numbered
         say(f"mask {paths[0]}: {legend}.")
-    return Masks({frame: without_void(ids[frame], frames[frame], say) for frame in sorted(ids)})
+    return Masks({frame: without_void(ids[frame], frames[frame], say) for frame in sorted(ids)}, frames)
 
 
 def frame_number(path: Path, position: int, stems: Mapping[str, int]) -> int:

@@ -47,11 +47,11 @@ class TrackedMasks:
         for frame, ids in masks.frames.items():
             if ids.shape != size:
                 raise InputError(
-                    f"the mask for frame {frame} is {by(ids.shape)}, the frames are {by(size)} "
+                    f"{masks.describe(frame)} is {by(ids.shape)}, the frames are {by(size)} "
                     "(height x width); both must be the same."
                 )
         if not masks.frames[0].any():
-            raise InputError("the mask for frame 0 is all background: there is nothing to propagate.")
+            raise InputError(f"{masks.describe(0)} is all background: there is nothing to propagate.")
         self.grid = (inside[0] // patch_size, inside[1] // patch_size)
         self._masks, self._size, self._inside, self._protocol = masks.frames, size, inside, protocol
         # Classes are the ids that occur, so that a lone id 200 does not cost 200 empty classes.

@@ -317,8 +317,14 @@ def test_bad_labels_are_one_line_and_nothing_is_written(
     (tmp_path / "out.csv").write_text("frame,name,x,y\n0,a,64,3\n")
     (tmp_path / "hidden.csv").write_text("frame,name,x,y\n0,a,,\n")
     for labels, message in (
-        (mask(tmp_path / "empty.png", np.zeros((64, 64), np.uint8)), "frame 0 is all background"),
-        (mask(tmp_path / "small.png", video.objects[0][:40]), "frame 0 is 40x64, the frames are 64x64"),
+        (
+            mask(tmp_path / "empty.png", np.zeros((64, 64), np.uint8)),
+            r"frame 0 \(.*empty\.png\) is all background",
+        ),
+        (
+            mask(tmp_path / "small.png", video.objects[0][:40]),
+            r"frame 0 \(.*small\.png\) is 40x64, the frames are 64x64",
+        ),
         ([first, mask(tmp_path / "00008.png", video.objects[7])], "labels for frame 8, but .* has 8 frames"),
         (tmp_path / "out.csv", "'a' of frame 0 lies at x 64, y 3, outside"),
         (tmp_path / "hidden.csv", "no point is visible in frame 0"),
