@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
+from step import now, print_events
 
 from tcore.config import Config
 from tcore.data.frames import FrameStore
@@ -99,24 +100,14 @@ def print_calls(step: Callable[[], Any], count: int) -> None:
     with torch.profiler.profile() as seen:
         for _ in range(LOOKED_AT):
             step()
-    events = sorted(seen.key_averages(), key=lambda event: event.self_cpu_time_total, reverse=True)
-    total = sum(event.self_cpu_time_total for event in events) / LOOKED_AT / 1000
-    print(f"the host's time in a step, by call: {total:.1f} ms in all, while it is looked at")
-    for event in events[:count]:
-        each = event.self_cpu_time_total / LOOKED_AT / 1000
-        print(f"  {each:8.2f} ms {event.count // LOOKED_AT:6} x  {event.key[:90]}")
+    what, events = "the host in a step, while it is looked at", list(seen.key_averages())
+    print_events(what, events, lambda event: float(event.self_cpu_time_total), count, LOOKED_AT)
 
 
 def note(outcome: Any) -> float:
     """Seconds that a step waited for data."""
     outcome.metrics()
     return float(outcome.timing.read()[1]) if outcome.step >= WARMUP else 0.0
-
-
-def now(trainer: Trainer) -> float:
-    if trainer.device.type == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter()
 
 
 def rendered_store(folder: Path, videos: int) -> Path:

@@ -128,12 +128,18 @@ def print_kernels(step: Callable[[], Any], count: int) -> None:
     def of(event: Any) -> float:
         return float(event.self_device_time_total if on_gpu else event.self_cpu_time_total)
 
-    events = sorted(on_gpu or seen.key_averages(), key=of, reverse=True)
-    print(
-        f"kernels of one step: {sum(map(of, events)) / 1000:.1f} ms in {sum(e.count for e in events)} calls"
-    )
+    print_events("kernels of one step", on_gpu or list(seen.key_averages()), of, count)
+
+
+def print_events(
+    what: str, events: list[Any], of: Callable[[Any], float], count: int, steps: int = 1
+) -> None:
+    """How long all events of a profile take in a step, and those that take most of it."""
+    events = sorted(events, key=of, reverse=True)
+    calls = sum(event.count for event in events) // steps
+    print(f"{what}: {sum(map(of, events)) / steps / 1000:.1f} ms in {calls} calls")
     for event in events[:count]:
-        print(f"  {of(event) / 1000:8.2f} ms {event.count:6} x  {event.key[:90]}")
+        print(f"  {of(event) / steps / 1000:8.2f} ms {event.count // steps:6} x  {event.key[:90]}")
 
 
 def print_breakdown(trainer: Trainer, raw: RawBatch, step_seconds: float) -> None:

@@ -53,13 +53,8 @@ def export_verb(argv: list[str]) -> None:
 
 def _ship(command: ExportCommand, folder: Path) -> None:
     from tcore.evaluation.encoders import load_encoder
-    from tcore.evaluation.shipped import DEFAULT, need_shipped, ship
+    from tcore.evaluation.shipped import ship
 
-    if command.encoder == DEFAULT:
-        raise InputError(
-            f"default is in that form already: copy {need_shipped().weights.parent}; "
-            "a run folder of that name is ./default."
-        )
     for path in ship(load_encoder(command.encoder, command.layer, command.reach), command.encoder, folder):
         print(f"{path}: {path.stat().st_size / 2**20:.1f} MiB")
     print('in the folder tcore/encoders of a checkout it is load_encoder("default")')

@@ -248,10 +248,9 @@ def _what_is_wrong(path: Path) -> str:
     """Why a path is no encoder, with a guess at what was meant."""
     if path.is_dir():
         return f"holds no encoder.safetensors (a folder of transformers is hf:{path})"
-    if difflib.get_close_matches(str(path).lower(), [DEFAULT], n=1):
-        return f"does not exist (did you mean {DEFAULT}?)"
+    word = difflib.get_close_matches(str(path).lower(), [DEFAULT], n=1)
     size = difflib.get_close_matches(str(path), SIZES, n=1)
     kind, colon, name = str(path).partition(":")
     scheme = difflib.get_close_matches(kind.lower(), EXAMPLES, n=1) if colon else []
-    guess = f"random:{size[0]}" if size else f"{scheme[0]}:{name}" if scheme else ""
-    return f"does not exist{f' (did you mean {guess}?)' if guess else ''}"
+    guesses = [*word, *(f"random:{x}" for x in size), *(f"{x}:{name}" for x in scheme)]
+    return "does not exist" + (f" (did you mean {guesses[0]}?)" if guesses else "")

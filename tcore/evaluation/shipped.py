@@ -54,6 +54,10 @@ def ship(encoder: Encoder, source: str | Path, folder: Path) -> list[Path]:
 
     A file in the way is refused; each is written at once or not at all, the weights last.
     """
+    if source == DEFAULT:
+        raise InputError(
+            f"{DEFAULT} is in that form already: copy {FOLDER}; a run folder of that name is ./{DEFAULT}."
+        )
     vit, run = encoder.backbone, _run_of(Path(source))
     if not isinstance(vit, VisionTransformer):
         raise InputError(f"encoder {encoder.name} runs in the code of another package: it cannot be shipped.")
