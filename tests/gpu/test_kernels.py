@@ -70,6 +70,7 @@ def test_colours_are_those_of_the_plain_twin() -> None:
     )
 
 
+@pytest.mark.filterwarnings("ignore")  # torch, of its own affairs, where it compiles
 @pytest.mark.parametrize("reach", [None, 3])
 def test_a_bf16_step_on_the_fast_path_is_near_an_fp32_step_on_the_plain_one(reach: int | None) -> None:
     """Losses within 1e-3, gradients with a cosine above 0.999."""
