@@ -33,7 +33,7 @@ class Journal:
         self._board = open_tensorboard(run / "tensorboard", first_step)
         self._console = Console(stderr=True, quiet=quiet)
         self._progress = self._start_progress() if self._console.is_terminal and not quiet else None
-        self._started = time.perf_counter()
+        self._since = (first_step, time.perf_counter())  # the step and time that the pace is counted from
         self._warned = False
 
     def _start_progress(self) -> Progress:
@@ -61,6 +61,8 @@ class Journal:
         if health:
             self._write_board(step, metrics, health)
             self._tell(step, metrics, health)
+        if step == self.first_step + 1:  # it compiles, and says nothing of the others
+            self._since = (step, time.perf_counter())
         if self._progress:
             self._progress.update(self._task, completed=step)
         if health and (warning := health.warning()) and not self._warned:
@@ -69,7 +71,8 @@ class Journal:
 
     def _tell(self, step: int, metrics: Mapping[str, Any], health: Health) -> None:
         """The line of a step for a person; in a terminal it stays above the progress bar."""
-        seconds = (time.perf_counter() - self._started) / (step - self.first_step)
+        before, then = self._since
+        seconds = (time.perf_counter() - then) / (step - before)
         eta = format_seconds(seconds * (self.num_steps - step))
         said = describe(metrics, health, self.uniform)
         self.say(f"step {step}/{self.num_steps}  {said}" + ("" if self._progress else f"  ETA {eta}"))

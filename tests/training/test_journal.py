@@ -5,11 +5,14 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from tcore import train
-from tcore.training.journal import forget_after, format_seconds
+from tcore.training import journal
+from tcore.training.health import Health
+from tcore.training.journal import Journal, forget_after, format_seconds
 from tests.tiny import TINY, tiny
 
 
@@ -43,6 +46,20 @@ def test_durations_read_as_people_write_them() -> None:
         "1:00:00",
         "25:01:01",
     ]
+
+
+def test_time_left_is_told_by_the_steps_after_the_first_which_compiles(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = iter([0.0, 50.0, 50.0, 52.0])  # made; the first step told and taken as the start; the second told
+    monkeypatch.setattr(journal, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    metrics = {"total": 1.0, "dino": 1.0, "samples_per_second": 1.0, "data_wait": 0.0}
+    health = Health(9.0, 9.0, 9.0, 1.0, 1.0, 0.1, None, "learning")
+    told = Journal(tmp_path, first_step=4, num_steps=10, num_prototypes=8, quiet=False)
+    told.record(5, metrics, health)
+    told.record(6, metrics, health)
+    told.close()
+    assert [line.split()[-1] for line in capsys.readouterr().err.splitlines()] == ["4:10", "0:08"]
 
 
 def test_tensorboard_gets_losses_and_health(tmp_path: Path) -> None:
