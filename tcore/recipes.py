@@ -61,7 +61,7 @@ VITS16_SHORT = Config(
     masking=MaskingConfig(probability=1.0, ratio=(0.3, 0.7)),
     head=HeadConfig(hidden=1024, prototypes=1024, train_gains=False),
     teacher=TeacherConfig(targets="sinkhorn", momentum=(0.98, 1.0), temperature=(0.01, 0.01)),
-    optim=OptimConfig(steps=1500, batch=128, base_lr=1.4e-3, matching_lr=1.0),
+    optim=OptimConfig(steps=1000, batch=128, base_lr=1.4e-3, matching_lr=1.0),
     keep_every=500,
     runtime=RuntimeConfig(log_every=25),
 )

@@ -38,7 +38,9 @@ def test_this_checkout_comes_with_one_that_its_card_describes() -> None:
     assert files is not None
     assert files.weights.stat().st_size < 12e6
     card = json.loads(files.card.read_text(encoding="utf-8"))
-    made_with = recipe("vitti16-short", {"optim.precision": "bf16"})  # as a GPU resolves it
+    # As the card's command says, and as a GPU resolves it.
+    assert "tcore train vitti16-short --optim.steps 1500 --frames RENDERED" in CARD
+    made_with = recipe("vitti16-short", {"optim.steps": 1500, "optim.precision": "bf16"})
     settings = json.loads(json.dumps(dataclasses.asdict(made_with)))
     assert card["config"] | {"runtime": settings["runtime"]} == settings
     vit = load_encoder("default").backbone
