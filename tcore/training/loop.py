@@ -21,7 +21,7 @@ from tcore.files import write_text
 from tcore.model.tcore import TCoRe
 from tcore.training import distributed, generations
 from tcore.training.bad_samples import BadSamples, UnreadableError
-from tcore.training.build import build_schedule, choose_device, choose_dtype
+from tcore.training.build import build_schedule, choose_device, choose_dtype, compiles
 from tcore.training.checkpoint import (
     CHECKPOINT,
     check_run,
@@ -283,6 +283,8 @@ def introduce(source: Source, trainer: Trainer, num_steps: int, first_step: int)
         f"{begin} {num_steps} steps on {trainer.device} in {config.optim.precision}; "
         f"ln K = {math.log(config.head.prototypes):.2f}"
     ]
+    if compiles(config.runtime.compile, trainer.device):
+        lines.append("the first step compiles the model, for up to a minute (--runtime.compile off: never)")
     frozen = config.optim.freeze_backbone_steps
     if frozen >= num_steps:
         lines.append(f"warning: optim.freeze_backbone_steps={frozen}: the backbone never moves in this run.")

@@ -16,7 +16,7 @@ from tcore.data.loader import render_batch
 from tcore.data.samples import Source
 from tcore.errors import DivergedError
 from tcore.training.build import build_schedule
-from tcore.training.loop import keeps, open_store
+from tcore.training.loop import introduce, keeps, open_store
 from tcore.training.step import Trainer
 from tests.tiny import TINY, tiny
 
@@ -455,3 +455,11 @@ def test_unknown_device_is_an_error_that_names_it() -> None:
             Trainer(tiny(runtime__device="cuda"))
     with pytest.raises(InputError, match=r"runtime.device=meta is not supported"):
         Trainer(tiny(runtime__device="meta"))
+
+
+@pytest.mark.parametrize(("wish", "said"), [("on", 1), ("auto", 0), ("off", 0)])
+def test_a_first_step_that_takes_long_is_announced(wish: str, said: int) -> None:
+    trainer = Trainer(tiny(runtime__device="cpu"))  # not compiled itself: that would take the minute
+    config = tiny(runtime__compile=wish)
+    lines = introduce(Source(open_store(config, None), config), trainer, num_steps=6, first_step=0)
+    assert sum("the first step compiles the model" in line for line in lines) == said
