@@ -70,6 +70,14 @@ def test_published_recipes_hold_the_published_numbers() -> None:
     }
 
 
+def test_short_recipes_have_the_length_that_was_measured() -> None:
+    tutorial = (Path(__file__).parents[1] / "docs" / "tutorial.md").read_text(encoding="utf-8")
+    for name in ("vits16-short", "vitti16-short"):
+        optim = recipe(name).optim
+        assert f"{optim.steps:,} steps of {optim.batch} samples" in tutorial
+    assert recipe("vits16-short").optim.steps == 1000
+
+
 def test_unknown_setting_is_an_error_with_a_suggestion(tmp_path: Path) -> None:
     values = to_dict(Config())
     values["loss"]["past_futur"] = 1.0
