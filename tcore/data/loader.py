@@ -1,6 +1,7 @@
 """Raw batches from reading processes, and their pixels on the training device."""
 
 import os
+import warnings
 from collections.abc import Generator
 from functools import lru_cache
 
@@ -95,16 +96,20 @@ def load(
     accumulate = source.config.optim.accumulate
     indices = range(first_step * accumulate, num_steps * accumulate)
     workers = num_workers(source)
-    loader = DataLoader(
-        Carrier(source),
-        batch_size=None,
-        sampler=indices,
-        num_workers=workers,
-        pin_memory=device.type == "cuda",
-        prefetch_factor=2 if workers else None,
-        worker_init_fn=start_worker,
-    )
-    for item in loader:
+    with warnings.catch_warnings():
+        # More processes than cores have been asked for by name: no accident to be warned of, twice.
+        warnings.filterwarnings("ignore", message="This DataLoader will create")
+        loader = DataLoader(
+            Carrier(source),
+            batch_size=None,
+            sampler=indices,
+            num_workers=workers,
+            pin_memory=device.type == "cuda",
+            prefetch_factor=2 if workers else None,
+            worker_init_fn=start_worker,
+        )
+        items = iter(loader)
+    for item in items:
         if isinstance(item, InputError):
             raise item
         yield item

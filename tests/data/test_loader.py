@@ -1,5 +1,6 @@
 """From a step's number to its batch: randomness, parts, masks, reading processes."""
 
+import warnings
 from dataclasses import fields, replace
 
 import numpy as np
@@ -9,7 +10,7 @@ import torch
 from tcore.config import MaskingConfig, OptimConfig, RuntimeConfig
 from tcore.data.batch import Counts
 from tcore.data.frames import FrameStore
-from tcore.data.loader import load, render_batch
+from tcore.data.loader import load, num_cores, render_batch
 from tcore.data.render import render
 from tcore.data.samples import RawBatch, Source, step_masks
 from tcore.data.views import ViewPlan
@@ -184,7 +185,6 @@ def test_auxiliary_views_of_a_masked_second_crop_keep_its_recipe() -> None:
     assert (np.concatenate(second) > 0).mean() > 0.8
 
 
-@pytest.mark.filterwarnings("ignore:This DataLoader will create")  # on a machine with one core
 def test_the_number_of_readers_does_not_change_the_batches() -> None:
     batches = []
     for workers in (0, 2):
@@ -198,7 +198,6 @@ def test_the_number_of_readers_does_not_change_the_batches() -> None:
     assert all(same(a, b) for a, b in zip(alone, together, strict=True))
 
 
-@pytest.mark.filterwarnings("ignore:This DataLoader will create")  # on a machine with one core
 def test_frames_of_differing_sizes_are_padded_with_zeros_by_every_reader() -> None:
     store = Painted([20] * 4, sizes=[(8, 20), (20, 8), (6, 6), (24, 10)])
     for workers in (0, 1):
@@ -210,6 +209,13 @@ def test_frames_of_differing_sizes_are_padded_with_zeros_by_every_reader() -> No
             for frame in raw.frames[3 * slot : 3 * slot + 3]:
                 assert (frame[:height, :width, 2] == 60).all()
                 assert frame[height:].sum() == frame[:, width:].sum() == 0
+
+
+def test_more_readers_than_cores_are_a_choice_without_a_warning() -> None:
+    source = Source(Painted([20] * 4), replace(ALL_MASKED, runtime=RuntimeConfig(workers=num_cores() + 1)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert len(list(load(source, 0, 2, CPU))) == 2
 
 
 def test_some_samples_of_a_step_are_those_of_the_whole() -> None:
