@@ -40,7 +40,7 @@ tcore: self-supervised video representation by temporal correspondence
   tcore check STORE|VIDEOS|DATASET [--sheet FILE.png]          what is there, and would training work
   tcore evaluate ENCODER --davis DIR --jhmdb DIR --out OUT     what an encoder is worth, by label propagation
   tcore score davis|vip|jhmdb --truth DIR --predictions DIR    score anybody's predictions, as JSON
-  tcore propagate ENCODER VIDEO --labels FIRST --out OUT       masks or points of a frame, through a video
+  tcore propagate ENCODER VIDEO --labels FIRST [--out OUT]     masks or points of a frame, through a video
   tcore export ENCODER OUT --format FORMAT                     for torch, timm, transformers, ONNX runtimes
   tcore neighbors IMAGES --encoder RUN                         nearest other images, for training on images
   tcore figure KIND ... --out FILE.png                         attention, pca, propagation, dynamics, ...

@@ -92,7 +92,8 @@ class PropagateCommand:
     labels: tuple[Path, ...] = ()
     """Mask PNG of frame 0 and others named by number (00012.png), or CSV or JSON of frame,name,x,y."""
     out: Path | None = None
-    """New folder for masks/ or tracks.csv, confidence.csv, overlay.mp4 and propagation.json."""
+    """New folder for masks/ or tracks.csv, confidence.csv, overlay.mp4 and propagation.json
+    (default: propagated/NAME-OF-VIDEO)."""
     layer: int = -1
     """Block whose output makes the features, after the final norm; negative counts from the end."""
     reach: Reach = None
@@ -208,8 +209,10 @@ def propagate_verb(argv: list[str]) -> None:
     command = parse(PropagateCommand, gather_values(argv, "--labels"), "tcore propagate", PropagateCommand())
     if not command.encoder or not command.video:
         raise InputError("tcore propagate needs an encoder and a video: tcore propagate ENCODER VIDEO.")
-    if not command.labels or command.out is None:
-        raise InputError("tcore propagate needs --labels FIRST and --out OUT.")
+    if not command.labels:
+        raise InputError("tcore propagate needs --labels FIRST: a mask of frame 0, or points.")
+    video = Path(command.video).resolve()
+    out = command.out or Path("propagated") / (video.name if video.is_dir() else video.stem)
     from tcore.evaluation.encoders import load_encoder
     from tcore.evaluation.protocols import protocol
     from tcore.evaluation.tool import progress_lines, propagate_video_file
@@ -223,11 +226,11 @@ def propagate_verb(argv: list[str]) -> None:
         load_encoder(command.encoder, command.layer, command.reach).to(choose_device("auto")),
         command.video,
         command.labels,
-        command.out,
+        out,
         protocol=knobs,
         long_side=command.long_side,
         overlay=command.overlay,
         say=say,
         progress=progress_lines(say),
     )
-    print(f"{command.out}: {done.frames} frames, mean confidence {done.confidence:.3f}")
+    print(f"{out}: {done.frames} frames, mean confidence {done.confidence:.3f}")

@@ -111,14 +111,22 @@ def check_rows(command: LabCommand, plan: "Plan") -> None:
     """What is wrong with a row is said here, not when its turn comes."""
     from tcore.cli_train import need_frames, parse_train
     from tcore.show.lab import Job, choose_rows, flag_name, read_table
+    from tcore.training.loop import open_source
     from tcore.validation import validate
 
+    opened = set()
     for row in choose_rows(read_table(command.table), command.table, command.rows):
         words = Job(row, 0, Path(row.folder)).commands(plan)[0][1:]
         try:
             train = parse_train(words)
             need_frames(train)
-            validate(train.config)
+            config = validate(train.config)
+            if train.plan or train.plan_memory is not None:
+                raise InputError("--plan trains nothing; leave it out.")
+            data = (train.frames, train.neighbors, config.source, config.auxiliary == "none", config.sandwich)
+            if train.frames not in (None, "rendered") and data not in opened:
+                open_source(config, train.frames, train.neighbors)
+                opened.add(data)
         except InputError as error:
             raise InputError(f"row {row.name}: {error}") from error
         own = {flag_name(word) for word in (*row.flags.split(), *plan.extra)}

@@ -88,7 +88,7 @@ class VitConfig:
     num_registers: int = 4
     """Extra tokens that hold no place in the image."""
     layer_scale: float = 1e-5
-    """Initial gain of the residuals; 1e-5 is published, short runs need about 0.1."""
+    """Initial gain of the residuals; 1e-5 is published, the short recipes have 1."""
     drop_path: float = 0.1
     """Stochastic depth of the student: share of the samples that skip a residual."""
     auxiliary_drop_path: bool = True

@@ -94,7 +94,7 @@ def test_recipe_without_flags_is_the_recipe(name: str) -> None:
         ("score davis", "needs --truth DIR and --predictions DIR"),
         ("score vip --binary --truth d --predictions d", "--binary goes with davis"),
         ("propagate", "needs an encoder and a video"),
-        ("propagate random:vitti16 clip.mp4", "needs --labels FIRST and --out OUT"),
+        ("propagate random:vitti16 clip.mp4", "needs --labels FIRST: a mask of frame 0"),
         ("propagate random:vitti16 clip.mp4 --labels a.png --out o", "clip.mp4"),
         ("export", "needs an encoder and a place"),
         ("export random:vitti16 out", "out does not say its format"),
@@ -132,6 +132,8 @@ def test_store_without_frames_is_refused(tmp_path: Path, capsys: pytest.CaptureF
     (tmp_path / "notes.txt").write_text("no frames here")
     line = fails(["train", "quickstart", "--frames", str(tmp_path), "--run", str(tmp_path / "run")], capsys)
     assert f"no frames under {tmp_path}" in line
+    line = fails(["train", "quickstart", "--frames", f"photographs:{tmp_path}"], capsys)
+    assert f"no images under {tmp_path}: give a folder of JPEG or PNG files" in line
 
 
 def test_foreign_run_folder_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -26,6 +26,10 @@ VIDEO_SUFFIXES = set(
 )
 
 
+class NoFramesError(InputError):
+    """A folder without any image in it."""
+
+
 class FrameStore(ABC):
     """Videos as ordered frames: how many there are, how long each one is, and their pixels.
 
@@ -94,7 +98,7 @@ class FolderStore(FrameStore):
         self.root = root
         files = dict(walk_frames(root))
         if not files:
-            raise InputError(_explain_empty(root))
+            raise NoFramesError(_explain_empty(root))
         self.names = sorted(files, key=natural)
         self.files = [files[name] for name in self.names]
         self.lengths = np.array([len(images) for images in self.files], dtype=np.int64)

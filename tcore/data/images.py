@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from tcore.config import Config
-from tcore.data.frames import FolderStore, Frame, FrameStore, read_image
+from tcore.data.frames import FolderStore, Frame, FrameStore, NoFramesError, read_image
 from tcore.data.neighbors import Neighbors
 from tcore.data.samples import NEIGHBOR, WHOLE, Share, Source
 from tcore.data.views import CURRENT, PAST
@@ -36,7 +36,12 @@ def open_images(path: str | Path) -> FrameStore:
     if not Path(path).is_dir():
         what = "is a file" if Path(path).exists() else "does not exist"
         raise InputError(f"image store {path} {what}: give a folder of images, at any depth.")
-    store = FrameStore.open(path)
+    try:
+        store = FrameStore.open(path)
+    except NoFramesError as error:
+        raise InputError(
+            f"no images under {path}: give a folder of JPEG or PNG files, at any depth."
+        ) from error
     if isinstance(store, FolderStore):
         return ImageStore(store)
     if not holds_images(store):

@@ -3,7 +3,6 @@
 import json
 import os
 import shlex
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -15,6 +14,7 @@ from typing import Any
 
 from tcore.errors import InputError, did_you_mean
 from tcore.files import read_json, write_text
+from tcore.show.lab_processes import Processes
 from tcore.show.lab_table import DONE, collect, draw_curves, markdown, read_done
 from tcore.show.tables import TABLES, Row
 
@@ -110,6 +110,12 @@ def read_table(name: str) -> list[Row]:
     rows = [Row(str(row["name"]), str(row.get("flags", ""))) for row in said]
     if not rows or len({row.name for row in rows}) < len(rows):
         raise InputError(f"{path} has {len(rows)} rows: need at least one, each with a name of its own.")
+    names: dict[str, str] = {}
+    for row in rows:
+        if (other := names.setdefault(row.folder, row.name)) != row.name:
+            raise InputError(
+                f"{path}: rows {other!r} and {row.name!r} share a folder, {row.folder}: rename one."
+            )
     return rows
 
 
@@ -136,43 +142,44 @@ def run_jobs(
     failed = []
     # A GPU has room for the next training while a run is scored; cores have not.
     pool = ThreadPoolExecutor(sum(2 if device else 1 for device in devices))
-    try:
-        for finished in as_completed([pool.submit(run_job, job, plan, free, say) for job in waiting]):
-            try:
-                finished.result()
-                note()
-            except InputError as error:
-                say(f"failed: {error}")
-                failed.append(error)
-    finally:
-        pool.shutdown(cancel_futures=True)  # who interrupts it does not want the next run either
+    with Processes() as processes:
+        try:
+            begun = [pool.submit(run_job, job, plan, free, say, processes) for job in waiting]
+            for finished in as_completed(begun):
+                try:
+                    finished.result()
+                    note()
+                except InputError as error:
+                    say(f"failed: {error}")
+                    failed.append(error)
+        finally:
+            pool.shutdown(cancel_futures=True)  # who interrupts it does not want the next run either
     return failed
 
 
-def run_job(job: Job, plan: Plan, free: "SimpleQueue[str]", say: Said) -> None:
+def run_job(job: Job, plan: Plan, free: "SimpleQueue[str]", say: Said, processes: Processes) -> None:
     """Train one row with one seed on a free device, then score it; each in a process of its own."""
     train, score = job.commands(plan)
     device = free.get()
     try:
-        trained = run_command(train, job, "train.log", device)
+        trained = run_command(train, job, "train.log", device, processes)
     finally:
         free.put(device)
-    scored = run_command(score, job, "evaluate.log", device)
+    scored = run_command(score, job, "evaluate.log", device, processes)
     done = {"commands": [train, score], "seconds": [trained, scored]}
     write_text(job.folder / DONE, json.dumps(done, indent=1) + "\n")
     say(f"{job.row.name}, seed {job.seed}: trained in {trained:.0f} s, scored in {scored:.0f} s")
 
 
-def run_command(command: Sequence[str], job: Job, log_name: str, device: str) -> float:
+def run_command(command: Sequence[str], job: Job, log_name: str, device: str, processes: Processes) -> float:
     """Carry out a command for a job, keep what it says, and return how many seconds it took."""
     job.folder.mkdir(parents=True, exist_ok=True)
     environment = os.environ | ({"CUDA_VISIBLE_DEVICES": device} if device else {})
     begun, log = time.perf_counter(), job.folder / log_name
-    with log.open("a") as said:
-        line = [sys.executable, "-m", "tcore", *command]
-        code = subprocess.run(line, env=environment, stdout=said, stderr=said, check=False).returncode
-    if code:
-        last = (log.read_text(errors="replace").strip().splitlines() or [""])[-1]
+    code = processes.run([sys.executable, "-m", "tcore", *command], environment, log)
+    last = (log.read_text(errors="replace").strip().splitlines() or [""])[-1]
+    # Asked to leave, a training saves its step and ends with 0; only its last line tells a whole one.
+    if code or (command[0] == "train" and not last.startswith("encoder: ")):
         raise InputError(
             f"{job.row.name}, seed {job.seed}: `tcore {shlex.join(command)}` ended with {code}: {last}"
         )
@@ -192,12 +199,25 @@ def is_done(job: Job, plan: Plan) -> bool:
     return True
 
 
+def check_folder(out: Path, rows: Sequence[Row], table: str, plan: Plan) -> None:
+    """Refuse a folder with runs of another table or of other commands: they would stand under our names."""
+    known = {row.folder: row for row in rows}
+    for path in sorted(out.glob(f"*/seed-*/{DONE}")):
+        folder = path.parent
+        row, seed = known.get(folder.parent.name), folder.name.removeprefix("seed-")
+        if row is None:
+            raise InputError(f"{folder.parent} is no row of {table}: give another --out.")
+        if seed.isdecimal():
+            is_done(Job(row, int(seed), folder), plan)
+
+
 def lab(
     table: str, out: Path, plan: Plan, *, seeds: int, only: Sequence[str], devices: Sequence[str], say: Said
 ) -> list[str]:
     """Run a table and write lab.md and lab.json; rows of earlier calls in the same folder are kept."""
     rows = read_table(table)
     chosen = choose_rows(rows, table, only)
+    check_folder(out, rows, table, plan)
     jobs = [Job(row, seed, out / row.folder / f"seed-{seed}") for seed in range(seeds) for row in chosen]
     title = f"{Path(table).stem}, recipe {plan.recipe}"
 

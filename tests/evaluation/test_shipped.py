@@ -64,9 +64,10 @@ def test_the_files_are_those_of_the_model_card() -> None:
         assert f"| `{path.name}` | `{hashlib.sha256(path.read_bytes()).hexdigest()[:16]}` |" in CARD
 
 
-def test_the_first_command_of_the_readme_carries_a_mask(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_the_first_command_of_the_readme_carries_a_mask_also_without_a_place_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     video = render_video(4, 0, num_frames=20, size=256)
     for number, frame in enumerate(video.frames[:3]):
         path = tmp_path / "clip" / f"{number:05d}.png"
@@ -74,9 +75,12 @@ def test_the_first_command_of_the_readme_carries_a_mask(
         Image.fromarray(frame).save(path)
     Image.fromarray(video.objects[0]).save(tmp_path / "first.png")
     words = ["propagate", "default", str(tmp_path / "clip"), "--labels", str(tmp_path / "first.png")]
+    main([*words, "--no-overlay"])
+    assert "propagated/clip: 3 frames" in capsys.readouterr().out
     main([*words, "--out", str(tmp_path / "masks"), "--no-overlay"])
-    assert "3 frames" in capsys.readouterr().out
-    carried = np.asarray(Image.open(tmp_path / "masks" / "masks" / "00002.png"))
+    place = "masks/00002.png"
+    assert (tmp_path / "masks" / place).read_bytes() == (tmp_path / "propagated/clip" / place).read_bytes()
+    carried = np.asarray(Image.open(tmp_path / "masks" / place))
     truth = video.objects[2]
     assert (carried == truth)[truth > 0].mean() > 0.75  # an untrained encoder: 0.33
 

@@ -4,6 +4,7 @@ import json
 import shlex
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,12 @@ import pytest
 
 from tcore.cli import main
 from tcore.cli_lab import check_gpus
+from tcore.cli_train import parse_train
 from tcore.config_file import save_config
 from tcore.errors import InputError
 from tcore.files import write_text
 from tcore.recipes import recipe
-from tcore.show.lab import Job, Plan, is_done, lab, read_table
+from tcore.show.lab import Job, Plan, check_folder, is_done, lab, read_table
 from tcore.show.lab_table import DONE, collect, markdown, over_clips, over_seeds
 from tcore.show.tables import TABLES, Row
 
@@ -107,6 +109,29 @@ def test_other_commands_in_a_folder_are_refused(tmp_path: Path) -> None:
         is_done(job, Plan("quickstart", None, 3, None, False, None))
 
 
+def test_runs_of_another_table_or_length_do_not_stand_under_our_names(tmp_path: Path) -> None:
+    """Also those that are not asked for now: the table would list them."""
+    finish(Job(Row("both", "--vit.depth 2"), 1, tmp_path / "both" / "seed-1"), [0.5])
+    for table, row in (("alignment", "space"), ("branch", "none")):
+        with pytest.raises(
+            InputError, match=r"both/seed-1 was made by other commands, `tcore train .*depth 2"
+        ):
+            lab(table, tmp_path, PLAN, seeds=1, only=(row,), devices=("",), say=lambda line: None)
+    with pytest.raises(InputError, match=r"both is no row of masks: give another --out"):
+        lab("masks", tmp_path, PLAN, seeds=1, only=(), devices=("",), say=lambda line: None)
+    check_folder(tmp_path, [Row("both", "--vit.depth 2")], "mine.json", PLAN)
+    with pytest.raises(InputError, match="made by other commands"):
+        check_folder(tmp_path, [Row("both", "--vit.depth 2")], "mine.json", replace(PLAN, budget=3))
+
+
+def test_rows_of_masks_are_those_of_the_paper_with_every_recipe() -> None:
+    for name in ("vits16-k400-100ep", "vits16-short"):
+        masks = [parse_train([name, *row.flags.split()]).config.masking for row in TABLES["masks"]]
+        found = [(mask.probability, mask.ratio) for mask in masks]
+        assert found[:4] == [(share, (0.1, 0.5)) for share in (0.1, 0.3, 0.5, 0.7)]
+        assert found[4:] == [(0.5, (0.2, 0.6)), (0.5, (0.3, 0.7))]
+
+
 def test_a_run_that_fails_is_named_with_its_last_line(tmp_path: Path) -> None:
     plan = Plan("quickstart", str(tmp_path / "nowhere"), 1, None, False, None)
     with pytest.raises(
@@ -117,7 +142,7 @@ def test_a_run_that_fails_is_named_with_its_last_line(tmp_path: Path) -> None:
 
 
 def test_a_run_that_fails_costs_the_others_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def run(job: Job, plan: Plan, device: str, say: Any) -> None:
+    def run(job: Job, plan: Plan, free: Any, say: Any, processes: Any) -> None:
         if job.row.name == "past":
             raise InputError("past, seed 0: out of memory")
         finish(job, [0.2, 0.4])
@@ -148,7 +173,7 @@ def test_a_gpu_trains_the_next_run_while_one_is_scored_and_a_cut_off_lab_has_its
     """With one GPU, one training at a time; the first is scored only once the second is being trained."""
     second, training = threading.Event(), []
 
-    def run(command: list[str], job: Job, log_name: str, device: str) -> float:
+    def run(command: list[str], job: Job, log_name: str, device: str, processes: Any) -> float:
         assert device == "3"
         if command[0] == "train":
             training.append(job.row.name)
@@ -173,7 +198,7 @@ def test_who_interrupts_a_lab_does_not_get_the_next_run(
 ) -> None:
     begun = []
 
-    def run(job: Job, plan: Plan, device: str, say: Any) -> None:
+    def run(job: Job, plan: Plan, free: Any, say: Any, processes: Any) -> None:
         begun.append(job.row.name)
         time.sleep(1 if len(begun) > 1 else 0)
         raise KeyboardInterrupt
@@ -208,6 +233,8 @@ def test_what_cannot_be_scored_is_said_before_anything_is_trained(
         ("branch --recipe vits16-short", "row none: recipe vits16-short needs --frames STORE"),
         ("branch --recipe vits17", "no recipe 'vits17'"),
         ("branch --extra='--vit.depth 0'", "row none: vit.depth=0"),
+        ("branch --extra='--plan'", "row none: --plan trains nothing"),
+        ("branch --frames nowhere", "row none: frame store nowhere does not exist"),
         ("branch --extra='--run elsewhere'", "the lab gives --run and --seed itself"),
         ("branch --seeds 2 --extra='--seed 1'", "the lab gives --run and --seed itself"),
         ("branch --extra='--vit.depth \"4'", "--extra, '--vit.depth \"4': no closing quotation"),
@@ -247,5 +274,8 @@ def test_tables_that_are_none_are_named(tmp_path: Path) -> None:
         bad.write_text(text)
         with pytest.raises(InputError, match=r"bad\.json"):
             read_table(str(bad))
+    bad.write_text('[{"name": "a b"}, {"name": "a-b"}]')
+    with pytest.raises(InputError, match="rows 'a b' and 'a-b' share a folder, a-b: rename one"):
+        read_table(str(bad))
     with pytest.raises(InputError, match="no row 'non' in branch"):
         lab("branch", tmp_path, PLAN, seeds=1, only=("non",), devices=("",), say=lambda line: None)

@@ -1,0 +1,52 @@
+"""A lab is asked to leave, and so are its processes."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tcore.errors import InputError
+from tcore.show.lab import Job, run_command
+from tcore.show.lab_processes import Processes
+from tcore.show.lab_table import DONE
+from tcore.show.tables import Row
+from tcore.training.guard import is_alive
+from tests.show.test_lab import PLAN, TINY, wait_for
+
+
+def lab_process(out: Path, steps: int) -> "subprocess.Popen[str]":
+    words = f"lab branch --rows none --out {out} --budget {steps} --videos 2"
+    line = [sys.executable, "-m", "tcore", *words.split(), f"--extra={TINY}"]
+    return subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def test_who_ends_a_lab_by_a_signal_ends_its_training_too(tmp_path: Path) -> None:
+    """`kill` and schedulers know the lab alone; a training left behind would hold its run."""
+    run = tmp_path / "none" / "seed-0" / "run"
+    first = lab_process(tmp_path, 10**6)
+    assert wait_for(run / "metrics.jsonl")
+    training = json.loads((run / "lock.json").read_text())["pid"]
+    first.terminate()
+    said = first.communicate(timeout=120)[1]
+    assert first.returncode == 130
+    assert "interrupted; the same command goes on" in said
+    assert not is_alive(training)
+    assert "SIGTERM: saved step" in (run.parent / "train.log").read_text()
+    assert not (run.parent / "evaluate.log").exists(), "half a training was scored"
+    assert not (run.parent / DONE).exists()
+
+
+def test_a_training_that_was_asked_to_leave_is_not_scored(tmp_path: Path) -> None:
+    """It ends with 0, as schedulers like it, and leaves an encoder of the step that it was at."""
+
+    class Leaving(Processes):
+        def run(self, line: Any, environment: Any, log: Path) -> int:
+            log.write_text("SIGTERM: saved step 3 of 9; the same command goes on.\n")
+            return 0
+
+    job = Job(Row("none"), 0, tmp_path)
+    with pytest.raises(InputError, match=r"ended with 0: SIGTERM: saved step 3 of 9"):
+        run_command(job.commands(PLAN)[0], job, "train.log", "", Leaving())
