@@ -1,8 +1,12 @@
 """A lab is asked to leave, and so are its processes."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,21 +21,28 @@ from tcore.training.guard import is_alive
 from tests.show.test_lab import PLAN, TINY, wait_for
 
 
-def lab_process(out: Path, steps: int) -> "subprocess.Popen[str]":
-    words = f"lab branch --rows none --out {out} --budget {steps} --videos 2"
+@pytest.fixture
+def endless(tmp_path: Path) -> Iterator["subprocess.Popen[str]"]:
+    """A lab whose training would take days."""
+    words = f"lab branch --rows none --out {tmp_path} --budget 1000000 --videos 2"
     line = [sys.executable, "-m", "tcore", *words.split(), f"--extra={TINY}"]
-    return subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    pipe = subprocess.PIPE
+    with subprocess.Popen(line, stdout=pipe, stderr=pipe, text=True, start_new_session=True) as process:
+        yield process
+        with suppress(ProcessLookupError):  # nobody is left
+            os.killpg(process.pid, signal.SIGKILL)
 
 
-def test_who_ends_a_lab_by_a_signal_ends_its_training_too(tmp_path: Path) -> None:
+def test_who_ends_a_lab_by_a_signal_ends_its_training_too(
+    endless: "subprocess.Popen[str]", tmp_path: Path
+) -> None:
     """`kill` and schedulers know the lab alone; a training left behind would hold its run."""
     run = tmp_path / "none" / "seed-0" / "run"
-    first = lab_process(tmp_path, 10**6)
     assert wait_for(run / "metrics.jsonl")
     training = json.loads((run / "lock.json").read_text())["pid"]
-    first.terminate()
-    said = first.communicate(timeout=120)[1]
-    assert first.returncode == 130
+    endless.terminate()
+    said = endless.communicate(timeout=60)[1]
+    assert endless.returncode == 130
     assert "interrupted; the same command goes on" in said
     assert not is_alive(training)
     assert "SIGTERM: saved step" in (run.parent / "train.log").read_text()
