@@ -104,9 +104,10 @@ def markdown(title: str, rows: Sequence[dict[str, Any]]) -> Iterator[str]:
         clips = (
             "-" if row["over_clips"] is None else f"{row['over_clips'][0]:.1f} to {row['over_clips'][1]:.1f}"
         )
+        flags = f"`{row['flags']}`" if row["flags"] else "-"
         there = "-" if row["published"] is None else "{:.1f} ({:.1f} / {:.1f})".format(*row["published"])
         yield (
-            f"| {row['row']} | `{row['flags']}` | {row['seeds']} | {row['J&F']:.1f} | {seeds} | {clips} | "
+            f"| {row['row']} | {flags} | {row['seeds']} | {row['J&F']:.1f} | {seeds} | {clips} | "
             f"{row['J']:.1f} | {row['F']:.1f} | {row['minutes']:.1f} | {there} |"
         )
 

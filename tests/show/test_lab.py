@@ -80,6 +80,7 @@ def test_rows_are_summed_up_over_seeds_and_clips(tmp_path: Path) -> None:
     assert found["over_seeds"] == pytest.approx(12.71 * 7.0711 / 2**0.5, rel=1e-3)
     assert found["over_clips"] == pytest.approx([25, 45])
     assert "61.9 (59.7 / 64.0)" in list(markdown("t", [found]))[-1]
+    assert list(markdown("t", [found | {"flags": ""}]))[-1].startswith("| none | - | 2 | 35.0 |")
 
 
 def test_cost_of_a_run_is_that_of_all_its_steps_even_where_it_was_stopped(tmp_path: Path) -> None:
