@@ -1,6 +1,7 @@
 """The verbs around an encoder: evaluate, score, propagate."""
 
 import json
+import os
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -211,7 +212,7 @@ def propagate_verb(argv: list[str]) -> None:
         raise InputError("tcore propagate needs an encoder and a video: tcore propagate ENCODER VIDEO.")
     if not command.labels:
         raise InputError("tcore propagate needs --labels FIRST: a mask of frame 0, or points.")
-    video = Path(command.video).resolve()
+    video = Path(os.path.normpath(Path(command.video).absolute()))  # a link goes by its own name
     out = command.out or Path("propagated") / (video.name if video.is_dir() else video.stem)
     from tcore.evaluation.encoders import load_encoder
     from tcore.evaluation.protocols import protocol

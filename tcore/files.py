@@ -46,6 +46,18 @@ def _sync_folder(folder: Path) -> None:
             os.close(handle)
 
 
+def check_writable(folder: Path) -> None:
+    """Refuse a place where no folder can be made, before anything else is done."""
+    try:
+        there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    except OSError as error:
+        raise InputError(f"cannot write to {folder}: {error.strerror or error}.") from error
+    if not there.is_dir():
+        raise InputError(f"cannot write to {folder}: {there} is a file.")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise InputError(f"cannot write to {folder}: you may not write to {there}.")
+
+
 def write_text(path: Path, text: str) -> None:
     """Write a text file at once or not at all."""
     with atomic(path) as temporary:

@@ -1,7 +1,6 @@
 """Labels carried through a whole video: masks or tracks, an overlay, a confidence per frame."""
 
 import dataclasses
-import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
@@ -19,15 +18,13 @@ from tcore.errors import InputError
 from tcore.evaluation.carry import encode
 from tcore.evaluation.encoder import Encoder
 from tcore.evaluation.labels import Masks, Points, Said, read_labels
+from tcore.evaluation.out_folder import check_out, own_folder, write_card
 from tcore.evaluation.propagate import Precision, Propagator
 from tcore.evaluation.protocols import TCORE, Protocol, Size
 from tcore.evaluation.tracked import TrackedMasks, TrackedPoints, by, open_table
 from tcore.evaluation.video import FolderVideo, Video, h264_encoder, open_video, video_writer
-from tcore.files import TEMPORARY, write_text
 
 LONG_SIDE = 880
-CARD = "propagation.json"
-OUTPUTS = (CARD, "masks", "tracks.csv", "confidence.csv", "overlay.mp4")
 CONFIDENCE = ("frame", "confidence", "share", "given")
 
 Progress = Callable[[int, int | None], None]  # frames done, of how many where that is known
@@ -64,7 +61,9 @@ def propagate_video_file(
     encoder.need_features()
     paths = [Path(labels)] if isinstance(labels, (str, Path)) else [Path(path) for path in labels]
     source, folder = open_video(Path(video)), Path(out)
+    inputs = {"video": str(source.path.absolute()), "labels": [str(path.absolute()) for path in paths]}
     _check_files(source, paths, folder)
+    check_out(folder, inputs)
     given = read_labels(paths, source.stems, say)
     frames = iter(source)
     first = next(frames)
@@ -73,27 +72,28 @@ def propagate_video_file(
     inside = input_size(size, encoder.patch_size, long_side)
     track = _track(given, size, inside, encoder.patch_size, protocol)
     drawn = overlay and _can_draw(say)
-    say(f"frames of {by(size)} go in at {by(inside)}, a grid of {by(track.grid)}.")
-    card = _card(encoder, source, paths, protocol, size, inside)
-    _prepare(folder, card)
+    card = inputs | _card(encoder, protocol, size, inside)
     done, total = 0, 0.0
-    with ExitStack() as files:
-        table = files.enter_context(open_table(folder / "confidence.csv", CONFIDENCE))
-        write = track.writer(folder, files)
-        draw = files.enter_context(video_writer(folder / "overlay.mp4", source.rate, size)) if drawn else None
-        for frame, soft in carry_frames(encoder, chain([first], frames), track, inside, protocol):
-            found = track.read(done, soft)
-            write(done, source.name(done), found)
-            given_here = int(done in given.frames)
-            table.writerow((done, f"{found.confidence:.4f}", f"{found.share:.4f}", given_here))
-            if draw is not None:
-                draw(track.paint(frame, found))
-            done, total = done + 1, total + found.confidence
-            progress(done, source.count)
-    remarks = list(_remarks(source, given, done))
-    for line in remarks:
-        say(line)
-    _write_card(folder, card | {"frames": done, "remarks": remarks, "finished": True})
+    with own_folder(folder, card):
+        say(f"frames of {by(size)} go in at {by(inside)}, a grid of {by(track.grid)}.")
+        with ExitStack() as files:
+            table = files.enter_context(open_table(folder / "confidence.csv", CONFIDENCE))
+            write = track.writer(folder, files)
+            overlaid = video_writer(folder / "overlay.mp4", source.rate, size) if drawn else None
+            draw = files.enter_context(overlaid) if overlaid is not None else None
+            for frame, soft in carry_frames(encoder, chain([first], frames), track, inside, protocol):
+                found = track.read(done, soft)
+                write(done, source.name(done), found)
+                given_here = int(done in given.frames)
+                table.writerow((done, f"{found.confidence:.4f}", f"{found.share:.4f}", given_here))
+                if draw is not None:
+                    draw(track.paint(frame, found))
+                done, total = done + 1, total + found.confidence
+                progress(done, source.count)
+        remarks = list(_remarks(source, given, done))
+        for line in remarks:
+            say(line)
+        write_card(folder, card | {"frames": done, "remarks": remarks, "finished": True})
     return Propagation(done, size, inside, total / done, drawn)
 
 
@@ -266,47 +266,11 @@ def _remarks(source: Video, labels: Masks | Points, frames: int) -> Iterator[str
         yield f"labels for frame {', '.join(late)} were not used: the video ended after {frames} frames."
 
 
-def _card(
-    encoder: Encoder, source: Video, labels: Sequence[Path], protocol: Protocol, size: Size, inside: Size
-) -> dict[str, Any]:
+def _card(encoder: Encoder, protocol: Protocol, size: Size, inside: Size) -> dict[str, Any]:
     return {
         "encoder": encoder.identity(),
-        "video": str(source.path),
-        "labels": [str(path) for path in labels],
         "protocol": {name: value for name, value in dataclasses.asdict(protocol).items() if name != "resize"},
         "frame_size": list(size),
         "input_size": list(inside),
         "finished": False,
     }
-
-
-def _prepare(out: Path, card: dict[str, Any]) -> None:
-    """Make the out folder, or empty one in which a propagation was interrupted; refuse any other."""
-    try:
-        found = sorted(out.iterdir()) if out.is_dir() else []
-        others = [path for path in found if path.name not in OUTPUTS and not _temporary(path)]
-        if found and (others or not _interrupted(out / CARD)):
-            name = (others or found)[0].name
-            raise InputError(f"out folder {out} already holds {name}: give a new or an empty folder.")
-        for path in found:
-            for file in path.iterdir() if path.is_dir() else (path,):
-                file.unlink()
-        out.mkdir(parents=True, exist_ok=True)
-        _write_card(out, card)
-    except OSError as error:
-        raise InputError(f"cannot write to {out}: {error.strerror or error}.") from error
-
-
-def _write_card(out: Path, card: dict[str, Any]) -> None:
-    write_text(out / CARD, json.dumps(card, indent=1) + "\n")
-
-
-def _temporary(path: Path) -> bool:
-    return path.name.startswith(".") and path.name.endswith(TEMPORARY)
-
-
-def _interrupted(card: Path) -> bool:
-    try:
-        return json.loads(card.read_text(encoding="utf-8")).get("finished") is False
-    except (OSError, ValueError, AttributeError):
-        return False

@@ -354,27 +354,6 @@ def test_frames_of_another_size_and_broken_ones_are_named_and_can_be_tried_again
     assert len(list((tmp_path / "out" / "masks").iterdir())) == 5
 
 
-def test_an_out_folder_with_anything_else_in_it_is_refused(
-    encoder: Encoder, video: RenderedVideo, clip: Path, tmp_path: Path
-) -> None:
-    first = mask(tmp_path / "f.png", video.objects[0])
-    run(encoder, clip, first, tmp_path / "out", overlay=False)
-    before = sorted(path.name for path in (tmp_path / "out").rglob("*"))
-    with pytest.raises(InputError, match=r"already holds confidence\.csv: give a new or an empty folder"):
-        run(encoder, clip, first, tmp_path / "out", overlay=False)
-    assert sorted(path.name for path in (tmp_path / "out").rglob("*")) == before
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "thesis.tex").touch()
-    with pytest.raises(InputError, match=r"already holds thesis\.tex"):
-        run(encoder, clip, first, tmp_path / "other")
-    with pytest.raises(InputError, match=r"f\.png lies in the out folder"):
-        run(encoder, clip, first, tmp_path)
-    (tmp_path / "file").touch()
-    for out in (tmp_path / "file", tmp_path / "file" / "below"):
-        with pytest.raises(InputError, match=r"cannot write to .*file"):
-            run(encoder, clip, first, out)
-
-
 def test_python_users_get_the_labels_of_the_command_frame_by_frame(
     encoder: Encoder, video: RenderedVideo, clip: Path, tmp_path: Path
 ) -> None:

@@ -1,0 +1,96 @@
+"""The folder that a propagation writes: new or empty, one process at a time, nobody else's results."""
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tcore.errors import InputError
+from tcore.files import TEMPORARY, check_writable, write_text
+
+CARD = "propagation.json"
+OUTPUTS = (CARD, "masks", "tracks.csv", "confidence.csv", "overlay.mp4")
+
+Card = Mapping[str, Any]  # what is carried through what, by which encoder, and whether it is finished
+
+
+def check_out(out: Path, inputs: Card) -> None:
+    """Refuse a folder that cannot be written or holds anything but what the same inputs left unfinished."""
+    check_writable(out)
+    if out.is_dir():
+        _leftovers(out, inputs)
+        os.close(_lock(out))
+
+
+@contextmanager
+def own_folder(out: Path, card: Card) -> Iterator[None]:
+    """Make the folder, or empty one that the same inputs left unfinished, and keep others from it."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        handle = _lock(out)
+    except OSError as error:
+        raise InputError(f"cannot write to {out}: {error.strerror or error}.") from error
+    try:
+        try:
+            for path in _leftovers(out, card):
+                for file in path.iterdir() if path.is_dir() else (path,):
+                    file.unlink()
+            write_card(out, card)
+        except OSError as error:
+            raise InputError(f"cannot write to {out}: {error.strerror or error}.") from error
+        yield
+    finally:
+        os.close(handle)
+
+
+def write_card(out: Path, card: Card) -> None:
+    """Say in the folder what it holds."""
+    write_text(out / CARD, json.dumps(card, indent=1) + "\n")
+
+
+def _leftovers(out: Path, inputs: Card) -> list[Path]:
+    """What an interrupted propagation of the same inputs left behind; anything else is refused."""
+    found = sorted(out.iterdir())
+    others = [path for path in found if path.name not in OUTPUTS and not _temporary(path)]
+    before = _unfinished(out / CARD)
+    if found and (others or before is None):
+        name = (others or found)[0].name
+        raise InputError(f"out folder {out} already holds {name}: give a new or an empty folder as --out.")
+    for name in ("video", "labels"):
+        if before is not None and before.get(name) != inputs[name]:
+            was = " ".join(before[name]) if isinstance(before.get(name), list) else before.get(name)
+            raise InputError(
+                f"out folder {out} holds an unfinished propagation with {name} {was}: "
+                "give a new or an empty folder as --out."
+            )
+    return found
+
+
+def _lock(out: Path) -> int:
+    """A handle that holds the folder until it is closed; the kernel's lock goes with the process."""
+    handle = os.open(out, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(handle)
+        raise InputError(
+            f"another process is writing to {out}: wait for it, or give another --out."
+        ) from None
+    except OSError:  # some network file systems have no such locks
+        pass
+    return handle
+
+
+def _temporary(path: Path) -> bool:
+    return path.name.startswith(".") and path.name.endswith(TEMPORARY)
+
+
+def _unfinished(card: Path) -> dict[str, Any] | None:
+    try:
+        found = json.loads(card.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) and found.get("finished") is False else None
