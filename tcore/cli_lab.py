@@ -52,6 +52,8 @@ class LabCommand:
 
 def lab_verb(argv: list[str]) -> None:
     """`tcore lab`: an ablation table of one's own."""
+    if argv[-1:] == ["--extra"]:
+        raise InputError('--extra needs flags in quotes: --extra "--optim.batch 8 --vit.depth 4".')
     # The flags of --extra are not ours to check.
     quoted = [f"--extra={word}" if argv[i - 1] == "--extra" and i else word for i, word in enumerate(argv)]
     argv = [word for word in quoted if word != "--extra"]
@@ -109,31 +111,47 @@ def lab_verb(argv: list[str]) -> None:
 
 def check_rows(command: LabCommand, plan: "Plan") -> None:
     """What is wrong with a row is said here, not when its turn comes."""
-    from tcore.cli_train import need_frames, parse_train
     from tcore.show.lab import Job, choose_rows, flag_name, read_table
-    from tcore.training.loop import open_source
-    from tcore.validation import validate
 
-    opened = set()
+    seen: set[object] = set()
     for row in choose_rows(read_table(command.table), command.table, command.rows):
         words = Job(row, 0, Path(row.folder)).commands(plan)[0][1:]
+        own = {flag_name(word) for word in words}
         try:
-            train = parse_train(words)
-            need_frames(train)
-            config = validate(train.config)
-            if train.plan or train.plan_memory is not None:
-                raise InputError("--plan trains nothing; leave it out.")
-            data = (train.frames, train.neighbors, config.source, config.auxiliary == "none", config.sandwich)
-            if train.frames not in (None, "rendered") and data not in opened:
-                open_source(config, train.frames, train.neighbors)
-                opened.add(data)
+            if trains_nothing := sorted(own & {"-h", "--help", "--plan", "--plan-memory"}):
+                raise InputError(f"{trains_nothing[0]} trains nothing; leave it out.")
+            patch_size = check_training(words, seen)
         except InputError as error:
             raise InputError(f"row {row.name}: {error}") from error
         own = {flag_name(word) for word in (*row.flags.split(), *plan.extra)}
         if "--run" in own or ("--seed" in own and command.seeds > 1):
             raise InputError(f"row {row.name}: the lab gives --run and --seed itself; use --out and --seeds.")
-        if plan.size is not None and min(plan.size) < train.config.vit.patch_size:
+        if plan.size is not None and min(plan.size) < patch_size:
             raise InputError(f"--size {plan.size[0]} {plan.size[1]} is smaller than a patch: try 240 432.")
+
+
+def check_training(words: list[str], seen: set[object]) -> int:
+    """Refuse a training that could not begin, and return its patch size; `seen` data are not read again."""
+    from tcore.cli_train import check_watch, make_watch, need_frames, parse_train
+    from tcore.training.build import choose_device
+    from tcore.training.init import read_init
+    from tcore.training.loop import open_source
+    from tcore.validation import validate
+
+    train = parse_train(words)
+    need_frames(train)
+    check_watch(train)
+    config, watch = validate(train.config), make_watch(train)
+    choose_device(config.runtime.device)
+    read_init(config)
+    if watch is not None and watch not in seen:
+        watch.check(config.vit.patch_size)
+    branch = config.auxiliary == "none"
+    data = (train.frames, train.neighbors, config.source, branch, config.sandwich, config.fps)
+    if train.frames not in (None, "rendered") and data not in seen:
+        open_source(config, train.frames, train.neighbors)
+    seen |= {watch, data}
+    return config.vit.patch_size
 
 
 def check_gpus(gpus: tuple[str, ...]) -> None:
@@ -153,8 +171,9 @@ def _write_health(out: Path) -> None:
     """Beside the table: which health figure foretells the score, where there are runs enough to ask."""
     from tcore.files import write_text
     from tcore.show.health_scores import health_lines
+    from tcore.show.lab_table import HEALTH
 
     with suppress(InputError):  # too few
         lines = health_lines([out])
-        write_text(out / "health.md", "\n".join(lines) + "\n")
+        write_text(out / HEALTH, "\n".join(lines) + "\n")
         print("\n".join(("", *lines)))

@@ -56,7 +56,7 @@ def train_verb(argv: list[str]) -> None:
         command = parse_train(argv)
         store = None if command.frames == "rendered" else command.frames
         need_frames(command)
-        _check_watch(command)
+        check_watch(command)
     except InputError as error:  # torchrun gives all processes the same words: one of them complains
         if first:
             raise
@@ -65,7 +65,7 @@ def train_verb(argv: list[str]) -> None:
 
     if command.plan and command.plan_memory is not None:
         raise InputError(f"--plan and --plan-memory {command.plan_memory:g}: choose one.")
-    watch = _watch(command)
+    watch = make_watch(command)
     if command.plan_memory is not None:
         from tcore.training.plan import plan_memory
 
@@ -101,14 +101,15 @@ def need_frames(command: TrainCommand) -> None:
         raise InputError(_what_frames(command))
 
 
-def _check_watch(command: TrainCommand) -> None:
+def check_watch(command: TrainCommand) -> None:
     """Refuse ways of looking where nobody looks."""
     for name in ("davis", "binary", "evaluate_size", "evaluate_clips", "cycle_frames"):
         if command.evaluate_every is None and getattr(command, name) not in (None, False):
             raise InputError(f"--{name.replace('_', '-')} goes with --evaluate-every STEPS.")
 
 
-def _watch(command: TrainCommand) -> "Watch | None":
+def make_watch(command: TrainCommand) -> "Watch | None":
+    """How the run is looked at while it trains, if it is."""
     from tcore.training.watch import Watch
 
     if command.evaluate_every is None:

@@ -13,10 +13,23 @@ from queue import SimpleQueue
 from typing import Any
 
 from tcore.errors import InputError, did_you_mean
-from tcore.files import read_json, write_text
+from tcore.files import check_writable, read_json, write_text
 from tcore.show.lab_processes import Processes
-from tcore.show.lab_table import DONE, collect, draw_curves, markdown, read_done
+from tcore.show.lab_table import (
+    CURVES,
+    DONE,
+    HEALTH,
+    TABLE,
+    collect,
+    draw_curves,
+    markdown,
+    read_begun,
+    read_done,
+)
 from tcore.show.tables import TABLES, Row
+
+BEGUN = "commands.json"  # of a run that need not be finished
+PLACES = ("--run", "--out", "evaluate")  # what the lab itself calls its folders: they may be moved
 
 Said = Callable[[str], None]
 
@@ -107,11 +120,18 @@ def read_table(name: str) -> list[Row]:
     for row in said:
         if unknown := sorted(set(row) - {"name", "flags"}):
             raise InputError(f"{path}: row {row['name']!r} has {unknown[0]!r}; a row has a name and flags.")
+        if not isinstance(flags := row.get("flags", ""), str):
+            raise InputError(
+                f"{path}: flags of row {row['name']!r} are {json.dumps(flags)}; need one text, as in "
+                '"--vit.depth 24 --seed 1".'
+            )
     rows = [Row(str(row["name"]), str(row.get("flags", ""))) for row in said]
     if not rows or len({row.name for row in rows}) < len(rows):
         raise InputError(f"{path} has {len(rows)} rows: need at least one, each with a name of its own.")
     names: dict[str, str] = {}
     for row in rows:
+        if row.folder in (DONE, CURVES, TABLE, HEALTH):
+            raise InputError(f"{path}: row {row.name!r} has the name of a file of the lab: rename it.")
         if (other := names.setdefault(row.folder, row.name)) != row.name:
             raise InputError(
                 f"{path}: rows {other!r} and {row.name!r} share a folder, {row.folder}: rename one."
@@ -152,6 +172,9 @@ def run_jobs(
                 except InputError as error:
                     say(f"failed: {error}")
                     failed.append(error)
+        except KeyboardInterrupt:
+            processes.ask()  # also whoever waits for a device, and would begin now
+            raise
         finally:
             pool.shutdown(cancel_futures=True)  # who interrupts it does not want the next run either
     return failed
@@ -162,12 +185,18 @@ def run_job(job: Job, plan: Plan, free: "SimpleQueue[str]", say: Said, processes
     train, score = job.commands(plan)
     device = free.get()
     try:
-        trained = run_command(train, job, "train.log", device, processes)
-    finally:
-        free.put(device)
-    scored = run_command(score, job, "evaluate.log", device, processes)
-    done = {"commands": [train, score], "seconds": [trained, scored]}
-    write_text(job.folder / DONE, json.dumps(done, indent=1) + "\n")
+        try:
+            processes.go_on()
+            write_text(job.folder / BEGUN, json.dumps([train, score], indent=1) + "\n")
+            trained = run_command(train, job, "train.log", device, processes)
+        finally:
+            free.put(device)
+        scored = run_command(score, job, "evaluate.log", device, processes)
+        done = {"commands": [train, score], "seconds": [trained, scored]}
+        write_text(job.folder / DONE, json.dumps(done, indent=1) + "\n")
+    except OSError as error:  # a full disk, a file where the folder should be: the other rows go on
+        where = f"{error.filename}: " if error.filename else ""
+        raise InputError(f"{job.row.name}, seed {job.seed}: {where}{error.strerror or error}.") from error
     say(f"{job.row.name}, seed {job.seed}: trained in {trained:.0f} s, scored in {scored:.0f} s")
 
 
@@ -176,34 +205,59 @@ def run_command(command: Sequence[str], job: Job, log_name: str, device: str, pr
     job.folder.mkdir(parents=True, exist_ok=True)
     environment = os.environ | ({"CUDA_VISIBLE_DEVICES": device} if device else {})
     begun, log = time.perf_counter(), job.folder / log_name
+    before = log.stat().st_size if log.exists() else 0
     code = processes.run([sys.executable, "-m", "tcore", *command], environment, log)
-    last = (log.read_text(errors="replace").strip().splitlines() or [""])[-1]
-    # Asked to leave, a training saves its step and ends with 0; only its last line tells a whole one.
-    if code or (command[0] == "train" and not last.startswith("encoder: ")):
+    said = log.read_bytes()[before:].decode(errors="replace").strip().splitlines() or [""]
+    # Asked to leave, a training saves its step and ends with 0; only a whole one names its encoder.
+    if code or (command[0] == "train" and not any(line.startswith("encoder: ") for line in said)):
         raise InputError(
-            f"{job.row.name}, seed {job.seed}: `tcore {shlex.join(command)}` ended with {code}: {last}"
+            f"{job.row.name}, seed {job.seed}: `tcore {shlex.join(command)}` ended with {code}: {said[-1]}"
         )
     return round(time.perf_counter() - begun, 1)
 
 
 def is_done(job: Job, plan: Plan) -> bool:
     """Whether these very commands were carried out; other ones in their place are refused."""
-    path = job.folder / DONE
-    if not path.is_file():
-        return False
-    before = read_done(path)["commands"]
-    if before != job.commands(plan):
-        raise InputError(
-            f"{job.folder} was made by other commands, `tcore {shlex.join(before[0])}`: give another --out."
-        )
-    return True
+    done, begun = job.folder / DONE, job.folder / BEGUN
+    if done.is_file():
+        check_same(job, read_done(done)["commands"], job.commands(plan))
+    elif begun.is_file():
+        check_same(job, read_begun(begun), job.commands(plan))
+    return done.is_file()
+
+
+def check_same(job: Job, before: Sequence[Sequence[str]], now: Sequence[Sequence[str]]) -> None:
+    """Refuse other commands than before, and name the first flag that differs."""
+    for then, command in zip(before, now, strict=True):
+        was, will = by_flag(then), by_flag(command)
+        for name in was | will:
+            if was.get(name) != will.get(name):
+                raise InputError(
+                    f"{job.folder} was made by other commands, `tcore {shlex.join(then)}` "
+                    f"(now {will.get(name, f'without {name}')}): give another --out."
+                )
+
+
+def by_flag(command: Sequence[str]) -> dict[str, str]:
+    """The flags of a command with their values, less the places that the lab gives it.
+
+    >>> by_flag(["train", "quickstart", "--run", "lab/none", "--seed", "0", "--masking.ratio", ".1", ".5"])
+    {'train': 'train quickstart', '--seed': '--seed 0', '--masking.ratio': '--masking.ratio .1 .5'}
+    """
+    found: dict[str, str] = {}
+    for word in command:
+        if word.startswith("--") or not found:
+            name = word
+        found[name] = f"{found[name]} {word}" if name in found else word
+    return {name: words for name, words in found.items() if name not in PLACES}
 
 
 def check_folder(out: Path, rows: Sequence[Row], table: str, plan: Plan) -> None:
     """Refuse a folder with runs of another table or of other commands: they would stand under our names."""
     known = {row.folder: row for row in rows}
-    for path in sorted(out.glob(f"*/seed-*/{DONE}")):
-        folder = path.parent
+    for folder in sorted(out.glob("*/seed-*")):
+        if not any((folder / name).is_file() for name in (DONE, BEGUN)):
+            continue
         row, seed = known.get(folder.parent.name), folder.name.removeprefix("seed-")
         if row is None:
             raise InputError(f"{folder.parent} is no row of {table}: give another --out.")
@@ -217,6 +271,7 @@ def lab(
     """Run a table and write lab.md and lab.json; rows of earlier calls in the same folder are kept."""
     rows = read_table(table)
     chosen = choose_rows(rows, table, only)
+    check_writable(out)
     check_folder(out, rows, table, plan)
     jobs = [Job(row, seed, out / row.folder / f"seed-{seed}") for seed in range(seeds) for row in chosen]
     title = f"{Path(table).stem}, recipe {plan.recipe}"
@@ -225,8 +280,8 @@ def lab(
         """Write down what there is so far: who is cut off has that."""
         found = collect(out, rows)
         if found:
-            write_text(out / "lab.json", json.dumps(found, indent=1) + "\n")
-            write_text(out / "lab.md", "\n".join(markdown(title, found)) + "\n")
+            write_text(out / DONE, json.dumps(found, indent=1) + "\n")
+            write_text(out / TABLE, "\n".join(markdown(title, found)) + "\n")
         return found
 
     failed = run_jobs(jobs, plan, devices, say, note)
@@ -234,8 +289,8 @@ def lab(
     lines = list(markdown(title, found))
     if found:
         lines += draw_curves(out, rows, title)
-        write_text(out / "lab.md", "\n".join(lines) + "\n")
+        write_text(out / TABLE, "\n".join(lines) + "\n")
     if failed:
-        kept = f"; {out / 'lab.md'} has the {len(found)} rows that there are" if found else ""
+        kept = f"; {out / TABLE} has the {len(found)} rows that there are" if found else ""
         raise InputError(f"{len(failed)} of {len(jobs)} runs failed{kept}. The first: {failed[0]}")
     return lines

@@ -15,6 +15,7 @@ class Processes:
     """While entered, hands on a signal that asks to stop; a training saves its step then, and leaves.
 
     A terminal interrupts all processes by itself, a scheduler or `kill` only the one that it knows.
+    Whoever catches the KeyboardInterrupt of either way asks them, before waiting for them.
     """
 
     def __init__(self) -> None:
@@ -22,10 +23,14 @@ class Processes:
         self._asked: int | None = None
         self._before: dict[signal.Signals, Any] = {}
 
-    def run(self, line: Sequence[str], environment: Mapping[str, str], log: Path) -> int:
-        """Carry out a command line, keep what it says, and return its exit code."""
+    def go_on(self) -> None:
+        """Nothing is begun once somebody asked to stop."""
         if self._asked is not None:
             raise KeyboardInterrupt
+
+    def run(self, line: Sequence[str], environment: Mapping[str, str], log: Path) -> int:
+        """Carry out a command line, keep what it says, and return its exit code."""
+        self.go_on()
         with log.open("a") as said:
             process = subprocess.Popen(line, env=environment, stdout=said, stderr=said)
         self._running.add(process)
@@ -36,13 +41,18 @@ class Processes:
         finally:
             self._running.discard(process)
 
-    def _hand_on(self, number: int, frame: FrameType | None) -> None:
+    def ask(self, number: int = signal.SIGTERM) -> bool:
+        """Ask what is running to leave; False if it was asked before, and is saving."""
         if self._asked is not None:
-            return  # they are saving
+            return False
         self._asked = number
         for process in list(self._running):
             process.send_signal(number)
-        raise KeyboardInterrupt
+        return True
+
+    def _hand_on(self, number: int, frame: FrameType | None) -> None:
+        if self.ask(number):
+            raise KeyboardInterrupt
 
     def __enter__(self) -> "Processes":
         if threading.current_thread() is threading.main_thread():  # Python allows it nowhere else

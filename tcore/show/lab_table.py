@@ -16,6 +16,7 @@ from tcore.show.tables import Row
 
 DONE = "lab.json"
 CURVES = "lab.png"
+TABLE, HEALTH = "lab.md", "health.md"
 BOOTSTRAP = 1000
 # Two-sided 95% quantiles of Student's t for 1, 2, ... degrees of freedom.
 STUDENT = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)
@@ -52,9 +53,25 @@ def read_done(path: Path) -> dict[str, Any]:
     """What was noted of a finished run: its commands, and the seconds they took."""
     try:
         found = read_json(path)
-        return {"commands": found["commands"], "seconds": found["seconds"]}
+        return {"commands": _two_commands(found["commands"]), "seconds": found["seconds"]}
     except (InputError, KeyError, TypeError) as error:
         raise InputError(f"{path} is damaged: remove it, and the run is looked at again.") from error
+
+
+def read_begun(path: Path) -> list[list[str]]:
+    """What was noted of a run when it began: its commands."""
+    try:
+        return _two_commands(read_json(path))
+    except (InputError, TypeError) as error:
+        raise InputError(f"{path} is damaged: remove it, and the run goes on.") from error
+
+
+def _two_commands(found: Any) -> list[list[str]]:
+    """Train and score, if that is what was found."""
+    train, score = found if isinstance(found, list) and len(found) == 2 else (None, None)
+    if not all(isinstance(words, list) and words for words in (train, score)):
+        raise TypeError(f"{found!r} are not two commands")
+    return [[str(word) for word in words] for words in found]
 
 
 def _training_seconds(folder: Path) -> float:

@@ -4,7 +4,6 @@ import json
 import shlex
 import threading
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from tcore.config_file import save_config
 from tcore.errors import InputError
 from tcore.files import write_text
 from tcore.recipes import recipe
-from tcore.show.lab import Job, Plan, check_folder, is_done, lab, read_table
+from tcore.show.lab import Job, Plan, lab, read_table
 from tcore.show.lab_table import DONE, collect, markdown, over_clips, over_seeds
 from tcore.show.tables import TABLES, Row
 
@@ -99,30 +98,6 @@ def test_one_seed_or_one_clip_has_no_interval() -> None:
     assert over_seeds([3.0]) is None
     assert over_clips(np.array([3.0])) is None
     assert over_seeds([2.0, 2.0, 2.0]) == 0
-
-
-def test_other_commands_in_a_folder_are_refused(tmp_path: Path) -> None:
-    job = Job(Row("none"), 0, tmp_path)
-    assert not is_done(job, PLAN)
-    finish(job, [0.1, 0.2])
-    assert is_done(job, PLAN)
-    with pytest.raises(InputError, match="made by other commands"):
-        is_done(job, Plan("quickstart", None, 3, None, False, None))
-
-
-def test_runs_of_another_table_or_length_do_not_stand_under_our_names(tmp_path: Path) -> None:
-    """Also those that are not asked for now: the table would list them."""
-    finish(Job(Row("both", "--vit.depth 2"), 1, tmp_path / "both" / "seed-1"), [0.5])
-    for table, row in (("alignment", "space"), ("branch", "none")):
-        with pytest.raises(
-            InputError, match=r"both/seed-1 was made by other commands, `tcore train .*depth 2"
-        ):
-            lab(table, tmp_path, PLAN, seeds=1, only=(row,), devices=("",), say=lambda line: None)
-    with pytest.raises(InputError, match=r"both is no row of masks: give another --out"):
-        lab("masks", tmp_path, PLAN, seeds=1, only=(), devices=("",), say=lambda line: None)
-    check_folder(tmp_path, [Row("both", "--vit.depth 2")], "mine.json", PLAN)
-    with pytest.raises(InputError, match="made by other commands"):
-        check_folder(tmp_path, [Row("both", "--vit.depth 2")], "mine.json", replace(PLAN, budget=3))
 
 
 def test_rows_of_masks_are_those_of_the_paper_with_every_recipe() -> None:
@@ -235,6 +210,12 @@ def test_what_cannot_be_scored_is_said_before_anything_is_trained(
         ("branch --recipe vits17", "no recipe 'vits17'"),
         ("branch --extra='--vit.depth 0'", "row none: vit.depth=0"),
         ("branch --extra='--plan'", "row none: --plan trains nothing"),
+        ("branch --extra=--help", "row none: --help trains nothing"),
+        ("branch --extra='--davis nowhere'", "row none: --davis goes with --evaluate-every"),
+        ("branch --extra='--evaluate-every 2 --davis nowhere'", "row none: dataset nowhere does not exist"),
+        ("branch --extra='--init nowhere.pth'", "row none: encoder nowhere.pth does not exist"),
+        ("branch --extra='--runtime.device tpu'", "row none: runtime.device=tpu"),
+        ("branch --extra", "--extra needs flags in quotes"),
         ("branch --frames nowhere", "row none: frame store nowhere does not exist"),
         ("branch --extra='--run elsewhere'", "the lab gives --run and --seed itself"),
         ("branch --seeds 2 --extra='--seed 1'", "the lab gives --run and --seed itself"),
@@ -260,13 +241,6 @@ def test_a_gpu_that_others_have_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
         check_gpus(("1",))
 
 
-def test_a_damaged_note_of_a_run_is_named(tmp_path: Path) -> None:
-    job = Job(Row("none"), 0, tmp_path)
-    write_text(tmp_path / DONE, "{")
-    with pytest.raises(InputError, match=r"lab\.json is damaged: remove it"):
-        is_done(job, PLAN)
-
-
 def test_tables_that_are_none_are_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no table 'brunch'"):
         read_table("brunch")
@@ -277,6 +251,14 @@ def test_tables_that_are_none_are_named(tmp_path: Path) -> None:
             read_table(str(bad))
     bad.write_text('[{"name": "a b"}, {"name": "a-b"}]')
     with pytest.raises(InputError, match="rows 'a b' and 'a-b' share a folder, a-b: rename one"):
+        read_table(str(bad))
+    bad.write_text('[{"name": "lab.json"}]')
+    with pytest.raises(InputError, match=r"row 'lab\.json' has the name of a file of the lab: rename it"):
+        read_table(str(bad))
+    bad.write_text('[{"name": "deep", "flags": ["--vit.depth", "2"]}]')
+    with pytest.raises(
+        InputError, match=r"""flags of row 'deep' are \["--vit.depth", "2"\]; need one text"""
+    ):
         read_table(str(bad))
     with pytest.raises(InputError, match="no row 'non' in branch"):
         lab("branch", tmp_path, PLAN, seeds=1, only=("non",), devices=("",), say=lambda line: None)

@@ -5,6 +5,8 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -13,7 +15,7 @@ from typing import Any
 import pytest
 
 from tcore.errors import InputError
-from tcore.show.lab import Job, run_command
+from tcore.show.lab import Job, lab, run_command
 from tcore.show.lab_processes import Processes
 from tcore.show.lab_table import DONE
 from tcore.show.tables import Row
@@ -61,3 +63,27 @@ def test_a_training_that_was_asked_to_leave_is_not_scored(tmp_path: Path) -> Non
     job = Job(Row("none"), 0, tmp_path)
     with pytest.raises(InputError, match=r"ended with 0: SIGTERM: saved step 3 of 9"):
         run_command(job.commands(PLAN)[0], job, "train.log", "", Leaving())
+
+
+def test_ctrl_c_ends_a_lab_whose_next_run_waits_for_the_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU has a thread that waits for it: it must not begin when the run before it is interrupted."""
+    begun: list[str] = []
+    here = threading.get_ident()
+
+    def run(self: Processes, line: Any, environment: Any, log: Path) -> int:
+        begun.append(log.parent.parent.name)
+        if len(begun) == 1:
+            signal.pthread_kill(here, signal.SIGINT)
+        last = time.monotonic() + 10
+        while time.monotonic() < last:
+            self.go_on()  # as a training, which leaves when it is asked to
+            time.sleep(0.01)
+        return 0
+
+    monkeypatch.setattr(Processes, "run", run)
+    with pytest.raises(KeyboardInterrupt):
+        lab("branch", tmp_path, PLAN, seeds=1, only=(), devices=("0",), say=lambda line: None)
+    assert begun == ["none"]
+    assert not (tmp_path / "past").exists()
