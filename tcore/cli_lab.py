@@ -146,8 +146,8 @@ def check_training(words: list[str], seen: set[object]) -> int:
     read_init(config)
     if watch is not None and watch not in seen:
         watch.check(config.vit.patch_size)
-    branch = config.auxiliary == "none"
-    data = (train.frames, train.neighbors, config.source, branch, config.sandwich, config.fps)
+    alone = config.auxiliary == "none"
+    data = (train.frames, train.neighbors, config.source, alone, config.sandwich, config.fps)
     if train.frames not in (None, "rendered") and data not in seen:
         open_source(config, train.frames, train.neighbors)
     seen |= {watch, data}

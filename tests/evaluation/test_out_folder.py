@@ -8,27 +8,12 @@ import pytest
 from PIL import Image
 
 from tcore.cli import main
-from tcore.data.synthetic import RenderedVideo, render_video
+from tcore.data.synthetic import RenderedVideo
 from tcore.errors import InputError
 from tcore.evaluation.encoder import Encoder
 from tcore.evaluation.out_folder import CARD, own_folder
-from tests.evaluation.clips import tiny_encoder, write_folder
+from tests.evaluation.clips import write_folder
 from tests.evaluation.test_tool import mask, run
-
-
-@pytest.fixture(scope="module")
-def encoder() -> Encoder:
-    return tiny_encoder()
-
-
-@pytest.fixture(scope="module")
-def video() -> RenderedVideo:
-    return render_video(0, 1, split="heldout", num_frames=8, size=64)
-
-
-@pytest.fixture(scope="module")
-def clip(video: RenderedVideo, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_folder(tmp_path_factory.mktemp("clip") / "frames", video.frames)
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 from torch import Tensor
 
-from tcore.data.synthetic import JOINT_NAMES, RenderedVideo, render_video
+from tcore.data.synthetic import JOINT_NAMES, RenderedVideo
 from tcore.errors import InputError
 from tcore.evaluation.carry import carry_ids
 from tcore.evaluation.encoder import Encoder
@@ -24,22 +24,7 @@ from tcore.evaluation.rendered import true_joints
 from tcore.evaluation.tool import carry_frames, input_size, progress_lines, propagate, propagate_video_file
 from tcore.evaluation.tracked import TrackedMasks
 from tcore.evaluation.video import open_video
-from tests.evaluation.clips import cut, need_av, tiny_encoder, write_file, write_folder
-
-
-@pytest.fixture(scope="module")
-def encoder() -> Encoder:
-    return tiny_encoder()
-
-
-@pytest.fixture(scope="module")
-def video() -> RenderedVideo:
-    return render_video(0, 1, split="heldout", num_frames=8, size=64)
-
-
-@pytest.fixture(scope="module")
-def clip(video: RenderedVideo, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_folder(tmp_path_factory.mktemp("clip") / "frames", video.frames)
+from tests.evaluation.clips import cut, need_av, write_file, write_folder
 
 
 def mask(path: Path, ids: np.ndarray) -> Path:
