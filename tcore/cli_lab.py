@@ -116,9 +116,10 @@ def check_rows(command: LabCommand, plan: "Plan") -> None:
     seen: set[object] = set()
     for row in choose_rows(read_table(command.table), command.table, command.rows):
         words = Job(row, 0, Path(row.folder)).commands(plan)[0][1:]
-        own = {flag_name(word) for word in words}
         try:
-            if trains_nothing := sorted(own & {"-h", "--help", "--plan", "--plan-memory"}):
+            if trains_nothing := sorted(
+                {"-h", "--help", "--plan", "--plan-memory"} & set(map(flag_name, words))
+            ):
                 raise InputError(f"{trains_nothing[0]} trains nothing; leave it out.")
             patch_size = check_training(words, seen)
         except InputError as error:

@@ -125,7 +125,7 @@ def read_table(name: str) -> list[Row]:
                 f"{path}: flags of row {row['name']!r} are {json.dumps(flags)}; need one text, as in "
                 '"--vit.depth 24 --seed 1".'
             )
-    rows = [Row(str(row["name"]), str(row.get("flags", ""))) for row in said]
+    rows = [Row(str(row["name"]), row.get("flags", "")) for row in said]
     if not rows or len({row.name for row in rows}) < len(rows):
         raise InputError(f"{path} has {len(rows)} rows: need at least one, each with a name of its own.")
     names: dict[str, str] = {}
@@ -220,21 +220,21 @@ def is_done(job: Job, plan: Plan) -> bool:
     """Whether these very commands were carried out; other ones in their place are refused."""
     done, begun = job.folder / DONE, job.folder / BEGUN
     if done.is_file():
-        check_same(job, read_done(done)["commands"], job.commands(plan))
+        check_same(job, read_done(done)["commands"], plan, "give another --out")
     elif begun.is_file():
-        check_same(job, read_begun(begun), job.commands(plan))
+        check_same(job, read_begun(begun), plan, "give another --out, or remove this unfinished run")
     return done.is_file()
 
 
-def check_same(job: Job, before: Sequence[Sequence[str]], now: Sequence[Sequence[str]]) -> None:
+def check_same(job: Job, before: Sequence[Sequence[str]], plan: Plan, advice: str) -> None:
     """Refuse other commands than before, and name the first flag that differs."""
-    for then, command in zip(before, now, strict=True):
+    for then, command in zip(before, job.commands(plan), strict=True):
         was, will = by_flag(then), by_flag(command)
         for name in was | will:
             if was.get(name) != will.get(name):
                 raise InputError(
                     f"{job.folder} was made by other commands, `tcore {shlex.join(then)}` "
-                    f"(now {will.get(name, f'without {name}')}): give another --out."
+                    f"(now {will.get(name, f'without {name}')}): {advice}."
                 )
 
 

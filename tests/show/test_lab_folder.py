@@ -57,7 +57,8 @@ def test_runs_that_only_began_bind_the_folder_too(tmp_path: Path) -> None:
     begin(
         Job(Row("none", "--auxiliary none"), 0, tmp_path / "none" / "seed-0"), replace(PLAN, budget=1000000)
     )
-    with pytest.raises(InputError, match=r"none/seed-0 was made by .*1000000.* \(now --optim.steps 2\)"):
+    words = r"none/seed-0 was made by .*1000000.* \(now --optim.steps 2\): give another --out, or remove this"
+    with pytest.raises(InputError, match=words):
         lab("branch", tmp_path, PLAN, seeds=1, only=("all",), devices=("",), say=lambda line: None)
     assert not (tmp_path / "all").exists()
     write_text(tmp_path / "none" / "seed-0" / BEGUN, "[]")
