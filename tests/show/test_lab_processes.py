@@ -65,6 +65,15 @@ def test_a_training_that_was_asked_to_leave_is_not_scored(tmp_path: Path) -> Non
         run_command(job.commands(PLAN)[0], job, "train.log", "", Leaving())
 
 
+@pytest.fixture
+def heeded() -> Iterator[None]:
+    """Ctrl-C works, also where the tests were started in the background, by a shell that ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("heeded")
 def test_ctrl_c_ends_a_lab_whose_next_run_waits_for_the_gpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
