@@ -155,7 +155,7 @@ def measure_axes(
     slowest = 0.0
     for axis, changes in axes.items():
         for index, change in enumerate(changes):
-            name = json.dumps(change) if index else "centre"
+            name = json.dumps(change) if index else "center"
             found = kept.get(name)
             if found is None:
                 started = time.perf_counter()

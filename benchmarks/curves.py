@@ -169,7 +169,7 @@ def compare(plain: np.ndarray, fast: np.ndarray) -> Comparison:
 def fall(values: np.ndarray, plateau: float) -> float:
     """Share by which a smoothed loss has fallen below the plateau, or below its highest value if less.
 
-    That is not the first: while the centres are still 0, the first losses lie below the plateau, and those
+    That is not the first: while the centers are still 0, the first losses lie below the plateau, and those
     with sharp targets above it.
     """
     curve = smooth(values)

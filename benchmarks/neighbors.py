@@ -1,4 +1,4 @@
-"""Seconds and memory of the neighbour search: `python benchmarks/neighbors.py --images 1280000 --dim 384`."""
+"""Seconds and memory of the neighbor search: `python benchmarks/neighbors.py --images 1280000 --dim 384`."""
 
 import argparse
 import time

@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 
 from tcore.data.frames import read_image
-from tcore.data.synthetic import render_video
+from tcore.data.rendered import render_video
 from tcore.evaluation.benchmarks import open_benchmark
 from tcore.evaluation.card import device_name, peak_memory
 from tcore.evaluation.carry import carry_ids, encode, write_behind

@@ -5,12 +5,12 @@ from tcore.data.frames import FrameStore
 from tcore.errors import InputError
 from tcore.evaluation.encoders import load_encoder
 from tcore.evaluation.evaluate import evaluate
-from tcore.evaluation.tool import propagate
 from tcore.model.tcore import TCoRe
 from tcore.model.vit import VisionTransformer
 from tcore.recipes import recipe
 from tcore.training.loop import train
 from tcore.training.watch import Watch
+from tcore.video.propagate_video import propagate
 
 __all__ = [
     "Config",

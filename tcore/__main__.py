@@ -1,6 +1,6 @@
 """`python -m tcore` is `tcore`."""
 
-from tcore.cli import main
+from tcore.cli.main import main
 
 if __name__ == "__main__":
     main()

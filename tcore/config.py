@@ -51,8 +51,8 @@ class ViewsConfig:
     """Area of a local crop, as a share of the frame."""
     auxiliary_box: AuxiliaryBox = "central"
     """What the auxiliary views show: the middle of their frame, or the box of the global crop they serve."""
-    colour: float = 1.0
-    """How often colours change (jitter, grey, solarised), as a share of how often they do as published."""
+    color: float = 1.0
+    """How often colors change (jitter, gray, solarised), as a share of how often they do as published."""
     fixed_space: bool = True
     """Student and teacher see the same box (table 3b turns it off; needs --auxiliary none)."""
     fixed_time: bool = True
@@ -94,7 +94,7 @@ class VitConfig:
     auxiliary_drop_path: bool = True
     """Stochastic depth in the auxiliary branch too, as released."""
     position_std: float = 0.02
-    """Spread of the position embedding at the start; patches have about 1, so that 0.02 is learnt late."""
+    """Spread of the position embedding at the start; patches have about 1, so that 0.02 is learned late."""
     reach: int | None = None
     """How far a patch looks, in patches up, down and to the sides, or everywhere, as published."""
 
@@ -120,7 +120,7 @@ class HeadConfig:
     hidden: int = 2048
     """Width of the hidden layers."""
     bottleneck: int = 256
-    """Width of the normalised bottleneck."""
+    """Width of the normalized bottleneck."""
     prototypes: int = 65536
     """Number of prototypes K; a loss of ln K is the uniform answer."""
     train_gains: bool = True
@@ -140,7 +140,7 @@ class TeacherConfig:
     targets: Targets = "centering"
     """How the targets are kept from collapsing."""
     center_momentum: float = 0.9
-    """Momentum of the two centres."""
+    """Momentum of the two centers."""
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,7 @@ class LossConfig:
     student_temperature: float = 0.1
     """Temperature of the student's predictions."""
     koleo_global: bool = False
-    """Neighbours of L_koleo among the videos of all processes, not of the own process (as published)."""
+    """Neighbors of L_koleo among the videos of all processes, not of the own process (as published)."""
 
     def weights(self) -> dict[str, float]:
         """The weights by the names of the losses."""
@@ -176,7 +176,7 @@ class LossConfig:
 
 @dataclass(frozen=True)
 class OptimConfig:
-    """Length, batch and optimiser."""
+    """Length, batch and optimizer."""
 
     epochs: int = 400
     """Length of the run; an epoch is one sandwich of every usable video."""
@@ -262,7 +262,7 @@ class Config:
     """
 
     source: Literal["videos", "images"] = "videos"
-    """What samples are drawn from: videos, or single images whose neighbours stand in for the past."""
+    """What samples are drawn from: videos, or single images whose neighbors stand in for the past."""
     auxiliary: Auxiliary = "both"
     """Sides that the auxiliary branch sees; none is the self-distillation baseline."""
     init: str | None = None

@@ -10,8 +10,11 @@ from tcore.config import Config
 from tcore.errors import InputError, did_you_mean
 from tcore.files import read_json, write_text
 
-# How a run is carried out may change when it is resumed; what is learnt may not.
+# How a run is carried out may change when it is resumed; what is learned may not.
 OPERATIONAL = ("runtime.", "checkpoint_every", "keep_every")
+
+# Names of settings in run folders of earlier versions.
+RENAMED = {"colour": "color"}
 
 
 def to_dict(config: Config) -> dict[str, Any]:
@@ -95,6 +98,7 @@ def _read_dataclass(kind: Any, value: Any, where: str) -> Any:
     if not isinstance(value, dict):
         raise InputError(f"{where.rstrip('.: ')}={value!r} should be a group of settings.")
     hints = get_type_hints(kind)
+    value = {RENAMED.get(name, name): inner for name, inner in value.items()}
     for name in value:
         if name not in hints:
             place = where.rstrip(".: ")

@@ -54,10 +54,10 @@ QUICKSTART = Config(
 )
 
 # Found by search (docs/LOG.md): small crops and a reach that keeps large frames from being anything new,
-# positions that differ from the start, colours left alone, holes in every crop, few prototypes, LayerScale 1.
+# positions that differ from the start, colors left alone, holes in every crop, few prototypes, LayerScale 1.
 VITS16_SHORT = Config(
     vit=replace(VIT_S, layer_scale=1.0, drop_path=0.0, position_std=0.3, reach=3),
-    views=ViewsConfig(global_size=128, local_size=64, colour=0.0),
+    views=ViewsConfig(global_size=128, local_size=64, color=0.0),
     masking=MaskingConfig(probability=1.0, ratio=(0.3, 0.7)),
     head=HeadConfig(hidden=1024, prototypes=1024, train_gains=False),
     teacher=TeacherConfig(targets="sinkhorn", momentum=(0.98, 1.0), temperature=(0.01, 0.01)),
@@ -93,7 +93,7 @@ RECIPES: dict[str, Recipe] = {
         replace(VITS16_K400, optim=OptimConfig(epochs=100, warmup_epochs=10)),
         "ViT-S/16 on Kinetics-400, 100 epochs: the protocol of the paper's ablations, 64.4 J&F on DAVIS.",
     ),
-    # Two stages: the features of a first run without the auxiliary branch find the neighbours of the second.
+    # Two stages: the features of a first run without the auxiliary branch find the neighbors of the second.
     #   tcore train vits16-imagenet --auxiliary none --frames IMAGES --run A
     #   tcore neighbors IMAGES --encoder A
     #   tcore train vits16-imagenet --frames IMAGES --run B
@@ -104,7 +104,7 @@ RECIPES: dict[str, Recipe] = {
             auxiliary="past",
             optim=OptimConfig(epochs=100, warmup_epochs=10),
         ),
-        "ViT-S/16 on ImageNet with neighbours (docs/images.md), 100 epochs as published: 64.1 J&F on DAVIS.",
+        "ViT-S/16 on ImageNet with neighbors (docs/images.md), 100 epochs as published: 64.1 J&F on DAVIS.",
     ),
     "vits16-short": Recipe(
         VITS16_SHORT,

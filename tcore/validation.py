@@ -33,7 +33,7 @@ CHECKS: dict[str, Check] = {
     "views.num_local": AT_LEAST_ONE,
     "views.global_area": AREAS,
     "views.local_area": AREAS,
-    "views.colour": SHARE,
+    "views.color": SHARE,
     "masking.probability": SHARE,
     "masking.ratio": SHARES,
     "masking.group": AT_LEAST_ONE,
@@ -106,13 +106,13 @@ def validate(config: Config) -> Config:
 
 
 def _check_images(config: Config) -> None:
-    """An image has neighbours in the place of the past: no future, no offsets, no other moment."""
+    """An image has neighbors in the place of the past: no future, no offsets, no other moment."""
     if config.source != "images":
         return
     if config.auxiliary not in ("past", "none"):
         raise InputError(
-            f"auxiliary={config.auxiliary}: with source=images one neighbour stands in place of the past; "
-            "use --auxiliary past (or none, for the run whose features find the neighbours)."
+            f"auxiliary={config.auxiliary}: with source=images one neighbor stands in place of the past; "
+            "use --auxiliary past (or none, for the run whose features find the neighbors)."
         )
     if config.sandwich != SandwichConfig():
         raise InputError("sandwich.* has no effect with source=images: leave those settings out.")
@@ -120,7 +120,7 @@ def _check_images(config: Config) -> None:
         raise InputError("views.fixed_time=False: an image has no other moment; not with source=images.")
     if config.views.auxiliary_box != "central":
         raise InputError(
-            f"views.auxiliary_box={config.views.auxiliary_box}: a neighbour shows something else at that "
+            f"views.auxiliary_box={config.views.auxiliary_box}: a neighbor shows something else at that "
             "place; not with source=images."
         )
 

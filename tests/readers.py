@@ -22,13 +22,13 @@ from tcore.evaluation.checkpoints import read_checkpoint
 from tcore.evaluation.encoder import Encoder
 from tcore.evaluation.encoders import load_encoder
 from tcore.evaluation.export import export
-from tcore.evaluation.labels import load_mask, read_points
 from tcore.evaluation.masks import read_ids, read_list
 from tcore.evaluation.matfile import read_mat
 from tcore.evaluation.score import read_joints
 from tcore.model.vit import VisionTransformer
 from tcore.training.generations import newest_intact, sha256
 from tcore.training.journal import forget_after
+from tcore.video.labels import load_mask, read_points
 from tests.data.packing import pack
 from tests.tiny import tiny
 
@@ -117,7 +117,7 @@ def make_readers(root: Path) -> list[Reader]:
 
 
 def store_readers(root: Path) -> list[Reader]:
-    """Readers of packed stores, frames and neighbours."""
+    """Readers of packed stores, frames and neighbors."""
     store = pack(root / "packed", [[("a", 3), ("b", 2)], [("c", 4)]], {"a": [1]})
 
     def read_store() -> None:
@@ -143,7 +143,7 @@ def store_readers(root: Path) -> list[Reader]:
         found = load_neighbors(neighbors)
         check_neighbors(found, neighbors, 4, "b")
 
-    return [*readers, Reader("neighbours", neighbors, read_neighbors)]
+    return [*readers, Reader("neighbors", neighbors, read_neighbors)]
 
 
 def label_readers(root: Path) -> list[Reader]:
@@ -160,7 +160,7 @@ def label_readers(root: Path) -> list[Reader]:
     names.write_text("bear\ncamel\n")
     return [
         Reader("mask ids", mask, lambda: read_ids(mask)),
-        Reader("mask colours", mask, lambda: load_mask(mask)),
+        Reader("mask colors", mask, lambda: load_mask(mask)),
         Reader("points CSV", points, lambda: read_points([points])),
         Reader("points JSON", rows, lambda: read_points([rows])),
         Reader("mat file", mat, lambda: read_mat(mat)),

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tcore import train
-from tcore.cli_train import parse_train
+from tcore.cli.train import parse_train
 from tcore.config import Config
 from tcore.recipes import recipe
 from tcore.show.tables import TABLES, Row

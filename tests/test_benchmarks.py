@@ -65,8 +65,8 @@ def test_points_that_were_measured_otherwise_are_not_kept(tmp_path: Path) -> Non
     here = {"device": "CPU, a small model", "compile": "off", "steps": 6}
     path = tmp_path / "points.json"
     assert cost.read_kept(path, here) == {}
-    path.write_text(json.dumps(here | {"points": {"centre": {"speed": 1.0}}}))
-    assert cost.read_kept(path, here) == {"centre": {"speed": 1.0}}
+    path.write_text(json.dumps(here | {"points": {"center": {"speed": 1.0}}}))
+    assert cost.read_kept(path, here) == {"center": {"speed": 1.0}}
     with pytest.raises(SystemExit, match="is of compile off, not auto: name another file"):
         cost.read_kept(path, here | {"compile": "auto"})
 

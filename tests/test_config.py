@@ -155,6 +155,6 @@ def test_every_checked_setting_exists() -> None:
     assert CHECKS.keys() <= flatten(Config()).keys()
 
 
-def test_differences_list_what_is_learnt_and_not_how_it_is_carried_out() -> None:
+def test_differences_list_what_is_learned_and_not_how_it_is_carried_out() -> None:
     other = recipe("quickstart", {"loss.koleo": 0.0, "runtime.workers": 3, "checkpoint_every": 7})
     assert differences(recipe("quickstart"), other) == {"loss.koleo": (0.1, 0.0)}

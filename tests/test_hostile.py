@@ -27,9 +27,9 @@ from tcore.evaluation import davis, jhmdb, matfile
 from tcore.evaluation.benchmarks import frame_size
 from tcore.evaluation.checkpoints import read_checkpoint
 from tcore.evaluation.encoders import load_encoder
-from tcore.evaluation.labels import read_labels
 from tcore.evaluation.masks import read_ids
 from tcore.evaluation.matfile import read_mat
+from tcore.video.labels import read_labels
 from tests.data.packing import jpeg, pack
 from tests.readers import SIZES, mat_bytes, small_encoder
 

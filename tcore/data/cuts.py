@@ -1,7 +1,7 @@
-"""Shot cuts: kept frames whose colours have little to do with those of the frame before.
+"""Shot cuts: kept frames whose colors have little to do with those of the frame before.
 
-A frame is described by coarse colour histograms of its four quarters. The difference of two frames is the
-share of pixels that would have to change their colour (0 to 1). A cut is a difference that is large, and
+A frame is described by coarse color histograms of its four quarters. The difference of two frames is the
+share of pixels that would have to change their color (0 to 1). A cut is a difference that is large, and
 much larger than those around it: fast motion and flicker make many large ones in a row, a cut makes one.
 """
 
@@ -14,13 +14,13 @@ LARGE = 0.3  # of the pixels
 TIMES = 2.5  # as large as the typical difference nearby
 NEARBY = 4  # differences on either side
 STILL = 0.002  # a frame that is shown twice says nothing about motion
-LEVELS = 5  # of each colour
+LEVELS = 5  # of each color
 BINS = 4 * LEVELS**3
 
-Colours = Float32[np.ndarray, "500"]
+Colors = Float32[np.ndarray, "500"]
 
 
-def describe_colours(frame: UInt8[np.ndarray, "height width 3"]) -> Colours:
+def describe_colors(frame: UInt8[np.ndarray, "height width 3"]) -> Colors:
     """Histograms of the four quarters of a frame, which together sum to 1."""
     height, width = frame.shape[:2]
     step = max(1, min(height, width) // 64)
@@ -34,7 +34,7 @@ def describe_colours(frame: UInt8[np.ndarray, "height width 3"]) -> Colours:
     return (np.bincount(bins.ravel(), minlength=BINS) / bins.size).astype(np.float32)
 
 
-def colour_difference(before: Colours, after: Colours) -> float:
+def color_difference(before: Colors, after: Colors) -> float:
     """The share of pixels that would have to change, between 0 and 1."""
     return float(np.abs(before - after).sum() / 2)
 

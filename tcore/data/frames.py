@@ -13,7 +13,7 @@ from jaxtyping import Int64, UInt8
 
 from tcore.data.image_file import BAD_IMAGE, image_problem, open_image
 from tcore.data.jpeg import decode_jpeg
-from tcore.data.synthetic import render_video
+from tcore.data.rendered import render_video
 from tcore.errors import InputError
 from tcore.files import read_bytes
 
@@ -176,8 +176,8 @@ def decode_image(data: bytes, name: str) -> Frame:
     try:
         with open_image(data) as image:
             if image.mode.startswith("I"):  # Pillow would cut 16 bits off at 255
-                grey = (np.asarray(image) >> 8).astype(np.uint8)
-                return np.repeat(grey[:, :, None], 3, axis=2)
+                gray = (np.asarray(image) >> 8).astype(np.uint8)
+                return np.repeat(gray[:, :, None], 3, axis=2)
             if image.mode == "RGB":  # converting would copy it
                 return np.asarray(image)
             with_alpha = image.mode == "P" and "transparency" in image.info

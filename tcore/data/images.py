@@ -1,4 +1,4 @@
-"""Images as videos of one frame: a folder of them as a store, and a neighbour in the place of the past."""
+"""Images as videos of one frame: a folder of them as a store, and a neighbor in the place of the past."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -58,18 +58,18 @@ def holds_images(store: FrameStore) -> bool:
 
 
 class ImageSource(Source):
-    """Images whose past is one of their neighbours, drawn for every step and slot."""
+    """Images whose past is one of their neighbors, drawn for every step and slot."""
 
     def __init__(self, store: FrameStore, config: Config, neighbors: Neighbors, share: Share = WHOLE) -> None:
         super().__init__(store, config, share)
         self.neighbors = neighbors
 
     def fingerprint(self) -> str:
-        """A short name for the images and their neighbours."""
+        """A short name for the images and their neighbors."""
         return f"{super().fingerprint()}-{self.neighbors.fingerprint()}"
 
     def neighbor(self, step: int, slot: int, image: int) -> int:
-        """The neighbour that the auxiliary branch sees, each of the k with the same probability."""
+        """The neighbor that the auxiliary branch sees, each of the k with the same probability."""
         rng = np.random.default_rng((self.config.seed, NEIGHBOR, step, slot))
         choices = self.neighbors.indices[image]
         return int(choices[rng.integers(len(choices))])
@@ -77,7 +77,7 @@ class ImageSource(Source):
     def frames(
         self, step: int, slot: int, clip: int, rng: np.random.Generator, masked: bool
     ) -> dict[int, Frame]:
-        """The image, and where it has a mask one of its neighbours."""
+        """The image, and where it has a mask one of its neighbors."""
         image = int(self.clips.video[clip])
         found = {PAST: self.store.read(self.neighbor(step, slot, image), [0])[0]} if masked else {}
         return found | {CURRENT: self.store.read(image, [0])[0]}

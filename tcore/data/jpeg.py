@@ -22,12 +22,12 @@ def simplejpeg() -> Any:
 
 
 def decode_jpeg(data: bytes) -> UInt8[np.ndarray, "height width 3"] | None:
-    """RGB pixels; None where Pillow has to look: no JPEG, broken, too large, or colours of print."""
+    """RGB pixels; None where Pillow has to look: no JPEG, broken, too large, or colors of print."""
     if data[:3] != START or (decoder := simplejpeg()) is None:
         return None
     try:
-        height, width, colours, _ = decoder.decode_jpeg_header(data)
-        if colours not in ("YCbCr", "Gray", "RGB") or height * width > LARGEST:
+        height, width, colors, _ = decoder.decode_jpeg_header(data)
+        if colors not in ("YCbCr", "Gray", "RGB") or height * width > LARGEST:
             return None
         return decoder.decode_jpeg(data, "RGB")
     except ValueError:

@@ -61,7 +61,7 @@ class Kinetics(NamedTuple):
         return self.videos / TRAIN_VIDEOS
 
 
-def recognise(names: Sequence[str]) -> Kinetics | None:
+def recognize(names: Sequence[str]) -> Kinetics | None:
     """Count the training videos where the folders look like Kinetics-400, otherwise None."""
     classes: set[str] = set()
     videos = held_out = 0

@@ -17,9 +17,9 @@ from tcore.data.packed import PackedStore
 from tcore.errors import InputError
 from tcore.files import read_bytes
 
-THUMB, PORTRAIT = 32, 8  # sides of the grey thumbnails that are compared
-STILL = 1.0  # grey levels of 255: below this, JPEG noise is all that changes
-ALIKE = 3.0  # grey levels, root mean square over three portraits
+THUMB, PORTRAIT = 32, 8  # sides of the gray thumbnails that are compared
+STILL = 1.0  # gray levels of 255: below this, JPEG noise is all that changes
+ALIKE = 3.0  # gray levels, root mean square over three portraits
 FLAT = 8.0  # portraits that deviate less show nothing to compare: black, white, fog
 MOST_COMPARED = 20_000  # portraits; beyond, comparing all pairs takes too long
 FRAMES_PER_VIDEO = 64  # looked at in a video, unless all are asked for
@@ -60,7 +60,7 @@ class Look(NamedTuple):
     unreadable: tuple[str, ...]
     """What the frames that cannot be read said."""
     motion: float
-    """Mean change of the thumbnails over the distance, in grey levels of 255; NaN for a single frame."""
+    """Mean change of the thumbnails over the distance, in gray levels of 255; NaN for a single frame."""
     most_motion: float
     """The largest change."""
     portrait: UInt8[np.ndarray, "3 8 8"] | None
@@ -104,7 +104,7 @@ def choose_frames(length: int, distance: int, full: bool) -> list[int]:
 
 
 def read_thumb(store: FrameStore, video: int, index: int) -> tuple[tuple[int, int], Thumb]:
-    """Size of a frame, and the frame in grey and small."""
+    """Size of a frame, and the frame in gray and small."""
     data = frame_bytes(store, video, index)
     if data is None:
         frame = store.read(video, [index])[0]

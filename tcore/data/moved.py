@@ -18,7 +18,7 @@ TURN, ZOOM, LIGHT = math.radians(12), 1.25, 1.2
 
 @dataclass(frozen=True)
 class Pose:
-    """Where the camera is: the centre as shares of the room there is, the turn, the zoom, the light."""
+    """Where the camera is: the center as shares of the room there is, the turn, the zoom, the light."""
 
     x: float
     y: float
@@ -56,8 +56,8 @@ def pose(seed: int, video: int, time: float) -> Pose:
 def look(photograph: Image.Image, camera: Pose) -> Frame:
     """The part of a photograph that a camera sees; its frame never leaves the photograph.
 
-    >>> grey = Image.new("RGB", (100, 80), (100, 100, 100))
-    >>> look(grey, Pose(1.0, -1.0, 0.2, 1.0, 1.0)).shape
+    >>> gray = Image.new("RGB", (100, 80), (100, 100, 100))
+    >>> look(gray, Pose(1.0, -1.0, 0.2, 1.0, 1.0)).shape
     (56, 70, 3)
     """
     width, height = photograph.size
@@ -70,13 +70,13 @@ def look(photograph: Image.Image, camera: Pose) -> Frame:
     )
     # A wide zoom and a turn together may see more than there is: then the zoom gives way.
     scale = min(1 / camera.zoom, width / 2 / reach[0], height / 2 / reach[1])
-    centre = (
+    center = (
         width / 2 + camera.x * (width / 2 - scale * reach[0]),
         height / 2 + camera.y * (height / 2 - scale * reach[1]),
     )
     across, down = (scale * cosine, scale * sine), (-scale * sine, scale * cosine)
     start = tuple(
-        c - a * frame[0] / 2 - d * frame[1] / 2 for c, a, d in zip(centre, across, down, strict=True)
+        c - a * frame[0] / 2 - d * frame[1] / 2 for c, a, d in zip(center, across, down, strict=True)
     )
     numbers = (across[0], down[0], start[0], across[1], down[1], start[1])
     seen = photograph.transform(frame, Image.Transform.AFFINE, numbers, Image.Resampling.BICUBIC)

@@ -33,7 +33,7 @@ Progress = Callable[[int, int], None]  # done, of how many
 
 @dataclass(frozen=True, eq=False)
 class Neighbors:
-    """Neighbours of every image, the nearest first, and what they were found with."""
+    """Neighbors of every image, the nearest first, and what they were found with."""
 
     indices: Int32[np.ndarray, "n k"]
     cosines: Float32[np.ndarray, "n k"]
@@ -43,11 +43,11 @@ class Neighbors:
 
     @property
     def k(self) -> int:
-        """Neighbours of each image."""
+        """Neighbors of each image."""
         return int(self.indices.shape[1])
 
     def fingerprint(self) -> str:
-        """A short name for who neighbours whom; another one means other data."""
+        """A short name for who neighbors whom; another one means other data."""
         return hashlib.sha256(np.ascontiguousarray(self.indices).tobytes()).hexdigest()[:16]
 
     def save(self, path: Path) -> None:
@@ -68,40 +68,40 @@ def load_neighbors(path: Path) -> Neighbors:
         with safe_open(path, framework="numpy") as file:
             metadata = file.metadata() or {}
             if metadata.get("format") != FORMAT:
-                raise InputError(f"{path} holds no neighbours (format {metadata.get('format')!r}).")
+                raise InputError(f"{path} holds no neighbors (format {metadata.get('format')!r}).")
             indices, cosines = file.get_tensor("indices"), file.get_tensor("cosines")
             names = ("encoder", "encoder_fingerprint", "store_fingerprint")
             if indices.ndim != 2 or indices.shape != cosines.shape or indices.dtype != np.int32:
                 raise InputError(f"{path} is damaged: indices are {indices.dtype} of shape {indices.shape}.")
             return Neighbors(indices, cosines.astype(np.float32), *(metadata[name] for name in names))
     except (OSError, SafetensorError, KeyError, TypeError, AttributeError) as error:
-        raise InputError(f"cannot read neighbours from {path}: {error}; run tcore neighbors anew.") from error
+        raise InputError(f"cannot read neighbors from {path}: {error}; run tcore neighbors anew.") from error
 
 
 def beside(folder: str | Path) -> Path:
-    """Where the neighbours of a plain folder of images lie: never inside it."""
+    """Where the neighbors of a plain folder of images lie: never inside it."""
     place = Path(folder).absolute()  # the name as it was typed: a link is not followed
     place = place.resolve() if place.name == ".." else place
     return place.with_name(f"{place.name}.{NEIGHBORS}")
 
 
 def find_neighbors(store: str | Path) -> Path:
-    """The neighbours of a store: inside a packed one, beside a folder of images."""
+    """The neighbors of a store: inside a packed one, beside a folder of images."""
     places = (Path(store) / NEIGHBORS, beside(store))
     found = next((place for place in places if place.is_file()), None)
     if found is None:
         raise InputError(
-            f"no neighbours of {store} (neither {places[0]} nor {places[1]}): run "
+            f"no neighbors of {store} (neither {places[0]} nor {places[1]}): run "
             f"tcore neighbors {store} --encoder ENCODER first, or give --neighbors FILE."
         )
     return found
 
 
 def check_neighbors(neighbors: Neighbors, path: Path, num_images: int, store_fingerprint: str) -> None:
-    """Refuse neighbours of other images."""
+    """Refuse neighbors of other images."""
     if neighbors.store_fingerprint != store_fingerprint:
         raise InputError(
-            f"{path} lists neighbours of other images (fingerprint {neighbors.store_fingerprint}, the store "
+            f"{path} lists neighbors of other images (fingerprint {neighbors.store_fingerprint}, the store "
             f"has {store_fingerprint}): run tcore neighbors on this store, or give another --neighbors."
         )
     indices = neighbors.indices
@@ -110,7 +110,7 @@ def check_neighbors(neighbors: Neighbors, path: Path, num_images: int, store_fin
 
 
 class Found(NamedTuple):
-    """Neighbours by their place, the nearest first; and how many copies of itself each image has."""
+    """Neighbors by their place, the nearest first; and how many copies of itself each image has."""
 
     indices: Int64[Tensor, "n k"]
     cosines: Float[Tensor, "n k"]
@@ -125,7 +125,7 @@ def search(
     budget: int = BUDGET,
     progress: Progress = lambda done, total: None,
 ) -> Found:
-    """The k nearest others by cosine of normalised fp32 features, exactly, on the device they lie on.
+    """The k nearest others by cosine of normalized fp32 features, exactly, on the device they lie on.
 
     No more than about `budget` bytes of similarities are held at a time, in blocks of rows by columns; the
     best k of the blocks seen so far are merged with those of the next. Copies of an image (cosine above
@@ -163,7 +163,7 @@ def _search_block(features: Float[Tensor, "n d"], mine: slice, theirs: slice, k:
 
 
 def check_k(k: int, num_images: int) -> None:
-    """Refuse more neighbours than there are other images."""
+    """Refuse more neighbors than there are other images."""
     if k < 1:
         raise InputError(f"k={k}: need 1 or more.")
     if num_images <= k:
@@ -210,7 +210,7 @@ def best_of_rows(block: Float[Tensor, "r c"], k: int) -> tuple[Tensor, Tensor]:
 
 
 def _leave_out_self(block: Float[Tensor, "r c"], top: int, left: int) -> None:
-    """No image is its own neighbour."""
+    """No image is its own neighbor."""
     first = max(top, left)
     inside = min(top + block.shape[0], left + block.shape[1]) - first
     if inside > 0:

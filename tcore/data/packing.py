@@ -18,14 +18,14 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from tcore.data.cuts import colour_difference, describe_colours, find_cuts
+from tcore.data.cuts import color_difference, describe_colors, find_cuts
 from tcore.data.decode import SampledVideo, UnreadableError
 from tcore.data.frames import Frame, decode_image
 from tcore.data.image_file import BAD_IMAGE, image_problem, open_image
 from tcore.data.packed import shard_path
+from tcore.data.rendered import render_video
 from tcore.data.shards import PackedVideo, Shard, ShardWriter, from_json, shard_writer, to_json
 from tcore.data.sources import Item
-from tcore.data.synthetic import render_video
 from tcore.errors import InputError
 from tcore.files import TEMPORARY, read_bytes, write_text
 
@@ -195,7 +195,7 @@ def _shrink(pixels: Frame, settings: Settings) -> bytes:
 
 
 class _Looks:
-    """Sizes and colour differences of the frames of a video, as they come by."""
+    """Sizes and color differences of the frames of a video, as they come by."""
 
     def __init__(self) -> None:
         self.frames, self.size = 0, (0, 0)
@@ -204,11 +204,11 @@ class _Looks:
 
     def add(self, pixels: Frame, times: int, size: tuple[int, int]) -> None:
         """Look at a frame of some (height, width) that is there `times` times."""
-        described = describe_colours(pixels)
+        described = describe_colors(pixels)
         if self._last is None:
             self.size = size
         else:
-            self.differences.append(colour_difference(self._last, described))
+            self.differences.append(color_difference(self._last, described))
         self.differences += [0.0] * (times - 1)
         self.frames += times
         self._last = described

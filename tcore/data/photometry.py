@@ -1,10 +1,10 @@
-"""What happens to the pixels of a view after it is cut out: flip, colours, blur."""
+"""What happens to the pixels of a view after it is cut out: flip, colors, blur."""
 
 import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
-GREY = (0.299, 0.587, 0.114)  # ITU-R 601, as Pillow
+GRAY = (0.299, 0.587, 0.114)  # ITU-R 601, as Pillow
 BLUR_REACH = 4  # a kernel of 9 pixels
 # 8-bit images are inverted from 128 on. A float that would be stored as 128 counts: from 127.5 / 255.
 SOLARIZE_FROM = 0.5
@@ -23,37 +23,37 @@ def adjust_brightness(images: Images, factor: Float[Tensor, "n"]) -> Images:
 
 
 def adjust_contrast(images: Images, factor: Float[Tensor, "n"]) -> Images:
-    """Blend with the mean of the grey image."""
+    """Blend with the mean of the gray image."""
     mean = _luma(images).mean(dim=(1, 2, 3), keepdim=True)
     return torch.lerp(mean, images, factor[:, None, None, None]).clamp_(0, 1)
 
 
 def adjust_saturation(images: Images, factor: Float[Tensor, "n"]) -> Images:
-    """Blend with the grey image."""
+    """Blend with the gray image."""
     return torch.lerp(_luma(images), images, factor[:, None, None, None]).clamp_(0, 1)
 
 
 def shift_hue(images: Images, turns: Float[Tensor, "n"]) -> Images:
-    """Turn the colour circle, value and saturation (of HSV) kept."""
+    """Turn the color circle, value and saturation (of HSV) kept."""
     red, green, blue = images.unbind(1)
     value = images.amax(1)
     chroma = value - images.amin(1)
-    safe = chroma.clamp(min=1e-12)  # grey has no hue: any will do, since chroma = 0 takes it out below
+    safe = chroma.clamp(min=1e-12)  # gray has no hue: any will do, since chroma = 0 takes it out below
     hue = torch.where(
         value == red,
         (green - blue) / safe,
         torch.where(value == green, 2 + (blue - red) / safe, 4 + (red - green) / safe),
     )
     hue = hue + 6 * turns[:, None, None]
-    # In sixths of a turn from its own centre a channel is full up to 1 and empty from 2 on.
+    # In sixths of a turn from its own center a channel is full up to 1 and empty from 2 on.
     corner = 5 - 2 * torch.arange(3, device=images.device)[:, None, None]
     sixth = torch.remainder(hue[:, None] + corner, 6)
     share = torch.minimum(sixth, 4 - sixth).clamp_(0, 1)
     return (value[:, None] - chroma[:, None] * share).clamp_(0, 1)
 
 
-def to_grey(images: Images) -> Images:
-    """Replace every channel by the grey image."""
+def to_gray(images: Images) -> Images:
+    """Replace every channel by the gray image."""
     return _luma(images).expand_as(images)
 
 
@@ -72,15 +72,15 @@ def solarize(images: Images) -> Images:
 JITTER = (adjust_brightness, adjust_contrast, adjust_saturation, shift_hue)
 
 
-def colours(
+def colors(
     images: Images,
     flip: Bool[Tensor, "n"],
     jitter: Float[Tensor, "n 4"],
     order: Int64[Tensor, "n 4"],
     wanted: Bool[Tensor, "n 4"],
-    grey: Bool[Tensor, "n"],
+    gray: Bool[Tensor, "n"],
 ) -> Images:
-    """Flip, jitter and grey for all views at once: every operation for every view, then a choice.
+    """Flip, jitter and gray for all views at once: every operation for every view, then a choice.
 
     More arithmetic than view by view, but no rows are moved: compiled, it is a few passes over the images.
     """
@@ -96,13 +96,13 @@ def colours(
         for number, operation in enumerate(JITTER):
             chosen = of_view(active & (column == number))
             images = torch.where(chosen, operation(before, jitter[:, number]), images)
-    return torch.where(of_view(grey), to_grey(images), images)
+    return torch.where(of_view(gray), to_gray(images), images)
 
 
 def _luma(images: Images) -> Float[Tensor, "n 1 height width"]:
-    """Make the grey image."""
+    """Make the gray image."""
     red, green, blue = images.unbind(1)
-    return (GREY[0] * red + GREY[1] * green + GREY[2] * blue)[:, None]
+    return (GRAY[0] * red + GRAY[1] * green + GRAY[2] * blue)[:, None]
 
 
 def _blur_matrix(sigma: Float[Tensor, "n"], size: int) -> Float[Tensor, "n {size} {size}"]:

@@ -1,7 +1,7 @@
-"""Flip, jitter and grey on a GPU: the twin of photometry.colours, one program for each view.
+"""Flip, jitter and gray on a GPU: the twin of photometry.colors, one program for each view.
 
-The contrast needs the mean of the grey image as it is when its turn comes: a first pass over the view makes
-what comes before it and adds up the grey values, a second pass makes all of it and writes.
+The contrast needs the mean of the gray image as it is when its turn comes: a first pass over the view makes
+what comes before it and adds up the gray values, a second pass makes all of it and writes.
 """
 
 import torch
@@ -9,10 +9,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tcore.data.photometry import GREY
+from tcore.data.photometry import GRAY
 
 PIXELS, WARPS = 1024, 8
-RED, GREEN, BLUE = (tl.constexpr(share) for share in GREY)
+RED, GREEN, BLUE = (tl.constexpr(share) for share in GRAY)
 
 
 @triton.jit
@@ -57,17 +57,17 @@ def _operate(r, g, b, number, amount, mean):
         g = _unit(mean + amount * (g - mean))
         b = _unit(mean + amount * (b - mean))
     elif number == 2:
-        grey = _luma(r, g, b)
-        r = _unit(grey + amount * (r - grey))
-        g = _unit(grey + amount * (g - grey))
-        b = _unit(grey + amount * (b - grey))
+        gray = _luma(r, g, b)
+        r = _unit(gray + amount * (r - gray))
+        g = _unit(gray + amount * (g - gray))
+        b = _unit(gray + amount * (b - gray))
     elif number == 3:
         r, g, b = _hue(r, g, b, amount)
     return r, g, b
 
 
 @triton.jit
-def _colours_kernel(images, made, flip, jitter, turns, grey, width, AREA: tl.constexpr, PIXELS: tl.constexpr):
+def _colors_kernel(images, made, flip, jitter, turns, gray, width, AREA: tl.constexpr, PIXELS: tl.constexpr):
     view = tl.program_id(0).to(tl.int64)
     source, target = images + view * 3 * AREA, made + view * 3 * AREA
     lanes = tl.arange(0, PIXELS)
@@ -93,7 +93,7 @@ def _colours_kernel(images, made, flip, jitter, turns, grey, width, AREA: tl.con
                         r, g, b = _operate(r, g, b, n2, a2, mean)
             total += tl.where(inside, _luma(r, g, b), 0.0)
         mean = tl.sum(total, 0) / AREA
-    mirrored, greyed = tl.load(flip + view), tl.load(grey + view)
+    mirrored, grayed = tl.load(flip + view), tl.load(gray + view)
     for start in range(0, AREA, PIXELS):
         pixel = start + lanes
         inside = pixel < AREA
@@ -104,7 +104,7 @@ def _colours_kernel(images, made, flip, jitter, turns, grey, width, AREA: tl.con
         r, g, b = _operate(r, g, b, n1, a1, mean)
         r, g, b = _operate(r, g, b, n2, a2, mean)
         r, g, b = _operate(r, g, b, n3, a3, mean)
-        if greyed != 0:
+        if grayed != 0:
             r = _luma(r, g, b)
             g, b = r, r
         column = pixel % width
@@ -114,21 +114,21 @@ def _colours_kernel(images, made, flip, jitter, turns, grey, width, AREA: tl.con
         tl.store(target + 2 * AREA + place, b, inside)
 
 
-def colours(
-    images: Tensor, flip: Tensor, jitter: Tensor, order: Tensor, wanted: Tensor, grey: Tensor
+def colors(
+    images: Tensor, flip: Tensor, jitter: Tensor, order: Tensor, wanted: Tensor, gray: Tensor
 ) -> Tensor:
-    """The twin of photometry.colours."""
+    """The twin of photometry.colors."""
     made = torch.empty_like(images)
     turns = torch.where(wanted.gather(1, order), order, -1).int()
     count, _, height, width = images.shape
     if count:
-        _colours_kernel[(count,)](
+        _colors_kernel[(count,)](
             images.contiguous(),
             made,
             flip.to(torch.int8),
             jitter.contiguous(),
             turns,
-            grey.to(torch.int8),
+            gray.to(torch.int8),
             width,
             AREA=height * width,
             PIXELS=PIXELS,

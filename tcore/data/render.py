@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int64, Shaped, UInt8
 from torch import Tensor
 
-from tcore.data.photometry import JITTER, Images, blur, mirror, solarize, to_grey
+from tcore.data.photometry import JITTER, Images, blur, mirror, solarize, to_gray
 from tcore.data.views import NO_JITTER, ViewPlan
 from tcore.errors import InputError
 
@@ -20,10 +20,10 @@ CPU_CHUNK, GPU_CHUNK = 2**21, 2**31
 
 
 class Kernels(NamedTuple):
-    """Functions that compiled ones may take the place of; without `colours`, views are coloured by rows."""
+    """Functions that compiled ones may take the place of; without `colors`, views are colored by rows."""
 
     resampling_matrix: Callable[..., Tensor]
-    colours: Callable[..., Tensor] | None = None
+    colors: Callable[..., Tensor] | None = None
 
 
 def resampling_matrix(
@@ -32,8 +32,8 @@ def resampling_matrix(
     """Weigh `length` of `source` pixels, from `start` on, for each of `target` pixels as Pillow's bicubic."""
     scale = (length / target)[:, None, None]
     pixel = torch.arange(source, device=start.device) + 0.5 - start[:, None, None]
-    centre = (torch.arange(target, device=start.device)[:, None] + 0.5) * scale
-    weights = _bicubic((pixel - centre) / scale.clamp(min=1))
+    center = (torch.arange(target, device=start.device)[:, None] + 0.5) * scale
+    weights = _bicubic((pixel - center) / scale.clamp(min=1))
     # Only pixels of the crop count, at its border too: the rest of the frame is not part of the image.
     weights = weights * ((pixel > 0) & (pixel < length[:, None, None]))
     return weights / weights.sum(2, keepdim=True)
@@ -45,7 +45,7 @@ PLAIN = Kernels(resampling_matrix)
 def render(
     frames: UInt8[Tensor, "f height width 3"], plan: ViewPlan, size: int, kernels: Kernels = PLAIN
 ) -> Float[Tensor, "n 3 {size} {size}"]:
-    """Make the views of a plan, normalised; padding that brings the frames to one size is not read."""
+    """Make the views of a plan, normalized; padding that brings the frames to one size is not read."""
     return normalize(render_pixels(frames, plan, size, kernels))
 
 
@@ -63,12 +63,12 @@ def render_pixels(
     # 8 bits of mantissa would be visible: keep the products out of a surrounding autocast.
     with torch.autocast(frames.device.type, enabled=False), products_of_pixels():
         images = crop_and_resize(frames, plan, size, kernels)
-        if kernels.colours is None:
+        if kernels.colors is None:
             _apply(images, plan.flip, mirror)
             _jitter(images, plan)
-            _apply(images, plan.grey, to_grey)
+            _apply(images, plan.gray, to_gray)
         else:
-            images = kernels.colours(images, *_colour_numbers(plan, images.device))
+            images = kernels.colors(images, *_color_numbers(plan, images.device))
         _apply(images, plan.blur > 0, blur, plan.blur)
         _apply(images, plan.solarize, solarize)
     return images
@@ -141,19 +141,19 @@ def _cut(
     return (resized.clamp_(0, 255) / 255).view(count, size, 3, size).transpose(1, 2)
 
 
-def _colour_numbers(plan: ViewPlan, device: torch.device) -> tuple[Tensor, ...]:
+def _color_numbers(plan: ViewPlan, device: torch.device) -> tuple[Tensor, ...]:
     numbers = (
         plan.flip,
         plan.jitter.astype(np.float32),
         plan.order,
         plan.jitter != np.array(NO_JITTER),
-        plan.grey,
+        plan.gray,
     )
     return tuple(_move(values, device) for values in numbers)
 
 
 def _jitter(images: Images, plan: ViewPlan) -> None:
-    """Apply the four colour operations in place, each view in its own order."""
+    """Apply the four color operations in place, each view in its own order."""
     wanted = plan.jitter != np.array(NO_JITTER)
     for position in range(4):
         for column, operation in enumerate(JITTER):

@@ -194,7 +194,7 @@ class Source(Dataset[RawBatch]):
             global_area=views.global_area,
             local_area=views.local_area,
             auxiliary_box=views.auxiliary_box,
-            colour=views.colour,
+            color=views.color,
             fixed_space=views.fixed_space,
             fixed_time=views.fixed_time,
         )

@@ -32,7 +32,7 @@ class Probe:
     seconds: float = 0.0
     portrait: UInt8[np.ndarray, "3 8 8"] | None = None
     changes: tuple[float, ...] = ()
-    """Change from the first to the middle and to the last part, in grey levels of 255."""
+    """Change from the first to the middle and to the last part, in gray levels of 255."""
 
 
 def list_videos(root: Path) -> list[str]:

@@ -1,4 +1,4 @@
-"""Which boxes, flips and colours make the views of a sample: plain numbers, no pixels."""
+"""Which boxes, flips and colors make the views of a sample: plain numbers, no pixels."""
 
 import math
 from collections.abc import Sequence
@@ -22,14 +22,14 @@ TRIES = 10
 
 @dataclass(frozen=True, eq=False)
 class ViewPlan:
-    """What makes n views of one size: a source frame, a box in it, and colours."""
+    """What makes n views of one size: a source frame, a box in it, and colors."""
 
     frame: Int64[np.ndarray, "n"]  # index into the frames of a batch
     box: Int64[np.ndarray, "n 4"]  # top, left, height, width in pixels
     flip: Bool[np.ndarray, "n"]
     jitter: Float64[np.ndarray, "n 4"]  # brightness, contrast, saturation factors and hue shift in turns
     order: Int64[np.ndarray, "n 4"]  # order[:, 0] is the column of `jitter` that is applied first
-    grey: Bool[np.ndarray, "n"]
+    gray: Bool[np.ndarray, "n"]
     blur: Float64[np.ndarray, "n"]  # sigma in pixels, 0 = none
     solarize: Bool[np.ndarray, "n"]
 
@@ -70,7 +70,7 @@ class Photometry:
     flip: float = 0.0
     jitter: float = 0.8
     strength: tuple[float, float, float, float] = (0.4, 0.4, 0.2, 0.1)
-    grey: float = 0.2
+    gray: float = 0.2
     blur: float = 0.0
     sigma: Range = (0.1, 2.0)
     solarize: float = 0.0
@@ -116,12 +116,12 @@ def sample_photometry(
     frame: Int64[np.ndarray, "n"],
     box: Int64[np.ndarray, "n 4"],
     recipes: Sequence[Photometry],
-    colour: float = 1.0,
+    color: float = 1.0,
 ) -> ViewPlan:
-    """Draw flips and colours for n given boxes, each by its own recipe; `colour` makes changes rarer."""
-    table = np.array([(r.flip, r.jitter, r.grey, r.blur, r.solarize, *r.sigma, *r.strength) for r in recipes])
+    """Draw flips and colors for n given boxes, each by its own recipe; `color` makes changes rarer."""
+    table = np.array([(r.flip, r.jitter, r.gray, r.blur, r.solarize, *r.sigma, *r.strength) for r in recipes])
     draw = rng.random((len(recipes), 14))
-    flip, jitter, grey, blur, solarize = (draw[:, :5] < table[:, :5] * (1, colour, colour, 1, colour)).T
+    flip, jitter, gray, blur, solarize = (draw[:, :5] < table[:, :5] * (1, color, color, 1, color)).T
     sigma = table[:, 5] + (table[:, 6] - table[:, 5]) * draw[:, 5]
     none = np.array(NO_JITTER)
     factors = none + table[:, 7:] * (2 * draw[:, 6:10] - 1)
@@ -131,7 +131,7 @@ def sample_photometry(
         flip=flip,
         jitter=np.where(jitter[:, None], factors, none),
         order=draw[:, 10:].argsort(axis=1),
-        grey=grey,
+        gray=gray,
         blur=np.where(blur, sigma, 0.0),
         solarize=solarize,
     )
@@ -145,7 +145,7 @@ def sample_views(
     global_area: Range = (0.32, 1.0),
     local_area: Range = (0.05, 0.32),
     auxiliary_box: AuxiliaryBox = "central",
-    colour: float = 1.0,
+    color: float = 1.0,
     fixed_space: bool = True,
     fixed_time: bool = True,
 ) -> SamplePlan:
@@ -156,7 +156,7 @@ def sample_views(
     box = np.concatenate([global_box, local_box, *_auxiliary_boxes(sizes, global_box, auxiliary_box)])
     pair = [GLOBAL_1, GLOBAL_2]
     frame = np.array([CURRENT] * (2 + num_local) + [PAST] * 2 + [FUTURE] * 2)
-    views = sample_photometry(rng, frame, box, pair + [LOCAL] * num_local + pair + pair, colour)
+    views = sample_photometry(rng, frame, box, pair + [LOCAL] * num_local + pair + pair, color)
     past = 2 + num_local
     global_ = views.select(slice(0, 2))
     return SamplePlan(
@@ -192,7 +192,7 @@ def _student(
     fixed_space: bool,
     fixed_time: bool,
 ) -> ViewPlan | None:
-    """Move the teacher's crops in space and/or time, colours kept."""
+    """Move the teacher's crops in space and/or time, colors kept."""
     if fixed_space and fixed_time:
         return None
     source = CURRENT if fixed_time else PAST

@@ -20,7 +20,7 @@ from tcore.model.vit import VisionTransformer
 # How a spec of each kind is written.
 EXAMPLES = {
     "random": "random:vits16",
-    "control": "control:colour",
+    "control": "control:color",
     "timm": "timm:vit_small_patch16_224.dino",
     "hf": "hf:facebook/dinov2-small",
     "hub": "hub:facebookresearch/dinov2:dinov2_vits14",
@@ -154,7 +154,7 @@ def adapt_hub(model: Any, name: str) -> Encoder:
 def _describe(what: str, adapted: Adapted) -> str:
     prefix = "all" if adapted.num_prefix is None else str(adapted.num_prefix)
     lines = [f"{what}, patch {adapted.patch_size}; {prefix} tokens before the patches are dropped"]
-    lines.append(f"images normalised {'as the model was trained' if adapted.renormalises else 'as ImageNet'}")
+    lines.append(f"images normalized {'as the model was trained' if adapted.renormalizes else 'as ImageNet'}")
     return "\n".join([*lines, "positions on other grids: by the code of the model"])
 
 

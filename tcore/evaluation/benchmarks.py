@@ -24,7 +24,7 @@ from tcore.evaluation.score import (
     describe_objects,
     describe_pose,
     plain,
-    summarise_davis,
+    summarize_davis,
 )
 
 Save = Callable[[str, str, Any], None]  # clip, file name, ids or joints
@@ -62,11 +62,11 @@ class Benchmark:
             else self._run_objects(encoder, clip, save)
         )
 
-    def summarise(self, results: Iterable[dict[str, Any]]) -> dict[str, float]:
+    def summarize(self, results: Iterable[dict[str, Any]]) -> dict[str, float]:
         """The scores of some clips together, as fractions."""
         results = list(results)
         if self.name == "davis":
-            total = summarise_davis({str(i): result for i, result in enumerate(results)})
+            total = summarize_davis({str(i): result for i, result in enumerate(results)})
             return {name: total[name] for name in ("J&F", "J", "F")}
         if self.name == "vip":
             confusion = np.sum([result["confusion"] for result in results], axis=0)

@@ -31,7 +31,7 @@ class ClipCheck(NamedTuple):
     masks: int = 0
 
 
-def recognise(root: Path) -> Benchmark | None:
+def recognize(root: Path) -> Benchmark | None:
     """The benchmark whose layout a folder has."""
     if (root / "JPEGImages").is_dir() or (root / "ImageSets").is_dir():
         return "davis"

@@ -1,4 +1,4 @@
-"""Checkpoints of other projects: recognise them by their key names and translate them to ours."""
+"""Checkpoints of other projects: recognize them by their key names and translate them to ours."""
 
 import argparse
 import json
@@ -27,7 +27,7 @@ DISPENSABLE = {
     "projection heads": re.compile(r"(head|dino_head|ibot_head)\."),
     "decoder": re.compile(r"decoder_"),
     "prior and posterior": re.compile(r"to_(prior|posterior)\."),
-    "centres": re.compile(r"(\w+_loss\.)?cent(er|re)\w*$"),
+    "centers": re.compile(r"(\w+_loss\.)?cent(er|re)\w*$"),
 }
 BLOCK = re.compile(r"blocks\.(?:(\d+)\.)?(\d+)\.(?=\D)")
 RENAMED = {

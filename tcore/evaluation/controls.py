@@ -1,4 +1,4 @@
-"""Controls that have learnt nothing, scored as encoders are: what a score must beat to mean something."""
+"""Controls that have learned nothing, scored as encoders are: what a score must beat to mean something."""
 
 from typing import NoReturn
 
@@ -9,15 +9,15 @@ from tcore.errors import InputError
 from tcore.evaluation.encoder import Adapted, Encoder
 
 PATCH = 16
-CONTROLS = ("control:copy", "control:colour")
+CONTROLS = ("control:copy", "control:color")
 
 
 def load_control(name: str) -> Encoder:
-    """`copy`: labels stay where they are in the first frame; `colour`: a patch is its mean colour."""
-    mean = mean_colour()
-    if name == "colour":
-        colour = Adapted(mean, mean, patch_size=PATCH, num_prefix=0)
-        return Encoder(colour, CONTROLS[1], "control: the features of a patch are its mean colour")
+    """`copy`: labels stay where they are in the first frame; `color`: a patch is its mean color."""
+    mean = mean_color()
+    if name == "color":
+        color = Adapted(mean, mean, patch_size=PATCH, num_prefix=0)
+        return Encoder(color, CONTROLS[1], "control: the features of a patch are its mean color")
     if name == "copy":
         blind = Adapted(mean, no_features, patch_size=PATCH, num_prefix=0)
         return CopyFirst(blind, CONTROLS[0], "control: the labels of the first frame stay there")
@@ -43,7 +43,7 @@ def no_features(images: Tensor | None = None) -> NoReturn:
     raise InputError(f"{CONTROLS[0]} has no features: it can be scored (tcore evaluate), nothing else.")
 
 
-def mean_colour() -> nn.Conv2d:
+def mean_color() -> nn.Conv2d:
     """Red, green and blue of every patch, and a constant: features are compared by their direction alone."""
     mean = nn.Conv2d(3, 4, PATCH, stride=PATCH)
     with torch.no_grad():

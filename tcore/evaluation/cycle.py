@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from tcore.data.frames import Frame, FrameStore
-from tcore.data.synthetic import render_video
+from tcore.data.rendered import render_video
 from tcore.errors import InputError
 from tcore.evaluation.carry import encode
 from tcore.evaluation.encoder import Encoder

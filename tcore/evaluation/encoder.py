@@ -25,7 +25,7 @@ class PatchTokens(NamedTuple):
 
 
 class Adapted(nn.Module):
-    """A foreign model that answers like our encoder: normalised images in, patch tokens out."""
+    """A foreign model that answers like our encoder: normalized images in, patch tokens out."""
 
     gain: Tensor
     shift: Tensor
@@ -47,12 +47,12 @@ class Adapted(nn.Module):
         ours, theirs = torch.tensor([MEAN, STD]), torch.tensor([mean, std])
         self.register_buffer("gain", (ours[1] / theirs[1])[:, None, None], persistent=False)
         self.register_buffer("shift", ((ours[0] - theirs[0]) / theirs[1])[:, None, None], persistent=False)
-        self.renormalises = (tuple(mean), tuple(std)) != (MEAN, STD)
+        self.renormalizes = (tuple(mean), tuple(std)) != (MEAN, STD)
 
     def forward(self, images: Float[Tensor, "b 3 height width"]) -> PatchTokens:
         """Patch tokens; what comes before them is dropped, and must be as long as the model says."""
         rows, columns = (side // self.patch_size for side in images.shape[-2:])
-        x = self.read(images * self.gain + self.shift if self.renormalises else images)
+        x = self.read(images * self.gain + self.shift if self.renormalizes else images)
         if x.ndim == 4 and x.shape[-2:] == (rows, columns):
             x = x.flatten(2).transpose(1, 2)
         spare = x.shape[1] - rows * columns
@@ -113,6 +113,6 @@ class Encoder(nn.Module):
     def features(
         self, images: Float[Tensor, "time 3 height width"]
     ) -> Float[Tensor, "time channels rows columns"]:
-        """The same for images that are scaled and normalised already."""
+        """The same for images that are scaled and normalized already."""
         grid = tuple(side // self.patch_size for side in images.shape[-2:])
         return self.backbone(images).patches.transpose(1, 2).unflatten(2, grid)

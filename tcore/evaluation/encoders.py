@@ -116,7 +116,7 @@ def choose_reach(encoder: Encoder, reach: Reach) -> None:
 
 
 def untrained(spec: str) -> Encoder:
-    """A network at the published initialisation, always the same one."""
+    """A network at the published initialization, always the same one."""
     return _load_random(spec.removeprefix("random:"))
 
 
@@ -128,7 +128,7 @@ def _load_random(name: str) -> Encoder:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         vit = VisionTransformer(dim=dim, depth=depth, num_heads=num_heads)
-    return Encoder(vit, f"random:{name}", f"untrained {name} at the published initialisation, seed 0")
+    return Encoder(vit, f"random:{name}", f"untrained {name} at the published initialization, seed 0")
 
 
 def _load_file(path: Path) -> Encoder:

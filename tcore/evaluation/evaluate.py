@@ -137,7 +137,7 @@ def run_benchmark(
     results = {clip.name: found[clip.name][0] for clip in benchmark.clips}
     truths = "".join(found[clip.name][1] for clip in benchmark.clips)
     card: Card = {
-        "scores": benchmark.summarise(results.values()),
+        "scores": benchmark.summarize(results.values()),
         "interval": bootstrap(benchmark, list(results.values())),
         "clips_from": benchmark.clips_from,
         "protocol": dataclasses.asdict(benchmark.protocol),
@@ -165,7 +165,7 @@ def per_clip(benchmark: Benchmark | RenderedBenchmark, result: Card) -> Card:
     """What the card says of one clip."""
     told: Card = {name: result[name] for name in ("frames", "input", "seconds", "objects") if name in result}
     try:
-        return benchmark.summarise([result]) | told
+        return benchmark.summarize([result]) | told
     except InputError:  # nothing to score in this clip alone
         return told
 
@@ -205,7 +205,7 @@ def bootstrap(benchmark: Benchmark | RenderedBenchmark, results: list[Card]) -> 
         return {}
     rng = np.random.default_rng(0)
     draws = [
-        benchmark.summarise([results[i] for i in rng.integers(len(results), size=len(results))])
+        benchmark.summarize([results[i] for i in rng.integers(len(results), size=len(results))])
         for _ in range(BOOTSTRAP)
     ]
     return {

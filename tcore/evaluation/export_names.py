@@ -154,7 +154,7 @@ def transformers_config(sizes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def transformers_preprocessor() -> dict[str, Any]:
-    """The preprocessor_config.json: scale and normalise; the size is the caller's, in whole patches."""
+    """The preprocessor_config.json: scale and normalize; the size is the caller's, in whole patches."""
     return {
         "image_processor_type": "BitImageProcessor",
         "do_convert_rgb": True,

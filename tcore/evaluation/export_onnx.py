@@ -37,10 +37,10 @@ def resize_matrix(before: int, after: int | torch.SymInt) -> Float[Tensor, "afte
     count: Any = after
     # A tensor, not a Python number: in a graph the size is known only when it runs.
     scale = before / torch.full((1, 1), count, dtype=torch.float32)
-    centre = (torch.arange(count, dtype=torch.float32)[:, None] + 0.5) * scale
+    center = (torch.arange(count, dtype=torch.float32)[:, None] + 0.5) * scale
     place = torch.arange(before, dtype=torch.float32)[None] + 0.5
     # Shrinking widens the kernel, which is what antialias means.
-    x = ((place - centre) / scale.clamp(min=1.0)).abs()
+    x = ((place - center) / scale.clamp(min=1.0)).abs()
     # Keys' cubic kernel with a = -0.5, as torch has it with antialias (without, a is -0.75).
     near = (1.5 * x - 2.5) * x * x + 1
     far = ((-0.5 * x + 2.5) * x - 4) * x + 2

@@ -31,12 +31,12 @@ class MaskClip:
 
 
 def read_ids(path: Path) -> Ids:
-    """Ids of a mask: indices of a palette image, values of a grey one."""
+    """Ids of a mask: indices of a palette image, values of a gray one."""
     try:
         with open_image(path) as image:
             if image.mode not in ("P", "L", "1"):
                 raise InputError(
-                    f"mask {path} is a {image.mode} image: need ids as a palette or 8-bit grey PNG."
+                    f"mask {path} is a {image.mode} image: need ids as a palette or 8-bit gray PNG."
                 )
             return np.asarray(image).astype(np.uint8)
     except BAD_IMAGE as error:
@@ -59,12 +59,12 @@ def refuse_binary_look(ids: Ids, path: Path) -> None:
 
 def davis_palette() -> list[int]:
     """The palette of the benchmark's masks: the bits of an id spread over red, green and blue."""
-    colours = np.zeros((256, 3), dtype=np.uint8)
+    colors = np.zeros((256, 3), dtype=np.uint8)
     ids = np.arange(256)
     for bit in range(8):
         for channel in range(3):
-            colours[:, channel] |= (((ids >> (3 * bit + channel)) & 1) << (7 - bit)).astype(np.uint8)
-    return colours.ravel().tolist()
+            colors[:, channel] |= (((ids >> (3 * bit + channel)) & 1) << (7 - bit)).astype(np.uint8)
+    return colors.ravel().tolist()
 
 
 def list_images(folder: Path) -> tuple[Path, ...]:

@@ -1,4 +1,4 @@
-"""Neighbours of images by the features of an encoder; killed and started again, the work goes on."""
+"""Neighbors of images by the features of an encoder; killed and started again, the work goes on."""
 
 import json
 import os
@@ -36,7 +36,7 @@ from tcore.model.vit import Tokens, VisionTransformer
 
 BATCH = 64  # images that are encoded together; fixed, so that work that goes on gives the same numbers
 GPU_BUDGET = 2**32  # bytes of similarities held at a time on a GPU
-MARGIN = 224 / 256  # side of the centre crop, as a share of the image's short side
+MARGIN = 224 / 256  # side of the center crop, as a share of the image's short side
 
 Said = Callable[[str], None]
 
@@ -69,7 +69,7 @@ def find_all(
     features = encode_all(encoder, store, work, key, say, workers)
     device = next(encoder.parameters()).device
     budget = {"budget": GPU_BUDGET} if device.type == "cuda" else {}
-    found = search(torch.tensor(features).to(device), k, progress=lines(say, "neighbours of"), **budget)
+    found = search(torch.tensor(features).to(device), k, progress=lines(say, "neighbors of"), **budget)
     for line in report(found):
         say(line)
     neighbors = Neighbors(
@@ -90,13 +90,13 @@ def default_place(store: FrameStore, path: str | Path) -> Path:
 
 
 def _is_done(path: Path, key: Key, k: int) -> bool:
-    """Whether the file is there, made of the same; what is no file of neighbours is not written over."""
+    """Whether the file is there, made of the same; what is no file of neighbors is not written over."""
     try:
         found = load_neighbors(path)
     except InputError as error:
         if isinstance(error.__cause__, OSError):  # not there
             return False
-        raise InputError(f"{path} is there and holds no neighbours: give another --out.") from error
+        raise InputError(f"{path} is there and holds no neighbors: give another --out.") from error
     return (found.encoder_fingerprint, found.store_fingerprint, found.k) == (*key, k)
 
 
@@ -107,7 +107,7 @@ def input_size(encoder: Encoder) -> int:
     return max(1, 224 // encoder.patch_size) * encoder.patch_size
 
 
-def centre_crop(image: Frame, size: int) -> UInt8[np.ndarray, "size size 3"]:
+def center_crop(image: Frame, size: int) -> UInt8[np.ndarray, "size size 3"]:
     """The middle of an image, bicubic with antialias: 224 out of a short side of 256, or in proportion."""
     height, width = image.shape[:2]
     side = min(height, width) * MARGIN
@@ -118,7 +118,7 @@ def centre_crop(image: Frame, size: int) -> UInt8[np.ndarray, "size size 3"]:
 
 @torch.no_grad()
 def image_features(encoder: Encoder, images: UInt8[Tensor, "b size size 3"]) -> Float[Tensor, "b d"]:
-    """The normalised class token after the final norm; of foreign models the mean of the patch tokens."""
+    """The normalized class token after the final norm; of foreign models the mean of the patch tokens."""
     tokens = encoder.backbone(normalize_images(images.permute(0, 3, 1, 2).float() / 255))
     feature = tokens.frame if isinstance(tokens, Tokens) else tokens.patches.mean(dim=1)
     return F.normalize(feature.float(), dim=1)
@@ -134,7 +134,7 @@ class Crops(Dataset[UInt8[Tensor, "b size size 3"] | InputError]):
         first, last = batch * BATCH, min((batch + 1) * BATCH, len(self.store))
         try:
             images = (self.store.read(image, [0])[0] for image in range(first, last))
-            return torch.from_numpy(np.stack([centre_crop(image, self.size) for image in images]))
+            return torch.from_numpy(np.stack([center_crop(image, self.size) for image in images]))
         except InputError as error:
             return error
 
@@ -206,11 +206,11 @@ def _read_ahead(crops: Crops, first: int, last: int, workers: int | None) -> Ite
 
 
 def report(found: Found) -> list[str]:
-    """How near the neighbours are, and what of them is not as it seems."""
+    """How near the neighbors are, and what of them is not as it seems."""
     nearest, furthest = found.cosines[:, 0], found.cosines[:, -1]
     n = len(nearest)
     said = [
-        f"cosine of the first neighbour {nearest.mean():.3f} on average, of the last {furthest.mean():.3f}"
+        f"cosine of the first neighbor {nearest.mean():.3f} on average, of the last {furthest.mean():.3f}"
     ]
     copied = int((found.copies > 0).sum())
     if copied:
@@ -219,7 +219,7 @@ def report(found: Found) -> list[str]:
         )
     # Features that tell nothing apart make every image a copy of every other.
     if int((found.copies >= n // 2).sum()) > n // 2:
-        said.append("warning: this encoder tells most images not apart; its neighbours mean nothing.")
+        said.append("warning: this encoder tells most images not apart; its neighbors mean nothing.")
     return said
 
 

@@ -39,7 +39,7 @@ def joint_label_map(
     """Stamp a Gaussian for each joint (x, y in cells); channel 0 is 1 where there is no joint at all.
 
     A lost joint (NaN) leaves its channel empty. Near the top and left border the published protocol
-    moves the stamp by one cell, because it truncates towards zero; `corrected_border` rounds down.
+    moves the stamp by one cell, because it truncates toward zero; `corrected_border` rounds down.
     """
     along_x = _axis_profile(points[:, 0], grid[1], sigma, corrected_border)
     along_y = _axis_profile(points[:, 1], grid[0], sigma, corrected_border)

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
-from tcore.data.synthetic import RenderedVideo, render_video
+from tcore.data.rendered import RenderedVideo, render_video
 from tcore.evaluation import scores
 from tcore.evaluation.pose import grid_to_pixels, joint_label_map, pixels_to_grid, read_out
 from tcore.evaluation.protocols import RENDERED, Protocol
@@ -119,8 +119,8 @@ def score_videos(videos: list[RenderedVideo], found: list[Propagated]) -> Render
     )
 
 
-def raw_colour(patch_size: int) -> Features:
-    """The control that has learnt nothing: the pixels of each patch are its features."""
+def raw_color(patch_size: int) -> Features:
+    """The control that has learned nothing: the pixels of each patch are its features."""
 
     def features(frames: Frames) -> Float[Tensor, "time channels rows columns"]:
         pixels = frames.permute(0, 3, 1, 2).float() / 255 - 0.5

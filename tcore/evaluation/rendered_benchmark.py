@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
-from tcore.data.synthetic import render_video
+from tcore.data.rendered import render_video
 from tcore.evaluation import scores
 from tcore.evaluation.encoder import Encoder
 from tcore.evaluation.protocols import RENDERED, SHARED, Protocol, Size
@@ -21,7 +21,7 @@ from tcore.evaluation.score import (
     describe_objects,
     describe_pose,
     plain,
-    summarise_davis,
+    summarize_davis,
 )
 
 FRAMES = 20
@@ -79,10 +79,10 @@ class RenderedBenchmark:
             "joints": plain(found.joints),
         }
 
-    def summarise(self, results: Iterable[dict[str, Any]]) -> dict[str, float]:
+    def summarize(self, results: Iterable[dict[str, Any]]) -> dict[str, float]:
         """The scores of some videos together, as fractions."""
         results = list(results)
-        objects = summarise_davis({str(i): result for i, result in enumerate(results)})
+        objects = summarize_davis({str(i): result for i, result in enumerate(results)})
         confusion = np.sum([result["confusion"] for result in results], axis=0)
         truth, found = (
             [np.array(result[name], dtype=np.float64) for result in results] for name in ("truth", "joints")

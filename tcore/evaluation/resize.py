@@ -28,7 +28,7 @@ def normalize_images(
 def resize_ids(
     ids: Integer[Tensor, "*batch height width"], size: tuple[int, int]
 ) -> Integer[Tensor, "*batch new_height new_width"]:
-    """Resize ids to (height, width) by nearest neighbour: source = floor(target * scale)."""
+    """Resize ids to (height, width) by nearest neighbor: source = floor(target * scale)."""
     # Whole numbers, because a scale in single precision picks the wrong pixel at some sizes.
     height, width = size
     rows = torch.arange(height, device=ids.device) * ids.shape[-2] // height

@@ -74,7 +74,7 @@ def describe_objects(objects: list[ObjectScores]) -> dict[str, Any]:
     return described
 
 
-def summarise_davis(sequences: dict[str, Any]) -> dict[str, float]:
+def summarize_davis(sequences: dict[str, Any]) -> dict[str, float]:
     """J, F and J&F: means over all objects of all sequences."""
     objects = [one for s in sequences.values() for one in s.get("objects", {"1": s}).values()]
     j, f = (float(np.mean([one[name]["mean"] for one in objects])) for name in ("J", "F"))

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Int, Integer
 from tcore.errors import InputError
 
 VOID = 255
-"""The id of unlabelled pixels: background for J and F, left out of the mIoU."""
+"""The id of unlabeled pixels: background for J and F, left out of the mIoU."""
 
 BOX_SHARE = 0.6
 """PCK measures distances in this share of the diagonal of the box around the true joints."""
@@ -62,7 +62,7 @@ def boundary_similarity(
 
 
 def boundary_map(mask: Bool[np.ndarray, "height width"]) -> Bool[np.ndarray, "height width"]:
-    """Mark the pixels that differ from their right, lower or lower-right neighbour, where that exists."""
+    """Mark the pixels that differ from their right, lower or lower-right neighbor, where that exists."""
     boundary = np.zeros_like(mask)
     boundary[:, :-1] |= mask[:, :-1] != mask[:, 1:]
     boundary[:-1] |= mask[:-1] != mask[1:]

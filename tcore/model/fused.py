@@ -28,7 +28,7 @@ class RowStats(NamedTuple):
     """
 
     teacher: Float[Tensor, "r"]
-    """Log of the sum of exponentials of the centred, sharpened teacher outputs."""
+    """Log of the sum of exponentials of the centered, sharpened teacher outputs."""
     student: Float[Tensor, "sides r"]
     """The same of the sharpened student outputs."""
     agreement: Float[Tensor, "sides r"]

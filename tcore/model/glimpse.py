@@ -32,7 +32,7 @@ def take_glimpse(
     """A few rows of everything, evenly spaced, at most so many of each."""
 
     def some(count: int) -> slice:
-        # Evenly spaced rows: neighbouring patches of one frame say little about the batch.
+        # Evenly spaced rows: neighboring patches of one frame say little about the batch.
         stride = max(1, count // most)
         return slice(0, min(count, stride * most), stride)
 

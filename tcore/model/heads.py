@@ -26,7 +26,7 @@ class Prototypes(nn.Module):
 
 
 class ProjectionHead(nn.Module):
-    """Three linear layers, a normalised bottleneck, prototypes; one head for frame and patch tokens."""
+    """Three linear layers, a normalized bottleneck, prototypes; one head for frame and patch tokens."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class ProjectionHead(nn.Module):
         self.prototypes = Prototypes(bottleneck, num_prototypes, train_gains)
 
     def project(self, tokens: Float[Tensor, "n d"]) -> Float[Tensor, "n z"]:
-        """The normalised bottleneck."""
+        """The normalized bottleneck."""
         return F.normalize(self.mlp(tokens), dim=-1, eps=1e-12)
 
     def forward(self, tokens: Float[Tensor, "n d"]) -> Float[Tensor, "n k"]:

@@ -33,21 +33,21 @@ class Losses:
         return {name: term for name, term in terms.items() if term is not None}
 
     def total(self, weights: Mapping[str, float]) -> Float[Tensor, ""]:
-        """The number that is minimised."""
+        """The number that is minimized."""
         return torch.stack([weights[name] * term for name, term in self.named().items()]).sum()
 
 
 def centering_targets(
     outputs: Float[Tensor, "n k"], center: Float[Tensor, "k"], temperature: float
 ) -> Float[Tensor, "n k"]:
-    """Teacher targets: centred against one prototype for all, sharpened against all prototypes for each."""
+    """Teacher targets: centered against one prototype for all, sharpened against all prototypes for each."""
     return ((outputs.float() - center) / temperature).softmax(dim=-1)
 
 
 def sinkhorn_targets(
     outputs: Float[Tensor, "n k"], temperature: float, iterations: int = 3, peers: Peers = ALONE
 ) -> Float[Tensor, "n k"]:
-    """Teacher targets that use all prototypes equally: rows and columns normalised in turn.
+    """Teacher targets that use all prototypes equally: rows and columns normalized in turn.
 
     The rows are those of all processes, of which one may have none.
     """
@@ -131,7 +131,7 @@ def koleo_loss(frames: Float[Tensor, "b d"], num_videos: int, peers: Peers = ALO
         with torch.no_grad():
             cosines = x @ others.T
             first = peers.rank * x.shape[0]  # our own place among all
-            cosines.diagonal(first).fill_(-2.0)  # below any cosine: nobody is its own neighbour
+            cosines.diagonal(first).fill_(-2.0)  # below any cosine: nobody is its own neighbor
             nearest = cosines.argmax(dim=1)
         distance = F.pairwise_distance(x, others[nearest], eps=1e-8)
         return -(distance + 1e-8).log().sum() / num_videos

@@ -54,7 +54,7 @@ class Center(nn.Module):
         self.count += count
 
     def update(self) -> None:
-        """Move towards the mean of what was observed; with nothing observed, stay."""
+        """Move toward the mean of what was observed; with nothing observed, stay."""
         mean = self.waiting / self.count.clamp(min=1)
         moved = self.momentum * self.value + (1 - self.momentum) * mean
         self.value.copy_(torch.where(self.count > 0, moved, self.value))
@@ -138,17 +138,15 @@ class TCoRe(nn.Module):
             )
         compare = self._compare_fused if self.fused else self._compare_plainly
         terms = compare(batch, about_frames, about_holes, torch.cat([global_.frame, local.frame]), restored)
-        neighbours = {"peers": self.peers} if self.koleo_global else {}
-        koleo = [
-            losses.koleo_loss(crop, batch.counts.videos, **neighbours) for crop in global_.frame.chunk(2)
-        ]
+        neighbors = {"peers": self.peers} if self.koleo_global else {}
+        koleo = [losses.koleo_loss(crop, batch.counts.videos, **neighbors) for crop in global_.frame.chunk(2)]
         return Losses(**terms, koleo=koleo[0] + koleo[1])
 
     @torch.no_grad()
     def _teach(
         self, frames: Float[Tensor, "f d"], holes: Float[Tensor, "h d"], temperature: float
     ) -> tuple[Teaching, Teaching]:
-        """What the teacher asks for, of frames and at the holes; its centres take note."""
+        """What the teacher asks for, of frames and at the holes; its centers take note."""
         head = self.teacher.head
         bottleneck = head.project(torch.cat([frames, holes])).to(working_dtype(frames))
         prototypes = head.prototypes.weights().to(bottleneck.dtype)
@@ -256,7 +254,7 @@ class TCoRe(nn.Module):
         torch._foreach_lerp_(teacher, student, 1 - momentum)
 
     def waiting(self) -> list[Tensor]:
-        """What the centres have noted of a step, to be summed over its processes before they move."""
+        """What the centers have noted of a step, to be summed over its processes before they move."""
         if self.targets != "centering":
             return []
         return [
@@ -265,7 +263,7 @@ class TCoRe(nn.Module):
 
     @torch.no_grad()
     def update_centers(self) -> None:
-        """Move both centres towards the outputs of the step that was just made."""
+        """Move both centers toward the outputs of the step that was just made."""
         if self.targets == "centering":
             self.frame_center.update()
             self.patch_center.update()

@@ -8,7 +8,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Teaching:
-    """Targets of n rows as softmax((outputs - centre) / temperature), without holding n x K numbers.
+    """Targets of n rows as softmax((outputs - center) / temperature), without holding n x K numbers.
 
     Outputs are those of the teacher's head, from its bottleneck and its prototypes; or they are `given`.
     """

@@ -160,9 +160,9 @@ class VisionTransformer(nn.Module):
         self.blocks = nn.ModuleList(Block(dim, num_heads, layer_scale) for _ in range(depth))
         self.norm = nn.LayerNorm(dim, eps=1e-6)
         self.run_block = run_block
-        self._initialise(position_std)
+        self._initialize(position_std)
 
-    def _initialise(self, position_std: float) -> None:
+    def _initialize(self, position_std: float) -> None:
         nn.init.trunc_normal_(self.pos_embed, std=position_std)
         nn.init.normal_(self.cls_token, std=1e-6)
         nn.init.normal_(self.register_tokens, std=1e-6)

@@ -18,7 +18,7 @@ from tcore.model.vit import VisionTransformer
 from tcore.show.clips import Clip, encode_clip
 from tcore.show.matcher import Matcher
 from tcore.show.plotting import (
-    COLOURS,
+    COLORS,
     Cell,
     bare,
     caption,
@@ -109,8 +109,8 @@ def choose_patches(frame: np.ndarray, mask: Bool[np.ndarray, "rows columns"], co
     """Masked patches of high contrast, none nearer to another than a sixth of the grid where possible."""
     rows, columns = mask.shape
     patch = frame.shape[0] // rows
-    grey = frame.astype(np.float32).mean(axis=2).reshape(rows, patch, columns, patch)
-    contrast = np.where(mask, grey.std(axis=(1, 3)), -1.0)
+    gray = frame.astype(np.float32).mean(axis=2).reshape(rows, patch, columns, patch)
+    contrast = np.where(mask, gray.std(axis=(1, 3)), -1.0)
     order = np.argsort(-contrast, axis=None)[: int(mask.sum())]
     cells = [(int(i) // columns, int(i) % columns) for i in order]
     chosen: list[Cell] = []
@@ -143,15 +143,15 @@ def attention_figure(
         if looks is not None:
             show_heat(axes[row, 1], picture, looks[row].mean(axis=0), "frame token" if row == 0 else "")
     for index, cell in enumerate(found.queries):
-        colour, column = COLOURS[index % len(COLOURS)], columns - len(found.queries) + index
+        color, column = COLORS[index % len(COLORS)], columns - len(found.queries) + index
         name = f"patch {cell[0]}, {cell[1]}"
         for row, maps in ((0, found.past), (2, found.future)):
             heat = maps[index].mean(axis=0)
             told = _peak(heat, found.matched)
             show_heat(axes[row, column], clip.frames[row], heat, f"{name}: {told}" if row == 0 else told)
-            mark_peak(axes[row, column], heat, patch_size, colour)
+            mark_peak(axes[row, column], heat, patch_size, color)
         show_picture(axes[1, column], punch_holes(clip.frames[1], found.mask))
-        outline(axes[1, column], cell, patch_size, colour)
+        outline(axes[1, column], cell, patch_size, color)
     caption(figure, _explain(found))
     save_figure(figure, out, title)
 
@@ -164,11 +164,11 @@ def _draw_heads(clip: Clip, found: Attention, out: Path, patch_size: int, title:
     figure = new_figure(1.3 * (count + 2) + 0.4, 1.4 * rows * height / width + 0.9)
     axes = figure.subplots(rows, count + 2, squeeze=False)
     for index, cell in enumerate(found.queries):
-        colour = COLOURS[index % len(COLOURS)]
+        color = COLORS[index % len(COLORS)]
         show_picture(
             axes[2 * index, 0], punch_holes(clip.frames[1], found.mask), f"patch {cell[0]}, {cell[1]}"
         )
-        outline(axes[2 * index, 0], cell, patch_size, colour)
+        outline(axes[2 * index, 0], cell, patch_size, color)
         bare(axes[2 * index + 1, 0])
         for row, (name, maps) in enumerate((("past", found.past), ("future", found.future))):
             picture = clip.frames[2 * row]
@@ -177,7 +177,7 @@ def _draw_heads(clip: Clip, found: Attention, out: Path, patch_size: int, title:
                 text = f"{name}, mean" if head < 0 else f"head {head + 1}"
                 place = axes[2 * index + row, head + 2]
                 show_heat(place, picture, heat, text)
-                mark_peak(place, heat, patch_size, colour)
+                mark_peak(place, heat, patch_size, color)
     caption(figure, _explain(found, per_head=True))
     save_figure(figure, out, title)
 
@@ -187,10 +187,10 @@ def _peak(heat: Float[np.ndarray, "rows columns"], matched: bool) -> str:
     return f"peak {heat.max() * heat.size:.1f}x" if matched else f"cosine {heat.max():.2f}"
 
 
-def mark_peak(axes: "Axes", heat: Float[np.ndarray, "rows columns"], patch: int, colour: str) -> None:
+def mark_peak(axes: "Axes", heat: Float[np.ndarray, "rows columns"], patch: int, color: str) -> None:
     """An outline around the patch that is looked at most."""
     row, column = divmod(int(heat.argmax()), heat.shape[1])
-    outline(axes, (row, column), patch, colour, width=1.4)
+    outline(axes, (row, column), patch, color, width=1.4)
 
 
 def _explain(found: Attention, *, per_head: bool = False) -> str:
@@ -198,7 +198,7 @@ def _explain(found: Attention, *, per_head: bool = False) -> str:
     squares = "Squares: the queried patch, and the one that it {}. Each map has its own scale."
     if found.matched:
         text = (
-            "Cross-attention of the patch matching module for masked patches (grey: what the student "
+            "Cross-attention of the patch matching module for masked patches (gray: what the student "
             f"does not see). {squares.format('looks at most')}"
         )
         peak = " Peak: highest attention, in multiples of looking everywhere alike."

@@ -18,9 +18,9 @@ from tcore.evaluation.masks import VOID, Ids, read_ids
 from tcore.evaluation.protocols import RENDERED, TCORE, Protocol, Size
 from tcore.evaluation.rendered import propagate_video, true_joints
 from tcore.evaluation.scores import BOX_SHARE
-from tcore.evaluation.tool import propagate
-from tcore.evaluation.video import open_video
 from tcore.show.clips import rendered_clip, rendered_name
+from tcore.video.propagate_video import propagate
+from tcore.video.video_file import open_video
 
 Kind = Literal["objects", "parts", "joints"]
 Joints = Float[np.ndarray, "2 joints time"]

@@ -1,4 +1,4 @@
-"""Curves as inline SVG: plain elements and classes, coloured by the page that holds them."""
+"""Curves as inline SVG: plain elements and classes, colored by the page that holds them."""
 
 import math
 from collections.abc import Sequence
@@ -13,10 +13,10 @@ LEFT, RIGHT, TOP, BOTTOM = 46, 10, 10, 22
 
 
 class Line(NamedTuple):
-    """One curve: whose it is, which colour of the page it has, and whether it is dashed."""
+    """One curve: whose it is, which color of the page it has, and whether it is dashed."""
 
     label: str
-    colour: int
+    color: int
     dashed: bool
     series: Series
 
@@ -72,10 +72,10 @@ def draw_chart(chart: Chart) -> str:
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in (place(*point) for point in some))
         dashed = ' stroke-dasharray="5 3"' if line.dashed else ""
         name = f"<title>{escape(line.label)}</title>"
-        parts.append(f'<polyline class="c{line.colour % 8}"{dashed} points="{path}">{name}</polyline>')
+        parts.append(f'<polyline class="c{line.color % 8}"{dashed} points="{path}">{name}</polyline>')
         if len(some) <= 12:
             parts += [
-                f'<circle class="c{line.colour % 8}" cx="{x:.1f}" cy="{y:.1f}" r="2.5"/>'
+                f'<circle class="c{line.color % 8}" cx="{x:.1f}" cy="{y:.1f}" r="2.5"/>'
                 for x, y in (place(*point) for point in some)
             ]
     return "".join([*parts, "</svg>"])

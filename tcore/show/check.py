@@ -1,4 +1,4 @@
-"""`tcore check`: recognise what a folder holds, check it, draw what training would see of it."""
+"""`tcore check`: recognize what a folder holds, check it, draw what training would see of it."""
 
 import itertools
 import json
@@ -43,7 +43,7 @@ def check(
     config = validate(config)
     for file in (sheet, report):
         refuse_inside(path, file)
-    found = recognise(path) if kind == "auto" else kind
+    found = recognize(path) if kind == "auto" else kind
     store: FrameStore | None = None
     if found == "davis" or found == "vip" or found == "jhmdb":
         findings = benchmark.check_benchmark(found, path)
@@ -53,7 +53,7 @@ def check(
         opened = FrameStore.open(path)
         store = ImageFiles(path) if isinstance(opened, FolderStore) else opened
         findings = check_images(str(path), store, config, sample=sample, full=full)
-        # Neighbours are found later; the crops of the images themselves can be seen now.
+        # Neighbors are found later; the crops of the images themselves can be seen now.
         config = replace(
             config,
             auxiliary="none",
@@ -90,9 +90,9 @@ def refuse_inside(dataset: Path, file: Path | None) -> None:
         )
 
 
-def recognise(path: Path) -> Kind:
+def recognize(path: Path) -> Kind:
     """What a folder holds."""
-    layout = benchmark.recognise(path)
+    layout = benchmark.recognize(path)
     if layout is not None:
         return layout
     if not (path / STORE).exists():

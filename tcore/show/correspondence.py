@@ -14,7 +14,7 @@ from tcore.evaluation.propagate import LabelSource
 from tcore.evaluation.protocols import TCORE, Protocol
 from tcore.show.attention import choose_patches
 from tcore.show.clips import Clip, encode_clip
-from tcore.show.plotting import COLOURS, Cell, caption, new_figure, outline, save_figure, show_picture, styled
+from tcore.show.plotting import COLORS, Cell, caption, new_figure, outline, save_figure, show_picture, styled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -78,14 +78,14 @@ def correspondence_figure(
         place.set_visible(False)
     show_picture(axes[0], clip.frames[found.frame], f"{clip.names[found.frame]}: asks")
     for index, cell in enumerate(found.patches):
-        outline(axes[0], cell, patch_size, COLOURS[index % len(COLOURS)])
+        outline(axes[0], cell, patch_size, COLORS[index % len(COLORS)])
     for place, frame in zip(axes[1:], shown, strict=False):
         show_picture(place, clip.frames[frame], f"{clip.names[frame]}: {weights[frame]:.0%}")
         for index, sources in enumerate(found.sources):
-            _mark(place, [s for s in sources if s.frame == frame], patch_size, COLOURS[index % len(COLOURS)])
+            _mark(place, [s for s in sources if s.frame == frame], patch_size, COLORS[index % len(COLORS)])
     rest = 1 - sum(weights[frame] for frame in shown)
     text = (
-        f"Top-{protocol.topk} sources of each patch (same colour), protocol {protocol.name}. Disks: area is "
+        f"Top-{protocol.topk} sources of each patch (same color), protocol {protocol.name}. Disks: area is "
         "the share in the label. Percent: share of all patches' labels that comes from this frame"
         + (f"; {rest:.0%} from frames not shown." if rest > 0.005 else ".")
     )
@@ -93,10 +93,10 @@ def correspondence_figure(
     save_figure(figure, out, title)
 
 
-def _mark(axes: "Axes", sources: list[LabelSource], patch: int, colour: str) -> None:
+def _mark(axes: "Axes", sources: list[LabelSource], patch: int, color: str) -> None:
     """A disk on every source, its area the share."""
     if sources:
         x = [(source.column + 0.5) * patch for source in sources]
         y = [(source.row + 0.5) * patch for source in sources]
         sizes = [30 + 400 * source.weight for source in sources]
-        axes.scatter(x, y, s=sizes, c=colour, alpha=0.75, edgecolors="white", linewidths=0.9)
+        axes.scatter(x, y, s=sizes, c=color, alpha=0.75, edgecolors="white", linewidths=0.9)

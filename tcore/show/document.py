@@ -32,7 +32,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Charts:
-    """Curves with one legend: names by colour."""
+    """Curves with one legend: names by color."""
 
     charts: list[Chart]
     legend: list[str]

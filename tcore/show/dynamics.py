@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from tcore.errors import InputError
 from tcore.evaluation.card import MAIN_SCORE
-from tcore.show.plotting import COLOURS, FAINT, check_out, new_figure, save_figure, styled
+from tcore.show.plotting import COLORS, FAINT, check_out, new_figure, save_figure, styled
 from tcore.show.runs import LOSSES, Run
 
 if TYPE_CHECKING:
@@ -92,33 +92,33 @@ def dynamics_figure(runs: Sequence[Run], out: Path, *, title: str = "") -> None:
     if len(runs) > 1:
         from matplotlib.lines import Line2D
 
-        lines = [Line2D([], [], color=COLOURS[i % len(COLOURS)], linewidth=2) for i in range(len(runs))]
+        lines = [Line2D([], [], color=COLORS[i % len(COLORS)], linewidth=2) for i in range(len(runs))]
         figure.legend(lines, [run.name for run in runs], loc="outside lower left", ncols=min(4, len(runs)))
     save_figure(figure, out, title)
 
 
 def _draw(axes: "Axes", panel: Panel, runs: Sequence[Run]) -> None:
-    """One diagram: a colour for each run, or for each figure where there is one run."""
-    labelled = set()
+    """One diagram: a color for each run, or for each figure where there is one run."""
+    labeled = set()
     for number, run in enumerate(runs):
         for index, (name, label) in enumerate(panel.figures.items()):
             series = run.series(name)
             if series is None:
                 continue
-            colour = COLOURS[(number if len(runs) > 1 else index) % len(COLOURS)]
+            color = COLORS[(number if len(runs) > 1 else index) % len(COLORS)]
             style = STYLES[index % len(STYLES)]
             if len(series.steps) > 60:
-                axes.plot(series.steps, series.values, color=colour, alpha=0.22, linewidth=0.7)
+                axes.plot(series.steps, series.values, color=color, alpha=0.22, linewidth=0.7)
                 series = series.smoothed(30)
             axes.plot(
                 series.steps,
                 series.values,
-                color=colour,
+                color=color,
                 linewidth=1.7,
                 linestyle=style,
-                label=None if name in labelled else label,
+                label=None if name in labeled else label,
             )
-            labelled.add(name)
+            labeled.add(name)
     axes.set_title(panel.title, loc="left", fontweight="bold")
     axes.margins(x=0.02)
     if any(panel.figures.values()):
@@ -133,9 +133,9 @@ def _draw_scores(axes: "Axes", runs: Sequence[Run]) -> None:
     marks = "osD^v"
     for number, run in enumerate(runs):
         for index, (name, (steps, values)) in enumerate(scores_of(run).items()):
-            colour = COLOURS[(number if len(runs) > 1 else index) % len(COLOURS)]
+            color = COLORS[(number if len(runs) > 1 else index) % len(COLORS)]
             label = name if number == 0 else None
-            axes.plot(steps, values, f"{marks[index % 5]}-", color=colour, markersize=4, label=label)
+            axes.plot(steps, values, f"{marks[index % 5]}-", color=color, markersize=4, label=label)
     axes.set_title("scores of checkpoints, percent", loc="left", fontweight="bold")
     axes.legend(fontsize=7.5, loc="best", labelcolor=FAINT)
     axes.tick_params(labelsize=7.5, length=2.5)
@@ -144,7 +144,7 @@ def _draw_scores(axes: "Axes", runs: Sequence[Run]) -> None:
 
 def _draw_cycles(axes: "Axes", runs: Sequence[Run]) -> None:
     for number, run in enumerate(runs):
-        axes.plot(*cycles_of(run), "o-", color=COLOURS[number % len(COLOURS)], markersize=4)
+        axes.plot(*cycles_of(run), "o-", color=COLORS[number % len(COLORS)], markersize=4)
     axes.set_title("cycle: labels that return, percent", loc="left", fontweight="bold")
     axes.tick_params(labelsize=7.5, length=2.5)
     axes.grid(axis="y", color="#e8e6e1", linewidth=0.7)

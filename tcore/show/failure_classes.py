@@ -11,11 +11,11 @@ from tcore.show.carried import Carried
 
 # An object whose outline runs along another object for this share of its length fits tightly.
 TIGHT = 0.15
-# Mean way of a mask's centre per frame, in sides of a square of its area.
+# Mean way of a mask's center per frame, in sides of a square of its area.
 LARGE_MOTION = 0.10
 # Mean way of the background per frame, as a share of the frame's long side.
 CAMERA_MOTION = 0.005
-SIDE = 128  # backgrounds are compared as grey pictures of this size
+SIDE = 128  # backgrounds are compared as gray pictures of this size
 STRIDE = 3  # frames between the two that are compared: slow motion is less than a pixel per frame
 
 
@@ -84,7 +84,7 @@ def share_in_contact(ids: np.ndarray, number: int) -> float:
 
 
 def mean_way(masks: list[Bool[np.ndarray, "height width"]]) -> float | None:
-    """Mean way of a mask's centre from frame to frame, in sides of a square of its area."""
+    """Mean way of a mask's center from frame to frame, in sides of a square of its area."""
     ways, before = [], None
     for mask in masks:
         rows, columns = np.nonzero(mask)
@@ -108,11 +108,11 @@ def _background_way(carried: Carried, masks: list[np.ndarray]) -> float | None:
 
 
 def thumbnail(frame: Frame, objects: np.ndarray) -> Float[np.ndarray, "side side"]:
-    """A small grey picture, its objects taken out, faded towards its border."""
-    grey = Image.fromarray(frame).convert("L").resize((SIDE, SIDE), Image.Resampling.BOX)
+    """A small gray picture, its objects taken out, faded toward its border."""
+    gray = Image.fromarray(frame).convert("L").resize((SIDE, SIDE), Image.Resampling.BOX)
     cover = Image.fromarray(((objects > 0) * 255).astype(np.uint8)).resize((SIDE, SIDE), Image.Resampling.BOX)
     ground = 1 - np.asarray(cover, dtype=np.float64) / 255
-    values = np.asarray(grey, dtype=np.float64)
+    values = np.asarray(gray, dtype=np.float64)
     mean = float((values * ground).sum() / max(ground.sum(), 1e-9))
     fade = np.hanning(SIDE)
     return (values - mean) * ground * fade[:, None] * fade

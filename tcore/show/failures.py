@@ -17,7 +17,7 @@ from tcore.files import read_json
 from tcore.show.carried import Carried, carry_benchmark, carry_rendered, score_frames
 from tcore.show.failure_classes import Difficulty, measure
 from tcore.show.plotting import (
-    COLOURS,
+    COLORS,
     FAINT,
     caption,
     check_out,
@@ -171,9 +171,9 @@ def _draw_scores(axes: "Axes", failure: Failure, last: bool) -> None:
     from matplotlib.ticker import MaxNLocator
 
     tags = failure.difficulty.classes()
-    axes.plot(failure.scores, color=COLOURS[0], linewidth=1.6)
+    axes.plot(failure.scores, color=COLORS[0], linewidth=1.6)
     axes.axhline(BROKEN, color=FAINT, linewidth=0.8, linestyle=":")
-    axes.axvline(failure.breaks, color=COLOURS[1], linewidth=1.2)
+    axes.axvline(failure.breaks, color=COLORS[1], linewidth=1.2)
     axes.set_ylim(0, 1.02)
     axes.set_xlim(0, len(failure.scores) - 1)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))

@@ -6,7 +6,7 @@ import numpy as np
 from jaxtyping import UInt8
 from PIL import Image, ImageDraw
 
-from tcore.data.synthetic import RenderedVideo
+from tcore.data.rendered import RenderedVideo
 from tcore.evaluation.rendered import Propagated
 from tcore.files import atomic
 
@@ -38,8 +38,8 @@ def overlay(
     frame: UInt8[np.ndarray, "height width 3"], ids: UInt8[np.ndarray, "height width"], opacity: float = 0.6
 ) -> UInt8[np.ndarray, "height width 3"]:
     """Paint ids over a frame."""
-    colours = PALETTE[np.where(ids > 0, 1 + (ids.astype(np.int64) - 1) % (len(PALETTE) - 1), 0)]
-    mixed = (1 - opacity) * frame + opacity * colours
+    colors = PALETTE[np.where(ids > 0, 1 + (ids.astype(np.int64) - 1) % (len(PALETTE) - 1), 0)]
+    mixed = (1 - opacity) * frame + opacity * colors
     return np.where((ids > 0)[..., None], mixed, frame).astype(np.uint8)
 
 

@@ -1,4 +1,4 @@
-"""A picture of images beside their neighbours."""
+"""A picture of images beside their neighbors."""
 
 from pathlib import Path
 
@@ -22,7 +22,7 @@ def neighbors_picture(
     seed: int = 0,
     neighbors: str | Path | None = None,
 ) -> None:
-    """Draw some images, one per row, each followed by its neighbours with their cosines."""
+    """Draw some images, one per row, each followed by its neighbors with their cosines."""
     if number < 1:
         raise InputError(f"images={number}: need 1 or more.")
     store = open_images(images)
@@ -35,7 +35,7 @@ def neighbors_picture(
     width = SIDE + APART + found.k * (SIDE + GAP) + GAP
     sheet = Image.new("RGB", (width, CAPTION + len(shown) * (SIDE + CAPTION + GAP)), "white")
     draw = ImageDraw.Draw(sheet)
-    draw.text((GAP, 2), f"images and their {found.k} neighbours by {found.encoder}", fill="black")
+    draw.text((GAP, 2), f"images and their {found.k} neighbors by {found.encoder}", fill="black")
     for row, image in enumerate(shown.tolist()):
         top = CAPTION + row * (SIDE + CAPTION + GAP)
         sheet.paste(thumbnail(store.read(image, [0])[0]), (GAP, top))

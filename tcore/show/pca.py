@@ -1,4 +1,4 @@
-"""Patch features as colours: three principal components that all frames share."""
+"""Patch features as colors: three principal components that all frames share."""
 
 from pathlib import Path
 
@@ -12,10 +12,10 @@ from tcore.show.clips import Clip, encode_clip
 from tcore.show.plotting import bare, caption, new_figure, save_figure, show_picture, styled
 
 
-def pca_colours(
+def pca_colors(
     features: Float[Tensor, "time channels rows columns"],
 ) -> tuple[Float[np.ndarray, "time rows columns 3"], float]:
-    """Colours in [0, 1] from the first three components of all patches, and their share of the variance.
+    """Colors in [0, 1] from the first three components of all patches, and their share of the variance.
 
     The 1st and 99th percentile of a component are its ends; its sign is that of its largest loading.
     """
@@ -27,26 +27,26 @@ def pca_colours(
     largest = kept.gather(1, kept.abs().argmax(dim=1, keepdim=True))
     scores = (points @ (kept * largest.sign()).T).numpy()
     low, high = np.percentile(scores, [1, 99], axis=0)
-    colours = np.clip((scores - low) / np.maximum(high - low, 1e-12), 0, 1)
-    if colours.shape[1] < 3:
-        colours = np.pad(colours, ((0, 0), (0, 3 - colours.shape[1])), constant_values=0.5)
+    colors = np.clip((scores - low) / np.maximum(high - low, 1e-12), 0, 1)
+    if colors.shape[1] < 3:
+        colors = np.pad(colors, ((0, 0), (0, 3 - colors.shape[1])), constant_values=0.5)
     total = float(values.square().sum())
     explained = float(values[:3].square().sum()) / total if total else 0.0
-    return colours.reshape(time, rows, columns, 3), explained
+    return colors.reshape(time, rows, columns, 3), explained
 
 
 @styled
 def pca_figure(encoder: Encoder, clip: Clip, out: Path, *, title: str = "") -> float:
-    """Draw frames above their features in colours; returns the share of the variance that is shown."""
-    colours, explained = pca_colours(encode_clip(encoder, clip.frames))
+    """Draw frames above their features in colors; returns the share of the variance that is shown."""
+    colors, explained = pca_colors(encode_clip(encoder, clip.frames))
     count, (height, width) = len(clip.frames), clip.frames.shape[1:3]
     figure = new_figure(1.8 * count + 0.3, 3.5 * height / width + 0.85)
     axes = figure.subplots(2, count, squeeze=False)
     for column in range(count):
         show_picture(axes[0, column], clip.frames[column], clip.names[column])
-        axes[1, column].imshow(colours[column], interpolation="nearest", aspect="equal")
+        axes[1, column].imshow(colors[column], interpolation="nearest", aspect="equal")
         bare(axes[1, column])
-    text = f"Colours: first three principal components over all frames, {explained:.0%} of the variance."
+    text = f"Colors: first three principal components over all frames, {explained:.0%} of the variance."
     caption(figure, text)
     save_figure(figure, out, title)
     return explained

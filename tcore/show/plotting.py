@@ -18,8 +18,8 @@ if TYPE_CHECKING:  # matplotlib takes seconds to import: only who draws waits fo
     from matplotlib.figure import Figure
 
 INK, FAINT, HOLE = "#22252b", "#7a7f89", "#d9d6cf"
-# Colours that stay apart for most kinds of colour blindness, in the order in which they are used.
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b8860b", "#56b4e9", "#7f4fc9", "#666666")
+# Colors that stay apart for most kinds of color blindness, in the order in which they are used.
+COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b8860b", "#56b4e9", "#7f4fc9", "#666666")
 FORMATS = (".png", ".pdf")
 DPI = 130
 
@@ -123,9 +123,9 @@ def bare(axes: "Axes") -> None:
 def show_heat(
     axes: "Axes", picture: Picture, heat: Float[np.ndarray, "rows columns"], title: str = ""
 ) -> None:
-    """A map over a greyed picture: the more, the brighter, from its own lowest value to its highest."""
-    grey = picture.astype(np.float32).mean(axis=2, keepdims=True) * 0.55
-    show_picture(axes, np.repeat(grey, 3, axis=2).astype(np.uint8), title)
+    """A map over a grayed picture: the more, the brighter, from its own lowest value to its highest."""
+    gray = picture.astype(np.float32).mean(axis=2, keepdims=True) * 0.55
+    show_picture(axes, np.repeat(gray, 3, axis=2).astype(np.uint8), title)
     height, width = picture.shape[:2]
     low, top = float(heat.min()), float(heat.max())
     share = (heat - low) / (top - low) if top > low else np.zeros_like(heat)
@@ -141,24 +141,24 @@ def show_heat(
     )
 
 
-def outline(axes: "Axes", cell: Cell, patch: int, colour: str, *, width: float = 1.6) -> None:
+def outline(axes: "Axes", cell: Cell, patch: int, color: str, *, width: float = 1.6) -> None:
     """A square around a patch, with a light rim so that it is seen on any picture."""
     from matplotlib.patches import Rectangle
 
     margin = 0.12 * patch  # around the patch, not over it
     corner, side = (cell[1] * patch - margin, cell[0] * patch - margin), patch + 2 * margin
-    for edge, thick in (("white", width + 1.2), (colour, width)):
+    for edge, thick in (("white", width + 1.2), (color, width)):
         square = Rectangle(corner, side, side, fill=False, edgecolor=edge, linewidth=thick)
         square.set_clip_on(False)
         axes.add_patch(square)
 
 
 def punch_holes(
-    picture: Picture, mask: Bool[np.ndarray, "rows columns"], colour: tuple[int, int, int] = (217, 214, 207)
+    picture: Picture, mask: Bool[np.ndarray, "rows columns"], color: tuple[int, int, int] = (217, 214, 207)
 ) -> Picture:
     """The picture with its masked patches filled, a thin line of the picture between them."""
     patch = picture.shape[0] // mask.shape[0]
     inside = np.zeros((patch, patch), dtype=bool)
     inside[: max(1, patch - 1), : max(1, patch - 1)] = True
     holes = np.kron(mask, inside).astype(bool)
-    return np.where(holes[..., None], np.array(colour, dtype=np.uint8), picture)
+    return np.where(holes[..., None], np.array(color, dtype=np.uint8), picture)

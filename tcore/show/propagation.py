@@ -10,12 +10,12 @@ from jaxtyping import Float, UInt8
 from PIL import Image, ImageDraw
 
 from tcore.data.frames import Frame
-from tcore.data.synthetic_scene import LIMBS
+from tcore.data.rendered_scene import LIMBS
 from tcore.errors import InputError
-from tcore.evaluation.video import h264_encoder, video_writer
 from tcore.show.carried import Carried, score_frames
 from tcore.show.figures import overlay
 from tcore.show.plotting import caption, check_out, new_figure, save_figure, show_picture, styled
+from tcore.video.video_file import h264_encoder, video_writer
 
 SCORES = {"objects": "J", "parts": "IoU", "joints": "in place"}
 SHORTEST = 256  # a drawn frame is enlarged to this side, so that skeletons are fine lines
@@ -49,8 +49,8 @@ def draw_skeleton(frame: Frame, joints: Float[np.ndarray, "2 joints"], scale: fl
     for a, b in LIMBS:
         if there[a] and there[b]:
             # Joints 3, 5, 7, ... are on the right, 4, 6, 8, ... on the left.
-            colour = MIDDLE if max(a, b) < 3 else RIGHT if max(a, b) % 2 else LEFT
-            draw.line((*points[a], *points[b]), fill=colour, width=width)
+            color = MIDDLE if max(a, b) < 3 else RIGHT if max(a, b) % 2 else LEFT
+            draw.line((*points[a], *points[b]), fill=color, width=width)
     for index in np.flatnonzero(there).tolist():
         x, y = points[index]
         draw.ellipse((x - width, y - width, x + width, y + width), fill="white", outline="black")

@@ -90,15 +90,15 @@ def _settings(runs: Sequence[Run]) -> Iterator[Block]:
         return
     every = {run.name: run.settings() for run in known}
     names = list(every[known[0].name])
-    learnt = [name for name in names if not name.startswith(OPERATIONAL)]
+    learned = [name for name in names if not name.startswith(OPERATIONAL)]
     rows: list[tuple[str, ...]]
     if len(known) == 1:
         usual = flatten(Config())
         own = every[known[0].name]
-        rows = [(name, plain(usual[name]), plain(own[name])) for name in learnt if own[name] != usual[name]]
+        rows = [(name, plain(usual[name]), plain(own[name])) for name in learned if own[name] != usual[name]]
         yield Table(("setting", "default", known[0].name), rows, "Differences from the default settings.")
     else:
-        different = [name for name in learnt if len({plain(every[run][name]) for run in every}) > 1]
+        different = [name for name in learned if len({plain(every[run][name]) for run in every}) > 1]
         rows = [(name, *(plain(every[run][name]) for run in every)) for name in different]
         if rows:
             yield Table(("setting", *every), rows, "Settings in which the runs differ.")
@@ -126,9 +126,9 @@ def _curves(runs: Sequence[Run]) -> Iterator[Block]:
             for index, (name, label) in enumerate(panel.figures.items()):
                 series = run.series(name)
                 if series is not None:
-                    colour = number if len(trained) > 1 else index
+                    color = number if len(trained) > 1 else index
                     told = " ".join(x for x in (run.name if len(trained) > 1 else "", label) if x)
-                    lines.append(Line(told or panel.title, colour, index > 0, series))
+                    lines.append(Line(told or panel.title, color, index > 0, series))
         charts.append(Chart(panel.title, lines))
     scored = [
         Line(f"{run.name} {name}", number if len(trained) > 1 else index, index > 0, _series(*curve))

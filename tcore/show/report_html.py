@@ -103,7 +103,7 @@ def _charts(block: Charts) -> str:
     for chart in block.charts:
         several = not block.legend and len(chart.lines) > 1
         keys = "".join(
-            f'<span><span class="key c{line.colour % 8}{" dashed" if line.dashed else ""}"></span>'
+            f'<span><span class="key c{line.color % 8}{" dashed" if line.dashed else ""}"></span>'
             f"{escape(line.label)}</span>"
             for line in chart.lines
             if several

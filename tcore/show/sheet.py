@@ -20,8 +20,8 @@ from tcore.show.plotting import save_picture
 
 ROWS = 6
 PAPER, INK, FAINT, HOLE = (250, 249, 246), (34, 34, 40), (120, 120, 128), (214, 211, 204)
-GLOBAL_COLOURS = ((30, 110, 235), (235, 110, 20))
-LOCAL_COLOUR = (40, 190, 120)
+GLOBAL_COLORS = ((30, 110, 235), (235, 110, 20))
+LOCAL_COLOR = (40, 190, 120)
 FRAME = (268, 201)  # the place of a frame: width, height
 CROP, GAP, MARGIN = FRAME[1], 8, 20
 HEAD, TITLE, CAPTION = 66, 24, 26  # heights of the head, of the columns' titles, of a row's caption
@@ -118,7 +118,7 @@ def column_places(auxiliary: bool, locals_wide: int) -> list[tuple[str, int]]:
 
 
 def draw_head(draw: ImageDraw.ImageDraw, source: Source, title: str) -> None:
-    """What this is, and what the colours mean."""
+    """What this is, and what the colors mean."""
     config, left = source.config, MARGIN
     draw.text((left, 12), plain(title), fill=INK, font=font(20))
     sandwich = config.sandwich
@@ -131,9 +131,9 @@ def draw_head(draw: ImageDraw.ImageDraw, source: Source, title: str) -> None:
     text = f"samples of the first step, seed {config.seed}" + ("" if images else f": {offset}")
     draw.text((left, 40), text, fill=FAINT, font=font(14))
     left += int(draw.textlength(text, font=font(14))) + 30
-    legend = [*zip(("global 1", "global 2"), GLOBAL_COLOURS, strict=True), ("local", LOCAL_COLOUR)]
-    for name, colour in legend:
-        draw.rectangle((left, 43, left + 18, 55), outline=colour, width=3)
+    legend = [*zip(("global 1", "global 2"), GLOBAL_COLORS, strict=True), ("local", LOCAL_COLOR)]
+    for name, color in legend:
+        draw.rectangle((left, 43, left + 18, 55), outline=color, width=3)
         draw.text((left + 24, 40), name, fill=FAINT, font=font(14))
         left += 40 + int(draw.textlength(name, font=font(14)))
     draw.rectangle((left, 43, left + 18, 55), fill=HOLE)
@@ -172,7 +172,7 @@ def draw_row(sheet: Image.Image, source: Source, sample: Shown, columns: dict[st
             sheet,
             (left, top),
             f"{mask.mean():.0%} masked" if mask.any() else "no mask",
-            GLOBAL_COLOURS[index],
+            GLOBAL_COLORS[index],
         )
     for index, picture in enumerate(to_pictures(render_pixels(raw.frames, raw.local, views.local_size))):
         small = Image.fromarray(picture).resize((LOCAL, LOCAL), Image.Resampling.BICUBIC)
@@ -201,11 +201,11 @@ def paste_frame(
 
 def draw_boxes(draw: ImageDraw.ImageDraw, raw: RawBatch, corner: tuple[int, int], scale: float) -> None:
     """Boxes of the local crops, thin, then those of the global ones."""
-    boxes = [(box, LOCAL_COLOUR, 1) for box in raw.local.box.tolist()]
-    boxes += [(box, colour, 3) for box, colour in zip(raw.global_.box.tolist(), GLOBAL_COLOURS, strict=True)]
-    for (top, left, height, width), colour, thick in boxes:
+    boxes = [(box, LOCAL_COLOR, 1) for box in raw.local.box.tolist()]
+    boxes += [(box, color, 3) for box, color in zip(raw.global_.box.tolist(), GLOBAL_COLORS, strict=True)]
+    for (top, left, height, width), color, thick in boxes:
         x, y = corner[0] + left * scale, corner[1] + top * scale
-        draw.rectangle((x, y, x + width * scale - 1, y + height * scale - 1), outline=colour, width=thick)
+        draw.rectangle((x, y, x + width * scale - 1, y + height * scale - 1), outline=color, width=thick)
 
 
 def punch(crop: Image.Image, mask: Bool[np.ndarray, " n"]) -> Image.Image:
@@ -219,14 +219,14 @@ def punch(crop: Image.Image, mask: Bool[np.ndarray, " n"]) -> Image.Image:
     return crop
 
 
-def tag(sheet: Image.Image, place: tuple[int, int], text: str, colour: tuple[int, int, int]) -> None:
-    """A small label on the lower left corner of a crop, under a line of its colour."""
+def tag(sheet: Image.Image, place: tuple[int, int], text: str, color: tuple[int, int, int]) -> None:
+    """A small label on the lower left corner of a crop, under a line of its color."""
     draw = ImageDraw.Draw(sheet)
     left, top = place
-    draw.rectangle((left, top, left + CROP - 1, top + CROP - 1), outline=colour, width=3)
+    draw.rectangle((left, top, left + CROP - 1, top + CROP - 1), outline=color, width=3)
     width = int(draw.textlength(text, font=font(12))) + 10
     bottom = top + CROP - 1
-    draw.rectangle((left, bottom - 17, left + width, bottom), fill=colour)
+    draw.rectangle((left, bottom - 17, left + width, bottom), fill=color)
     draw.text((left + 5, bottom - 16), text, fill="white", font=font(12))
 
 

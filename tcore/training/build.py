@@ -17,7 +17,7 @@ from tcore.training.optim import Optimizer, Schedule
 
 
 def build_model(config: Config) -> TCoRe:
-    """The networks of a run, initialised from its seed."""
+    """The networks of a run, initialized from its seed."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         backbone = build_backbone(config.vit, config.views.global_size)
@@ -112,10 +112,10 @@ def compile_render(device: torch.device) -> render.Kernels:
     matrix = torch.compile(render.resampling_matrix, dynamic=True)
     if device.type == "cuda":
         try:
-            from tcore.data.photometry_triton import colours
+            from tcore.data.photometry_triton import colors
         except ImportError:
             return render.Kernels(matrix)
-        return render.Kernels(matrix, colours)
+        return render.Kernels(matrix, colors)
     return render.Kernels(matrix)
 
 

@@ -96,8 +96,8 @@ def load_checkpoint(
         state = torch.load(path, map_location=device, weights_only=True)
         if state["fingerprint"] != fingerprint:
             raise InputError(
-                f"run {run} was trained on other videos, images or neighbours ({state['fingerprint']}, "
-                f"now {fingerprint}): give the same --frames (and neighbours), or another --run."
+                f"run {run} was trained on other videos, images or neighbors ({state['fingerprint']}, "
+                f"now {fingerprint}): give the same --frames (and neighbors), or another --run."
             )
         return state
 

@@ -1,7 +1,7 @@
 """Several processes, started by torchrun, train as one: every collective of training is here.
 
 On one process all of them are identities. Losses are divided by counts of the whole step, so what the
-processes have adds up: losses, centres and gradients are sums. DistributedDataParallel and fully_shard
+processes have adds up: losses, centers and gradients are sums. DistributedDataParallel and fully_shard
 average gradients instead; the loss is therefore multiplied by the number of processes before `backward`.
 """
 

@@ -16,7 +16,7 @@ State = Literal["learning", "plateau", "collapse"]
 
 # Targets that differ by less than this (in nats) tell nothing apart; this close to ln K they are uniform.
 NOTHING_TOLD_APART, UNIFORM = 0.01, 0.9
-# The student has learnt something of the targets once it does better than the uniform answer by this share.
+# The student has learned something of the targets once it does better than the uniform answer by this share.
 BETTER_THAN_UNIFORM = 0.005
 # Fewer prototypes than this in use, features that vary in fewer directions, or frames more alike than this.
 COLLAPSE_PROTOTYPES, COLLAPSE_RANK, COLLAPSE_COSINE = 2.0, 1.5, 0.999
@@ -126,9 +126,9 @@ def entropy(probabilities: Float[Tensor, "*n k"]) -> Float[Tensor, "*n"]:
 
 
 def effective_rank(features: Float[Tensor, "n d"]) -> float:
-    """In how many directions features vary: exp of the entropy of their normalised singular values."""
-    centred = features - features.mean(dim=0)
-    values = torch.linalg.svdvals(centred.double())
+    """In how many directions features vary: exp of the entropy of their normalized singular values."""
+    centered = features - features.mean(dim=0)
+    values = torch.linalg.svdvals(centered.double())
     total = float(values.sum())
     # Differences at the level of rounding are no variation.
     if total <= 1e-6 * float(features.double().norm()):

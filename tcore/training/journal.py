@@ -124,7 +124,7 @@ class Silence:
 
 
 def describe(metrics: Mapping[str, Any], health: Health, uniform: float) -> str:
-    """The progress line: what is minimised, whether it learns, how fast."""
+    """The progress line: what is minimized, whether it learns, how fast."""
     return (
         f"total {metrics['total']:.3f}  dino {metrics['dino']:.3f} (ln K {uniform:.2f})  "
         f"{health.state} (rank {health.frame_rank:.1f}/{health.patch_rank:.1f}, "

@@ -52,7 +52,7 @@ def train(
 ) -> Path:
     """Train, or go on training, in a run folder; without `frames` on rendered videos.
 
-    Neighbours of images are found inside or beside their store, unless `neighbors` is another file.
+    Neighbors of images are found inside or beside their store, unless `neighbors` is another file.
     With a `watch` the encoder is scored along the way, and the best is kept; what is trained stays the same.
 
     >>> import tempfile, tcore
@@ -246,7 +246,7 @@ def open_store(config: Config, frames: str | Path | None) -> FrameStore:
 
 
 def open_source(config: Config, frames: str | Path | None, neighbors: str | Path | None = None) -> Source:
-    """Where the samples of a run come from: videos, or images and, for the auxiliary branch, neighbours."""
+    """Where the samples of a run come from: videos, or images and, for the auxiliary branch, neighbors."""
     if neighbors is not None and (config.source != "images" or config.auxiliary == "none"):
         raise InputError(
             f"--neighbors {neighbors} has no effect with source={config.source}, "
@@ -271,7 +271,7 @@ def introduce(source: Source, trainer: Trainer, num_steps: int, first_step: int)
     begin = f"resumes at step {first_step} of" if first_step else "takes"
     what: str = config.source
     if isinstance(source, ImageSource):
-        what += f" with {source.neighbors.k} neighbours each (by {source.neighbors.encoder})"
+        what += f" with {source.neighbors.k} neighbors each (by {source.neighbors.encoder})"
     each = ""
     if world.size > 1:
         how = "a share of the model each" if config.runtime.sharding == "shard" else "the whole model each"
@@ -290,7 +290,7 @@ def introduce(source: Source, trainer: Trainer, num_steps: int, first_step: int)
         lines.append(f"warning: optim.freeze_backbone_steps={frozen}: the backbone never moves in this run.")
     processes = 1 if config.loss.koleo_global else world.size
     if config.loss.koleo and config.optim.batch == config.optim.accumulate * processes:
-        lines.append("warning: one video at a time has no neighbours: koleo is 0 throughout.")
+        lines.append("warning: one video at a time has no neighbors: koleo is 0 throughout.")
     crops = 2 * min(config.masking.group, config.optim.batch)
     if config.masking.probability > 0 and int(crops * config.masking.probability) == 0:
         share = config.masking.probability

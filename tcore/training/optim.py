@@ -20,7 +20,7 @@ def linear(step: int, start: float, end: float, num_steps: int) -> float:
 
 
 def cosine(step: int, start: float, end: float, num_steps: int) -> float:
-    """Half a cosine from start towards an end that is not quite reached."""
+    """Half a cosine from start toward an end that is not quite reached."""
     return end + (start - end) / 2 * (1 + math.cos(math.pi * step / num_steps))
 
 

@@ -182,5 +182,5 @@ def _first_losses(first: dict[str, float], config: Config) -> list[str]:
     return [
         *lines,
         f"expected: uniform predictions over K = {config.head.prototypes:,} prototypes, ln K = {uniform:.2f}",
-        "(the centres start at 0: the first few losses can lie some percent below; sharp targets lie above)",
+        "(the centers start at 0: the first few losses can lie some percent below; sharp targets lie above)",
     ]

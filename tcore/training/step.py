@@ -1,4 +1,4 @@
-"""One step of training: losses and gradients of its parts, clip, AdamW, teacher, centres."""
+"""One step of training: losses and gradients of its parts, clip, AdamW, teacher, centers."""
 
 import math
 import time
@@ -35,7 +35,7 @@ from tcore.training.wrapping import before_last, replicate, shard
 
 
 class Trainer:
-    """Model, optimiser and device of a run; `step` is one step of the method."""
+    """Model, optimizer and device of a run; `step` is one step of the method."""
 
     def __init__(self, config: Config) -> None:
         self.config = config

@@ -29,7 +29,7 @@ def replicate(model: TCoRe) -> nn.Module:
     wrapped = NamedLosses(model)
     if distributed.alone():
         return wrapped
-    # Centres are summed by their counts, so the wrapper must leave buffers alone; torch 2.13 renamed that.
+    # Centers are summed by their counts, so the wrapper must leave buffers alone; torch 2.13 renamed that.
     replicas: Any = nn.parallel.DistributedDataParallel
     known = inspect.signature(replicas.__init__).parameters
     buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
@@ -81,7 +81,7 @@ def load_weights(module: nn.Module, state: Mapping[str, Tensor]) -> None:
 
 
 def load_moments(adamw: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
-    """Give an optimiser back its whole state; its parameters may be sharded."""
+    """Give an optimizer back its whole state; its parameters may be sharded."""
     parameters = [p for group in adamw.param_groups for p in group["params"]]
     moments = {
         index: {name: x if name == "step" else like(x, parameters[index]) for name, x in values.items()}

@@ -9,17 +9,17 @@ from PIL import Image
 from tcore.data.shards import shard_writer, write_index
 
 
-def jpeg(colour: tuple[int, int, int], size: tuple[int, int] = (8, 6)) -> bytes:
-    """One image of a single colour, (width, height) pixels."""
+def jpeg(color: tuple[int, int, int], size: tuple[int, int] = (8, 6)) -> bytes:
+    """One image of a single color, (width, height) pixels."""
     buffer = io.BytesIO()
-    Image.new("RGB", size, colour).save(buffer, "jpeg", quality=95)
+    Image.new("RGB", size, color).save(buffer, "jpeg", quality=95)
     return buffer.getvalue()
 
 
 def pack(
     root: Path, shards: Sequence[Sequence[tuple[str, int]]], cuts: Mapping[str, Sequence[int]] | None = None
 ) -> Path:
-    """A packed store of (name, number of frames); frame f of video v has one colour, (10 v, 9 f, 0)."""
+    """A packed store of (name, number of frames); frame f of video v has one color, (10 v, 9 f, 0)."""
     written, video = [], 0
     for number, videos in enumerate(shards):
         with shard_writer(root, number) as write:

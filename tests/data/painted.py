@@ -1,4 +1,4 @@
-"""Videos whose colours say where they come from, and what a batch shows of them."""
+"""Videos whose colors say where they come from, and what a batch shows of them."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -27,7 +27,7 @@ PastCurrentFuture = tuple[int, int, int]
 
 
 class Painted(FrameStore):
-    """Frames of one colour each, which says where they come from: red the video, green the frame."""
+    """Frames of one color each, which says where they come from: red the video, green the frame."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class Painted(FrameStore):
 
 
 def paint(video: int, frame: int) -> tuple[int, int, int]:
-    """The colour of a frame."""
+    """The color of a frame."""
     return 10 * video + 5, frame, 60
 
 
@@ -77,9 +77,9 @@ def sandwiches_of(raw: RawBatch) -> list[PastCurrentFuture]:
     return [sandwich for _, sandwich in samples_of(raw)]
 
 
-def colours_of(crops: Tensor) -> list[tuple[int, int]]:
-    """Video and frame that each crop of a single colour shows."""
+def colors_of(crops: Tensor) -> list[tuple[int, int]]:
+    """Video and frame that each crop of a single color shows."""
     pixels = 255 * (crops * torch.tensor(STD)[:, None, None] + torch.tensor(MEAN)[:, None, None])
     low, high = pixels.amin(dim=(2, 3)), pixels.amax(dim=(2, 3))
-    assert (high - low).max() < 0.1, "a crop shows more than one colour"
+    assert (high - low).max() < 0.1, "a crop shows more than one color"
     return [((round(red) - 5) // 10, round(green)) for red, green, _ in high.tolist()]

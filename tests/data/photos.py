@@ -1,4 +1,4 @@
-"""Small images of a few kinds, whose colours say which one they are."""
+"""Small images of a few kinds, whose colors say which one they are."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from tcore.data.neighbors import Neighbors
 
 
 def save_images(folder: Path, number: int, *, size: tuple[int, int] = (40, 40), seed: int = 0) -> Path:
-    """A folder of images in subfolders: noise about a colour of their own each."""
+    """A folder of images in subfolders: noise about a color of their own each."""
     rng = np.random.default_rng(seed)
     for index in range(number):
         place = folder / f"class{index % 3}" / f"image{index}.png"
@@ -20,7 +20,7 @@ def save_images(folder: Path, number: int, *, size: tuple[int, int] = (40, 40), 
 
 
 def ring(number: int, k: int, store_fingerprint: str, first: int = 1) -> Neighbors:
-    """Neighbours of which everybody knows the answer: the next k images, from the first-next one on."""
+    """Neighbors of which everybody knows the answer: the next k images, from the first-next one on."""
     indices = (np.arange(number)[:, None] + np.arange(first, first + k)) % number
     cosines = np.tile(np.linspace(0.9, 0.5, k, dtype=np.float32), (number, 1))
     return Neighbors(indices.astype(np.int32), cosines, "a ring", "0" * 16, store_fingerprint)

@@ -15,7 +15,7 @@ from tcore.data.loader import render_batch
 from tcore.data.samples import RawBatch, Source
 from tcore.data.views import NO_JITTER, ViewPlan, central_box
 from tcore.model.tcore import Auxiliary
-from tests.data.painted import ALL_MASKED, GRID, TINY, Painted, colours_of, samples_of
+from tests.data.painted import ALL_MASKED, GRID, TINY, Painted, colors_of, samples_of
 
 CPU = torch.device("cpu")
 SIZES = [(20, 30), (32, 24), (26, 26), (40, 18), (24, 33)]  # height, width
@@ -28,12 +28,12 @@ def rendered() -> FrameStore:
 
 
 def plain(raw: RawBatch) -> RawBatch:
-    """The same views in their own colours."""
+    """The same views in their own colors."""
 
     def of(plan: ViewPlan) -> ViewPlan:
         n, no = len(plan), np.zeros(len(plan), bool)
         jitter = np.tile(NO_JITTER, (n, 1))
-        return replace(plan, jitter=jitter, grey=no, solarize=no, blur=np.zeros(n))
+        return replace(plan, jitter=jitter, gray=no, solarize=no, blur=np.zeros(n))
 
     return replace(
         raw,
@@ -55,12 +55,12 @@ def test_views_are_taken_from_the_frames_they_belong_to() -> None:
     assert all(past < current < future for _, (past, current, future) in triples)
     batch = render_batch(plain(raw), ALL_MASKED, CPU)
     # Crop-major: all videos of the first crop, then all of the second.
-    assert colours_of(batch.global_crops) == [(v, s[1]) for v, s in triples] * 2
-    assert colours_of(batch.local_crops) == [(v, s[1]) for v, s in triples] * 3
+    assert colors_of(batch.global_crops) == [(v, s[1]) for v, s in triples] * 2
+    assert colors_of(batch.local_crops) == [(v, s[1]) for v, s in triples] * 3
     assert batch.past is not None
     assert batch.future is not None
-    assert colours_of(batch.past) == [(v, s[0]) for v, s in triples] * 2
-    assert colours_of(batch.future) == [(v, s[2]) for v, s in triples] * 2
+    assert colors_of(batch.past) == [(v, s[0]) for v, s in triples] * 2
+    assert colors_of(batch.future) == [(v, s[2]) for v, s in triples] * 2
 
 
 @pytest.mark.parametrize("step", range(3))
@@ -75,10 +75,10 @@ def test_only_masked_crops_get_past_and_future_views(step: int) -> None:
     assert batch.past is not None
     assert batch.future is not None
     of_masked = [samples[i % 4] for i in masked.tolist()]
-    assert colours_of(batch.past) == [(v, s[0]) for v, s in of_masked]
-    assert colours_of(batch.future) == [(v, s[2]) for v, s in of_masked]
-    assert colours_of(batch.global_crops) == [(v, s[1]) for v, s in samples] * 2
-    assert colours_of(batch.local_crops) == [(v, s[1]) for v, s in samples] * 3
+    assert colors_of(batch.past) == [(v, s[0]) for v, s in of_masked]
+    assert colors_of(batch.future) == [(v, s[2]) for v, s in of_masked]
+    assert colors_of(batch.global_crops) == [(v, s[1]) for v, s in samples] * 2
+    assert colors_of(batch.local_crops) == [(v, s[1]) for v, s in samples] * 3
 
 
 @pytest.mark.parametrize("auxiliary", ["none", "past", "future", "both"])
@@ -162,8 +162,8 @@ def test_alignment_decides_which_box_and_frame_the_student_sees(fixed_space: boo
     batch = render_batch(plain(raw), config, CPU)
     teacher = [(v, s[1]) for v, s in samples] * 2
     past = [(v, s[0]) for v, s in samples] * 2
-    assert colours_of(batch.teacher_crops) == teacher
-    assert colours_of(batch.global_crops) == (teacher if fixed_time else past)
+    assert colors_of(batch.teacher_crops) == teacher
+    assert colors_of(batch.global_crops) == (teacher if fixed_time else past)
     student = raw.global_ if raw.student is None else raw.student
     assert np.array_equal(student.box, raw.global_.box) == fixed_space
     if not fixed_space:
@@ -193,7 +193,7 @@ def test_frames_of_different_sizes_share_a_batch_without_showing_their_padding()
     assert batch.past is not None
     assert batch.future is not None
     for crops in (batch.global_crops, batch.local_crops, batch.past, batch.future):
-        shown = [video for video, _ in colours_of(crops)]  # one colour each: no padding
+        shown = [video for video, _ in colors_of(crops)]  # one color each: no padding
         assert shown == videos * (len(crops) // 5)
     for sample, video in enumerate(videos):
         assert raw.past.box[sample].tolist() == list(central_box(SIZES[video]))

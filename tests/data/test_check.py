@@ -157,7 +157,7 @@ def test_splitting_is_advised_where_sandwiches_cross_known_cuts() -> None:
     assert "--sandwich.cuts split" not in told(split, "advice")
 
 
-def test_a_packed_store_is_recognised_and_a_truncated_shard_is_an_error(tmp_path: Path) -> None:
+def test_a_packed_store_is_recognized_and_a_truncated_shard_is_an_error(tmp_path: Path) -> None:
     root = pack(tmp_path / "packed", [[("a", 20), ("b", 20)], [("c", 20)]])
     whole = check(root, CONFIG)
     assert whole.kind == "a packed frame store"
@@ -182,15 +182,15 @@ def test_photographs_are_told_from_frames(tmp_path: Path, store: Path) -> None:
 
 
 @pytest.mark.parametrize("style", ["abseiling", "train/air_drumming"])
-def test_a_part_of_kinetics_is_recognised_by_its_classes(style: str) -> None:
+def test_a_part_of_kinetics_is_recognized_by_its_classes(style: str) -> None:
     classes = [style, style.replace("abseiling", "zumba").replace("air_drumming", "tai_chi"), "archery"]
     names = [f"{name}/{number:06d}" for name in classes for number in range(10)]
-    found = kinetics.recognise([*names, "val/archery/x"])
+    found = kinetics.recognize([*names, "val/archery/x"])
     assert found == kinetics.Kinetics(videos=30, classes=3, held_out=1)
-    assert kinetics.recognise(["indoor/a", "outdoor/b"]) is None
+    assert kinetics.recognize(["indoor/a", "outdoor/b"]) is None
 
 
-def test_kinetics_is_recognised_by_its_numbers_and_its_share_is_said() -> None:
+def test_kinetics_is_recognized_by_its_numbers_and_its_share_is_said() -> None:
     from tcore.data.check import check_kinetics
 
     names = [f"class{number % 398}/{number}" for number in range(30_412)]

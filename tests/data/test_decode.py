@@ -9,9 +9,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from tcore.data.cuts import colour_difference, describe_colours, find_cuts
+from tcore.data.cuts import color_difference, describe_colors, find_cuts
 from tcore.data.decode import SampledVideo, UnreadableError, _Clock
-from tcore.data.synthetic import render_video
+from tcore.data.rendered import render_video
 from tests.evaluation.clips import cut, need_av, turn, write_file
 
 
@@ -20,7 +20,7 @@ def _av() -> None:
     need_av()
 
 
-def grey(levels: Sequence[int], size: tuple[int, int] = (48, 64)) -> np.ndarray:
+def gray(levels: Sequence[int], size: tuple[int, int] = (48, 64)) -> np.ndarray:
     return np.stack([np.full((*size, 3), level, np.uint8) for level in levels])
 
 
@@ -41,7 +41,7 @@ def write_at(path: Path, frames: np.ndarray, milliseconds: Sequence[int]) -> Pat
 
 
 def levels(path: Path, fps: float = 2) -> list[int]:
-    """The grey level of every kept frame, to the next ten."""
+    """The gray level of every kept frame, to the next ten."""
     found = []
     for pixels, times in SampledVideo(path, Fraction(fps), None):
         found += [round(float(pixels.mean()) / 10) * 10] * times
@@ -49,29 +49,29 @@ def levels(path: Path, fps: float = 2) -> list[int]:
 
 
 def test_frames_are_kept_at_even_times(tmp_path: Path) -> None:
-    path = write_file(tmp_path / "v.mp4", grey(range(0, 200, 10)), rate=10)  # 2 seconds
+    path = write_file(tmp_path / "v.mp4", gray(range(0, 200, 10)), rate=10)  # 2 seconds
     assert levels(path, 2) == [0, 50, 100, 150]
     assert levels(path, 5) == list(range(0, 200, 20))
     assert levels(path, 10) == list(range(0, 200, 10))
 
 
 def test_frames_that_come_at_uneven_times_are_taken_by_their_times(tmp_path: Path) -> None:
-    path = write_at(tmp_path / "v.mkv", grey([10, 50, 90, 130, 170]), [0, 400, 501, 1700, 1710])
+    path = write_at(tmp_path / "v.mkv", gray([10, 50, 90, 130, 170]), [0, 400, 501, 1700, 1710])
     # On the screen at 0, 0.5, 1, 1.5 s.
     assert levels(path) == [10, 50, 90, 90]
 
 
 def test_a_slow_video_shows_its_frames_longer(tmp_path: Path) -> None:
-    assert levels(write_file(tmp_path / "v.mp4", grey([20, 60, 100]), rate=1)) == [20, 20, 60, 60, 100, 100]
+    assert levels(write_file(tmp_path / "v.mp4", gray([20, 60, 100]), rate=1)) == [20, 20, 60, 60, 100, 100]
 
 
 def test_one_frame_is_a_video(tmp_path: Path) -> None:
-    assert levels(write_file(tmp_path / "v.mp4", grey([70]), rate=30)) == [70]
+    assert levels(write_file(tmp_path / "v.mp4", gray([70]), rate=30)) == [70]
 
 
 def test_a_jump_of_the_clock_is_not_filled_with_stills(tmp_path: Path) -> None:
     times = [0, 500, 1000, 90_000_000, 90_000_500]
-    found = levels(write_at(tmp_path / "v.mkv", grey([10, 50, 90, 130, 170]), times))
+    found = levels(write_at(tmp_path / "v.mkv", gray([10, 50, 90, 130, 170]), times))
     assert found[:3] == [10, 50, 90]
     assert len(found) <= 6
 
@@ -91,7 +91,7 @@ def test_stamps_that_miss_or_go_back_do_not_stop_the_clock(stamps: list[int | No
 
 
 def test_large_frames_shrink_and_small_ones_stay(tmp_path: Path) -> None:
-    path = write_file(tmp_path / "v.mp4", grey([50], (90, 130)))
+    path = write_file(tmp_path / "v.mp4", gray([50], (90, 130)))
     shapes = {
         side: next(iter(SampledVideo(path, Fraction(2), side))).pixels.shape for side in (None, 45, 90, 200)
     }
@@ -155,8 +155,8 @@ def test_a_file_of_sound_alone_says_so(tmp_path: Path) -> None:
 def test_a_hard_cut_is_found_and_motion_is_not() -> None:
     shots = [render_video(3, video, num_frames=12, size=96).frames for video in (0, 1, 2)]
     for first, second in ((0, 1), (1, 2), (2, 0)):
-        described = [describe_colours(frame) for frame in np.concatenate([shots[first], shots[second][:9]])]
-        changes = [colour_difference(a, b) for a, b in itertools.pairwise(described)]
+        described = [describe_colors(frame) for frame in np.concatenate([shots[first], shots[second][:9]])]
+        changes = [color_difference(a, b) for a, b in itertools.pairwise(described)]
         assert find_cuts(changes) == [12]
 
 

@@ -15,22 +15,22 @@ from tcore.data.frames import FrameStore, decode_image, list_clips, natural
 from tcore.data.jpeg import decode_jpeg
 from tcore.errors import InputError
 
-Colour = tuple[int, int, int]
+Color = tuple[int, int, int]
 
 
-def save(path: Path, colour: Colour = (0, 0, 0), size: tuple[int, int] = (6, 4)) -> None:
-    """Write one image of a single colour, (width, height) pixels."""
+def save(path: Path, color: Color = (0, 0, 0), size: tuple[int, int] = (6, 4)) -> None:
+    """Write one image of a single color, (width, height) pixels."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    Image.new("RGB", size, colour).save(path)
+    Image.new("RGB", size, color).save(path)
 
 
-def save_video(folder: Path, num_frames: int, colour: Colour = (0, 0, 0)) -> None:
+def save_video(folder: Path, num_frames: int, color: Color = (0, 0, 0)) -> None:
     for index in range(num_frames):
-        save(folder / f"{index:05d}.png", colour)
+        save(folder / f"{index:05d}.png", color)
 
 
 def red_of(frame: UInt8[np.ndarray, "height width 3"]) -> int:
-    """The red of an image of a single colour."""
+    """The red of an image of a single color."""
     assert np.ptp(frame[..., 0]) == 0
     return int(frame[0, 0, 0])
 
@@ -185,7 +185,7 @@ def test_an_empty_folder_is_named_with_what_was_expected(tmp_path: Path) -> None
     assert "\n" not in str(caught.value)
 
 
-def test_a_folder_of_video_files_is_recognised(tmp_path: Path) -> None:
+def test_a_folder_of_video_files_is_recognized(tmp_path: Path) -> None:
     (tmp_path / "sport").mkdir()
     for name in ("a.mp4", "sport/b.AVI", "readme.txt"):
         (tmp_path / name).write_bytes(b"")

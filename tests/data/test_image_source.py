@@ -1,4 +1,4 @@
-"""Images as videos of one frame, and a neighbour in the place of the past."""
+"""Images as videos of one frame, and a neighbor in the place of the past."""
 
 from collections import Counter
 from dataclasses import replace
@@ -68,7 +68,7 @@ def test_images_in_video_mode_are_told_what_to_do() -> None:
         Source(Painted([1] * NUMBER), TINY)
 
 
-def test_the_past_of_an_image_is_always_one_of_its_neighbours() -> None:
+def test_the_past_of_an_image_is_always_one_of_its_neighbors() -> None:
     source = image_source()
     for step in range(20):
         raw = source.read(step, 0)
@@ -76,7 +76,7 @@ def test_the_past_of_an_image_is_always_one_of_its_neighbours() -> None:
             assert past in source.neighbors.indices[image]
 
 
-def test_all_five_neighbours_are_drawn_equally_often() -> None:
+def test_all_five_neighbors_are_drawn_equally_often() -> None:
     source = image_source()
     draws = Counter((source.neighbor(step, slot, 0) - 1) % NUMBER for step in range(500) for slot in range(4))
     assert sorted(draws) == [0, 1, 2, 3, 4]
@@ -95,7 +95,7 @@ def test_a_draw_follows_seed_step_and_slot_alone() -> None:
     assert [past_of(source.read(step, 0)) for step in range(8)][7] == past_of(late)
 
 
-def test_other_neighbours_change_the_past_and_nothing_else() -> None:
+def test_other_neighbors_change_the_past_and_nothing_else() -> None:
     mine, others = (image_source(first=first).read(0, 0) for first in (1, 6))
     assert videos_of(mine) == videos_of(others)
     assert set(past_of(mine)) != set(past_of(others))
@@ -108,22 +108,22 @@ def test_other_neighbours_change_the_past_and_nothing_else() -> None:
     assert not torch.equal(mine_batch.past, other_batch.past)
 
 
-def test_the_views_of_the_image_are_those_of_the_run_without_neighbours() -> None:
+def test_the_views_of_the_image_are_those_of_the_run_without_neighbors() -> None:
     store = Painted([1] * NUMBER)
     alone = Source(store, replace(IMAGES, auxiliary="none")).read(3, 0)
-    with_neighbours = image_source().read(3, 0)
-    assert np.array_equal(alone.global_.box, with_neighbours.global_.box)
-    assert np.array_equal(alone.global_.jitter, with_neighbours.global_.jitter)
+    with_neighbors = image_source().read(3, 0)
+    assert np.array_equal(alone.global_.box, with_neighbors.global_.box)
+    assert np.array_equal(alone.global_.jitter, with_neighbors.global_.jitter)
     assert alone.frames.shape[0] == 4
-    assert with_neighbours.frames.shape[0] == 8
+    assert with_neighbors.frames.shape[0] == 8
 
 
-def test_an_image_without_a_mask_reads_no_neighbour() -> None:
+def test_an_image_without_a_mask_reads_no_neighbor() -> None:
     config = replace(IMAGES, masking=replace(IMAGES.masking, probability=0.0))
     assert image_source(config).read(0, 0).frames.shape[0] == 4
 
 
-def test_neighbours_are_part_of_what_a_run_was_trained_on() -> None:
+def test_neighbors_are_part_of_what_a_run_was_trained_on() -> None:
     prints = {image_source(first=first).fingerprint() for first in (1, 2, 1)}
     assert len(prints) == 2
     assert Source(Painted([1] * NUMBER), replace(IMAGES, auxiliary="none")).fingerprint() not in prints

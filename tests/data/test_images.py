@@ -31,7 +31,7 @@ def test_other_kinds_of_images_become_rgb(tmp_path: Path, mode: str) -> None:
     assert frame.min() == 255
 
 
-def test_16_bit_grey_keeps_its_brightness(tmp_path: Path) -> None:
+def test_16_bit_gray_keeps_its_brightness(tmp_path: Path) -> None:
     high = np.arange(256, dtype=np.uint16).reshape(16, 16)
     low = np.random.default_rng(0).integers(0, 256, (16, 16), dtype=np.uint16)
     Image.fromarray(256 * high + low).save(tmp_path / "0.png")
@@ -42,20 +42,20 @@ def test_16_bit_grey_keeps_its_brightness(tmp_path: Path) -> None:
     assert np.array_equal(frame, np.repeat(high[:, :, None], 3, axis=2))
 
 
-@pytest.mark.parametrize("transparency", [1, b"\xff\x80\x00"], ids=["one colour", "alpha per colour"])
-def test_a_palette_with_transparency_is_read_in_its_colours_without_a_warning(
+@pytest.mark.parametrize("transparency", [1, b"\xff\x80\x00"], ids=["one color", "alpha per color"])
+def test_a_palette_with_transparency_is_read_in_its_colors_without_a_warning(
     tmp_path: Path, transparency: int | bytes
 ) -> None:
-    colours = [(200, 0, 0), (0, 150, 0), (10, 20, 100)]
+    colors = [(200, 0, 0), (0, 150, 0), (10, 20, 100)]
     image = Image.new("P", (3, 2))
-    image.putpalette([value for colour in colours for value in colour])
+    image.putpalette([value for color in colors for value in color])
     for column in range(3):
         image.paste(column, (column, 0, column + 1, 2))
     image.save(tmp_path / "0.png", transparency=transparency)
     with Image.open(tmp_path / "0.png") as saved:
         assert saved.mode == "P"
         assert "transparency" in saved.info
-    assert np.array_equal(read_image(tmp_path / "0.png"), [colours, colours])  # warnings are errors
+    assert np.array_equal(read_image(tmp_path / "0.png"), [colors, colors])  # warnings are errors
 
 
 @pytest.mark.parametrize("damage", ["empty", "truncated", "no image"])

@@ -21,7 +21,7 @@ def masked_patches(masks: Bool[np.ndarray, "crops n"]) -> Int[np.ndarray, "maske
     return np.sort(counts[counts > 0])
 
 
-def neighbour_pairs(masks: Bool[np.ndarray, "crops n"]) -> int:
+def neighbor_pairs(masks: Bool[np.ndarray, "crops n"]) -> int:
     """Pairs of masked patches that share a side."""
     grid = masks.reshape(len(masks), GRID, GRID)
     return int((grid[:, 1:] & grid[:, :-1]).sum() + (grid[:, :, 1:] & grid[:, :, :-1]).sum())
@@ -84,14 +84,14 @@ def test_shares_are_uniform_between_their_edges() -> None:
 def test_blocks_hang_together_unlike_random_patches() -> None:
     blocks = sample_masks(np.random.default_rng(3), 64, GRID, kind="block")
     patches = sample_masks(np.random.default_rng(3), 64, GRID, kind="random")
-    assert neighbour_pairs(blocks) > 1.5 * neighbour_pairs(patches)
+    assert neighbor_pairs(blocks) > 1.5 * neighbor_pairs(patches)
 
 
 def test_random_patches_are_independent() -> None:
     masks = sample_masks(np.random.default_rng(4), 800, GRID, ratio=(0.3, 0.3), kind="random")
     masks = masks[masks.any(axis=1)]
     # 2 * 14 * 13 pairs, both masked with probability 58 * 57 / (196 * 195).
-    assert neighbour_pairs(masks) / len(masks) == pytest.approx(364 * 58 * 57 / (196 * 195), rel=0.03)
+    assert neighbor_pairs(masks) / len(masks) == pytest.approx(364 * 58 * 57 / (196 * 195), rel=0.03)
     assert np.all(np.abs(masks.mean(axis=0) - 58 / 196) < 5 * np.sqrt(0.296 * 0.704 / len(masks)))
 
 

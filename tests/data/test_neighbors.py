@@ -104,7 +104,7 @@ def test_copies_are_offered_where_nothing_else_is_there() -> None:
 @pytest.mark.parametrize(
     ("k", "says"), [(0, "need 1 or more"), (6, "6 images has 5 others"), (9, "smaller --k")]
 )
-def test_more_neighbours_than_others_are_refused(k: int, says: str) -> None:
+def test_more_neighbors_than_others_are_refused(k: int, says: str) -> None:
     with pytest.raises(InputError, match=says):
         search(features(6), k)
 
@@ -123,10 +123,10 @@ def test_a_file_comes_back_as_it_was(tmp_path: Path) -> None:
     assert loaded.fingerprint() == made.fingerprint() != ring(9, 4, "abc", first=2).fingerprint()
 
 
-def test_neighbours_lie_inside_a_packed_store_or_beside_a_folder(tmp_path: Path) -> None:
+def test_neighbors_lie_inside_a_packed_store_or_beside_a_folder(tmp_path: Path) -> None:
     folder = tmp_path / "photos"
     folder.mkdir()
-    with pytest.raises(InputError, match=r"no neighbours of .*photos.*tcore neighbors .*photos --encoder"):
+    with pytest.raises(InputError, match=r"no neighbors of .*photos.*tcore neighbors .*photos --encoder"):
         find_neighbors(folder)
     ring(9, 4, "abc").save(beside(folder))
     assert find_neighbors(f"{folder}/") == tmp_path / "photos.neighbors.safetensors"
@@ -135,9 +135,9 @@ def test_neighbours_lie_inside_a_packed_store_or_beside_a_folder(tmp_path: Path)
     assert beside(folder / "..").name == f"{tmp_path.name}.neighbors.safetensors"
 
 
-def test_neighbours_of_other_images_are_refused(tmp_path: Path) -> None:
+def test_neighbors_of_other_images_are_refused(tmp_path: Path) -> None:
     with pytest.raises(
-        InputError, match=r"x lists neighbours of other images \(fingerprint abc, the store has"
+        InputError, match=r"x lists neighbors of other images \(fingerprint abc, the store has"
     ):
         check_neighbors(ring(9, 4, "abc"), Path("x"), 9, "abd")
     with pytest.raises(InputError, match="do not fit 8 images"):
@@ -147,7 +147,7 @@ def test_neighbours_of_other_images_are_refused(tmp_path: Path) -> None:
 def test_files_of_other_kinds_are_refused_by_name(tmp_path: Path) -> None:
     save_file({"a": np.zeros(3)}, tmp_path / "other.safetensors")
     (tmp_path / "broken.safetensors").write_bytes(b"no safetensors")
-    for name, says in (("other", "holds no neighbours"), ("broken", "cannot read"), ("gone", "cannot read")):
+    for name, says in (("other", "holds no neighbors"), ("broken", "cannot read"), ("gone", "cannot read")):
         with pytest.raises(InputError, match=f"{says}.*") as error:
             load_neighbors(tmp_path / f"{name}.safetensors")
         assert name in str(error.value)

@@ -20,13 +20,13 @@ from tests.data.packing import jpeg, pack
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """Three videos in two shards; frame f of video v has one colour, (10 v, f, 0)."""
+    """Three videos in two shards; frame f of video v has one color, (10 v, f, 0)."""
     return pack(
         tmp_path / "store", [[("a/one", 3), ("a/two", 8)], [("ünï\udcff", 1)]], cuts={"a/two": [2, 5]}
     )
 
 
-def test_a_packed_store_is_recognised_and_knows_its_videos(root: Path) -> None:
+def test_a_packed_store_is_recognized_and_knows_its_videos(root: Path) -> None:
     store = FrameStore.open(root)
     assert isinstance(store, PackedStore)
     assert list(store.names) == ["a/one", "a/two", "ünï\udcff"]
@@ -49,9 +49,7 @@ def test_any_frame_can_be_read_in_any_order(root: Path) -> None:
 
 
 @pytest.mark.parametrize(("video", "frame"), [(0, 3), (0, -1), (2, 1), (3, 0), (-1, 0)])
-def test_frames_that_are_not_there_are_not_read_from_the_neighbour(
-    root: Path, video: int, frame: int
-) -> None:
+def test_frames_that_are_not_there_are_not_read_from_the_neighbor(root: Path, video: int, frame: int) -> None:
     with pytest.raises(IndexError):
         PackedStore(root).read_bytes(video, [frame])
 

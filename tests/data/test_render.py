@@ -42,7 +42,7 @@ def plain(boxes: list[tuple[int, int, int, int]], frame: int = 0) -> ViewPlan:
         flip=np.zeros(n, bool),
         jitter=np.tile(NO_JITTER, (n, 1)),
         order=np.tile(np.arange(4), (n, 1)),
-        grey=np.zeros(n, bool),
+        gray=np.zeros(n, bool),
         blur=np.zeros(n),
         solarize=np.zeros(n, bool),
     )
@@ -144,7 +144,7 @@ def test_factors_mean_what_they_mean_in_pillow(
 @pytest.mark.parametrize("turns", [-0.1, 0.07, 0.5])
 def test_hue_is_turned_as_in_colorsys(turns: float) -> None:
     image = noise(32, 32, 3)
-    image[0] = image[0, :, :1]  # greys
+    image[0] = image[0, :, :1]  # grays
     image[1] = 0
     image[2, :, 1] = image[2, :, 0]  # two channels equal
     image[3, :, 2] = image[3, :, 1]
@@ -183,9 +183,9 @@ def test_flip_mirrors_the_view() -> None:
     np.testing.assert_allclose(draw(image, plan), image[:, ::-1], atol=1e-3)
 
 
-def test_grey_is_that_of_pillow_in_all_channels() -> None:
+def test_gray_is_that_of_pillow_in_all_channels() -> None:
     image = noise(32, 32, 3)
-    ours = draw(image, replace(plain([(0, 0, 32, 32)]), grey=np.array([True])))
+    ours = draw(image, replace(plain([(0, 0, 32, 32)]), gray=np.array([True])))
     pillow = np.asarray(Image.fromarray(image).convert("L"), np.float32)
     assert np.abs(ours - pillow[:, :, None]).max() <= 0.51
 
@@ -215,16 +215,16 @@ def test_solarize_inverts_from_128_on() -> None:
 def test_steps_come_in_the_order_of_the_recipe() -> None:
     image = noise(32, 32, 3)
     plan = jittered(BRIGHTNESS, 1.4)
-    everything = replace(plan, grey=np.array([True]), blur=np.array([1.5]), solarize=np.array([True]))
+    everything = replace(plan, gray=np.array([True]), blur=np.array([1.5]), solarize=np.array([True]))
     step = torch.from_numpy(image).permute(2, 0, 1)[None] / 255
-    step = photometry.to_grey(photometry.adjust_brightness(step, torch.tensor([1.4])))
+    step = photometry.to_gray(photometry.adjust_brightness(step, torch.tensor([1.4])))
     step = photometry.solarize(photometry.blur(step, torch.tensor([1.5])))
     np.testing.assert_allclose(draw(image, everything), 255 * step[0].permute(1, 2, 0).numpy(), atol=1e-2)
 
 
 def test_each_view_of_a_mixed_batch_equals_the_view_rendered_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     frames, plan = mixed_batch()
-    assert {len(set(values)) > 1 for values in (plan.flip, plan.grey, plan.blur, plan.solarize)} == {True}
+    assert {len(set(values)) > 1 for values in (plan.flip, plan.gray, plan.blur, plan.solarize)} == {True}
     together = render(frames, plan, 16)
     for row in range(len(plan)):
         alone = render(frames, plan.select(np.array([row])), 16)
@@ -233,14 +233,14 @@ def test_each_view_of_a_mixed_batch_equals_the_view_rendered_alone(monkeypatch: 
     torch.testing.assert_close(render(frames, plan, 16), together, atol=2e-4, rtol=0)
 
 
-def test_colours_for_all_views_at_once_are_those_of_view_by_view() -> None:
+def test_colors_for_all_views_at_once_are_those_of_view_by_view() -> None:
     frames, plan = mixed_batch()
-    at_once = rendering.Kernels(resampling_matrix, photometry.colours)
+    at_once = rendering.Kernels(resampling_matrix, photometry.colors)
     by_rows = render_pixels(frames, plan, 16)
     torch.testing.assert_close(render_pixels(frames, plan, 16, at_once), by_rows, atol=1e-6, rtol=0)
 
 
-def test_a_view_without_colours_is_left_alone_among_others_that_have_them() -> None:
+def test_a_view_without_colors_is_left_alone_among_others_that_have_them() -> None:
     frames, plan = mixed_batch()
     bare = plain([(3, 4, 40, 50)], frame=2)
     middle = ViewPlan.concatenate([plan.select(slice(0, 9)), bare, plan.select(slice(9, 20))])
@@ -248,7 +248,7 @@ def test_a_view_without_colours_is_left_alone_among_others_that_have_them() -> N
     torch.testing.assert_close(render_pixels(frames, middle, 16)[9], alone, atol=1e-5, rtol=0)
 
 
-def test_render_is_normalised_float32() -> None:
+def test_render_is_normalized_float32() -> None:
     frames, plan = mixed_batch(1)
     views, pixels = render(frames, plan, 16), render_pixels(frames, plan, 16)
     assert views.dtype == torch.float32

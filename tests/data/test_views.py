@@ -30,7 +30,7 @@ DRAWS = 4000
 SIZES = ((240, 320), (240, 320), (240, 320))
 
 
-def colours(recipe: Photometry, seed: int = 0) -> ViewPlan:
+def colors(recipe: Photometry, seed: int = 0) -> ViewPlan:
     frame, box = np.zeros(DRAWS, np.int64), np.zeros((DRAWS, 4), np.int64)
     return sample_photometry(np.random.default_rng(seed), frame, box, [recipe] * DRAWS)
 
@@ -72,21 +72,21 @@ def one_random_box(
 def test_probabilities_are_those_of_the_table(
     recipe: Photometry, flip: float, blur: float, solarize: float
 ) -> None:
-    plan = colours(recipe)
+    plan = colors(recipe)
     assert_frequency(int(plan.flip.sum()), flip)
     assert_frequency(int((plan.jitter != (1, 1, 1, 0)).all(axis=1).sum()), 0.8)
-    assert_frequency(int(plan.grey.sum()), 0.2)
+    assert_frequency(int(plan.gray.sum()), 0.2)
     assert_frequency(int((plan.blur > 0).sum()), blur)
     assert_frequency(int(plan.solarize.sum()), solarize)
 
 
-def test_colours_are_jittered_all_four_or_not_at_all() -> None:
-    changed = colours(LOCAL).jitter != (1, 1, 1, 0)
+def test_colors_are_jittered_all_four_or_not_at_all() -> None:
+    changed = colors(LOCAL).jitter != (1, 1, 1, 0)
     assert set(changed.sum(axis=1)) == {0, 4}
 
 
 def test_jitter_and_blur_are_uniform_in_their_ranges() -> None:
-    plan = colours(GLOBAL_2)
+    plan = colors(GLOBAL_2)
     jitter = plan.jitter[plan.jitter[:, 3] != 0]
     for column, (low, high) in enumerate([(0.6, 1.4), (0.6, 1.4), (0.8, 1.2), (-0.1, 0.1)]):
         assert_uniform(jitter[:, column], low, high)
@@ -94,22 +94,22 @@ def test_jitter_and_blur_are_uniform_in_their_ranges() -> None:
 
 
 def test_every_order_of_the_four_operations_is_equally_likely() -> None:
-    orders, counts = np.unique(colours(LOCAL).order, axis=0, return_counts=True)
+    orders, counts = np.unique(colors(LOCAL).order, axis=0, return_counts=True)
     assert len(orders) == 24
     for count in counts:
         assert_frequency(int(count), 1 / 24)
 
 
 def test_decisions_of_a_view_are_independent_of_one_another() -> None:
-    plan = colours(Photometry(flip=0.5, jitter=0.5, grey=0.5, blur=0.5, solarize=0.5))
-    decisions = [plan.flip, plan.jitter[:, 3] != 0, plan.grey, plan.blur > 0, plan.solarize]
+    plan = colors(Photometry(flip=0.5, jitter=0.5, gray=0.5, blur=0.5, solarize=0.5))
+    decisions = [plan.flip, plan.jitter[:, 3] != 0, plan.gray, plan.blur > 0, plan.solarize]
     for index, first in enumerate(decisions):
         for second in decisions[:index]:
             assert_frequency(int((first & second).sum()), 0.25)
 
 
 def test_amounts_of_a_view_are_independent_of_one_another() -> None:
-    plan = colours(Photometry(jitter=1.0, blur=1.0))
+    plan = colors(Photometry(jitter=1.0, blur=1.0))
     correlation = np.corrcoef(np.column_stack([plan.jitter, plan.blur, plan.order[:, 0]]).T)
     assert np.abs(correlation - np.eye(6)).max() <= 4 / math.sqrt(DRAWS)
 
@@ -202,18 +202,18 @@ def test_past_and_future_can_show_the_box_of_the_crop_they_serve() -> None:
     assert (current.past.jitter == central.past.jitter).all()
 
 
-def test_colours_change_more_rarely_where_wanted_and_all_else_stays() -> None:
+def test_colors_change_more_rarely_where_wanted_and_all_else_stays() -> None:
     """The same numbers are drawn: every change that is left is one of the published ones."""
     published, half, never = (
-        [sample_views(np.random.default_rng(seed), SIZES, colour=colour) for seed in range(200)]
-        for colour in (1.0, 0.5, 0.0)
+        [sample_views(np.random.default_rng(seed), SIZES, color=color) for seed in range(200)]
+        for color in (1.0, 0.5, 0.0)
     )
     changes = {}
     for name, samples in (("published", published), ("half", half), ("never", never)):
         plans = [plan for s in samples for plan in (s.global_, s.local, s.past, s.future)]
         jittered = np.concatenate([(plan.jitter != np.array(NO_JITTER)).any(axis=1) for plan in plans])
-        grey, solarized = (np.concatenate([getattr(p, k) for p in plans]) for k in ("grey", "solarize"))
-        changes[name] = np.stack([jittered, grey, solarized])
+        gray, solarized = (np.concatenate([getattr(p, k) for p in plans]) for k in ("gray", "solarize"))
+        changes[name] = np.stack([jittered, gray, solarized])
     assert changes["published"].mean(axis=1) == pytest.approx([0.8, 0.2, 0.2 * 3 / 14], abs=0.02)
     assert changes["half"].mean(axis=1) == pytest.approx([0.4, 0.1, 0.1 * 3 / 14], abs=0.02)
     assert not changes["never"].any()
@@ -262,7 +262,7 @@ def test_auxiliary_views_follow_the_recipe_of_their_global_crop(samples: list[Sa
         assert_frequency(sum(bool(plan.blur[1]) for plan in plans), 0.9, len(plans))
         assert_frequency(sum(bool(plan.solarize[1]) for plan in plans), 0.2, len(plans))
         for row in range(2):
-            assert_frequency(sum(bool(plan.grey[row]) for plan in plans), 0.2, len(plans))
+            assert_frequency(sum(bool(plan.gray[row]) for plan in plans), 0.2, len(plans))
             assert_frequency(sum(plan.jitter[row, 0] != 1 for plan in plans), 0.8, len(plans))
 
 
@@ -293,7 +293,7 @@ def test_the_same_generator_state_gives_the_same_sample() -> None:
 @pytest.mark.parametrize(
     ("space", "time", "frame"), [(False, True, CURRENT), (True, False, PAST), (False, False, PAST)]
 )
-def test_a_student_that_is_not_aligned_differs_in_place_or_time_but_not_in_colour(
+def test_a_student_that_is_not_aligned_differs_in_place_or_time_but_not_in_color(
     space: bool, time: bool, frame: int
 ) -> None:
     aligned = sample_views(np.random.default_rng(0), SIZES)

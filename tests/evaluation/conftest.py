@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tcore.data.synthetic import RenderedVideo, render_video
+from tcore.data.rendered import RenderedVideo, render_video
 from tcore.evaluation.encoder import Encoder
 from tests.evaluation.clips import tiny_encoder, write_folder
 

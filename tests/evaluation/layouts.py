@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from tcore.data.synthetic import RenderedVideo
+from tcore.data.rendered import RenderedVideo
 from tcore.evaluation.rendered import true_joints
 
 

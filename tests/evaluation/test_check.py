@@ -8,10 +8,10 @@ import pytest
 from PIL import Image
 
 from tcore.data.findings import Findings
-from tcore.data.synthetic import RenderedVideo, render_video
+from tcore.data.rendered import RenderedVideo, render_video
 from tcore.errors import InputError
 from tcore.evaluation import davis
-from tcore.evaluation.check import check_benchmark, recognise
+from tcore.evaluation.check import check_benchmark, recognize
 from tests.evaluation.layouts import write_davis, write_jhmdb, write_mat, write_vip
 
 
@@ -28,11 +28,11 @@ def warnings(findings: Findings) -> str:
     return "\n".join(problem.text for problem in findings.problems if problem.level == "warning")
 
 
-def test_layouts_are_recognised(tmp_path: Path, videos: list[RenderedVideo]) -> None:
-    assert recognise(write_davis(tmp_path / "d", videos)) == "davis"
-    assert recognise(write_vip(tmp_path / "v", videos)) == "vip"
-    assert recognise(write_jhmdb(tmp_path / "j", videos)) == "jhmdb"
-    assert recognise(tmp_path) is None
+def test_layouts_are_recognized(tmp_path: Path, videos: list[RenderedVideo]) -> None:
+    assert recognize(write_davis(tmp_path / "d", videos)) == "davis"
+    assert recognize(write_vip(tmp_path / "v", videos)) == "vip"
+    assert recognize(write_jhmdb(tmp_path / "j", videos)) == "jhmdb"
+    assert recognize(tmp_path) is None
 
 
 def test_a_whole_davis_says_how_it_differs_from_the_official_one(

@@ -1,4 +1,4 @@
-"""Controls that have learnt nothing."""
+"""Controls that have learned nothing."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from tcore.cli import main
+from tcore.cli.main import main
 from tcore.errors import InputError
 from tcore.evaluation.encoders import load_encoder
 from tcore.evaluation.evaluate import evaluate
@@ -14,18 +14,18 @@ from tcore.evaluation.rendered import HELDOUT_SEED, copy_first_frame, heldout_vi
 from tests.evaluation.layouts import write_davis, write_jhmdb, write_vip
 
 
-def test_the_colour_of_a_patch_is_its_mean_and_brightness_counts() -> None:
+def test_the_color_of_a_patch_is_its_mean_and_brightness_counts() -> None:
     frame = np.zeros((1, 32, 48, 3), np.uint8)
     frame[0, :16, :16] = np.random.default_rng(0).integers(0, 256, (16, 16, 3))
     frame[0, 16:, 32:] = 128
-    features = load_encoder("control:colour")(torch.from_numpy(frame))[0]
+    features = load_encoder("control:color")(torch.from_numpy(frame))[0]
     assert features.shape == (4, 2, 3)
     mean = torch.from_numpy(frame[0, :16, :16].reshape(-1, 3).mean(axis=0)) / 255
     usual = (mean - torch.tensor([0.485, 0.456, 0.406])) / torch.tensor([0.229, 0.224, 0.225])
     torch.testing.assert_close(features[:3, 0, 0], usual.float())
     assert (features[3] == 1).all()
-    black, grey = (torch.nn.functional.normalize(features[:, *at], dim=0) for at in ((0, 1), (1, 2)))
-    assert float(black @ grey) < 0.5
+    black, gray = (torch.nn.functional.normalize(features[:, *at], dim=0) for at in ((0, 1), (1, 2)))
+    assert float(black @ gray) < 0.5
 
 
 def test_copied_labels_have_the_scores_of_the_first_frame(tmp_path: Path) -> None:
@@ -54,7 +54,7 @@ def test_results_of_one_control_are_not_taken_for_those_of_the_other(tmp_path: P
     root = write_davis(tmp_path / "davis", heldout_videos(1, num_frames=4, size=64))
     scores = [
         evaluate(load_encoder(name), davis=root, size=(256, 256), out=tmp_path / "out")["benchmarks"]["davis"]
-        for name in ("control:copy", "control:colour", "control:copy")
+        for name in ("control:copy", "control:color", "control:copy")
     ]
     assert scores[0]["scores"] == scores[2]["scores"] != scores[1]["scores"]
 
@@ -85,4 +85,4 @@ def test_copying_is_no_encoder(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert not (tmp_path / "out").exists()
     with pytest.raises(SystemExit):
         main(["evaluate", "control:paste", "--davis", str(tmp_path)])
-    assert "there are control:copy and control:colour" in capsys.readouterr().err
+    assert "there are control:copy and control:color" in capsys.readouterr().err

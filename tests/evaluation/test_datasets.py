@@ -65,11 +65,11 @@ def test_palette_masks_are_read_by_index(tmp_path: Path) -> None:
     assert read_ids(tmp_path / "mask.png").tolist() == [[0, 1], [2, 3]]
 
 
-def test_colour_and_broken_masks_are_refused_by_name(tmp_path: Path) -> None:
-    Image.new("RGB", (4, 4)).save(tmp_path / "colour.png")
+def test_color_and_broken_masks_are_refused_by_name(tmp_path: Path) -> None:
+    Image.new("RGB", (4, 4)).save(tmp_path / "color.png")
     (tmp_path / "broken.png").write_bytes(b"\x89PNG nothing")
-    with pytest.raises(InputError, match=r"colour.png is a RGB image"):
-        read_ids(tmp_path / "colour.png")
+    with pytest.raises(InputError, match=r"color.png is a RGB image"):
+        read_ids(tmp_path / "color.png")
     with pytest.raises(InputError, match=r"cannot read mask .*broken.png"):
         read_ids(tmp_path / "broken.png")
 

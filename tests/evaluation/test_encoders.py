@@ -54,7 +54,7 @@ def test_kept_encoder_is_built_by_the_card_of_its_run(run: Path) -> None:
     assert torch.equal(kept.backbone.state_dict()["norm.bias"], torch.ones(32))
 
 
-def test_frames_are_scaled_and_normalised() -> None:
+def test_frames_are_scaled_and_normalized() -> None:
     encoder = Encoder(network(), "source")
     frames = torch.randint(0, 256, (1, 16, 40, 3), dtype=torch.uint8)
     mean, std = torch.tensor(MEAN), torch.tensor(STD)
@@ -98,8 +98,8 @@ def test_reach_of_a_run_is_that_of_its_card_unless_another_is_wanted(run: Path) 
 def test_reach_that_cannot_be_is_an_error(run: Path) -> None:
     with pytest.raises(InputError, match=r"reach 0 of .*: need 1 or more patches, or everywhere"):
         load_encoder(run, reach=0)
-    with pytest.raises(InputError, match=r"reach 3 of control:colour: only Vision Transformers that"):
-        load_encoder("control:colour", reach=3)
+    with pytest.raises(InputError, match=r"reach 3 of control:color: only Vision Transformers that"):
+        load_encoder("control:color", reach=3)
     (run / "encoder.json").write_text(json.dumps({"vit": SIZES | {"layer_scale": 0.5, "reach": "far"}}))
     with pytest.raises(InputError, match="reach='far' is no size that fits"):
         load_encoder(run)
@@ -143,7 +143,7 @@ def test_file_without_its_card_is_an_error(run: Path) -> None:
         load_encoder(run)
 
 
-@pytest.mark.parametrize("card", ["{", "{}", "[]", '{"vit": {"colour": 1}}', '{"vit": {"patch_size": 0}}'])
+@pytest.mark.parametrize("card", ["{", "{}", "[]", '{"vit": {"color": 1}}', '{"vit": {"patch_size": 0}}'])
 def test_broken_card_is_an_error(run: Path, card: str) -> None:
     (run / "encoder.json").write_text(card, encoding="utf-8")
     with pytest.raises(InputError, match=r"cannot read|no encoder can be built"):
@@ -196,12 +196,12 @@ def test_timm_model_gives_its_patch_tokens(moved_norm: bool, layer: int) -> None
     assert "3 tokens before the patches are dropped" in encoder.report
 
 
-def test_images_are_normalised_as_the_foreign_model_expects() -> None:
+def test_images_are_normalized_as_the_foreign_model_expects() -> None:
     encoder = adapt_timm(TimmLike(mean=0.5), "timm:like")
     mean, std = (torch.tensor(x)[:, None, None] for x in (MEAN, STD))
     expected = Encoder(network(), "source").features((images() * std + mean - 0.5) / 0.5)
     assert torch.allclose(encoder.features(images()), expected, atol=1e-5)
-    assert "normalised as the model was trained" in encoder.report
+    assert "normalized as the model was trained" in encoder.report
 
 
 def test_wrong_number_of_prefix_tokens_is_an_error() -> None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
-from tcore.data.synthetic import RenderedVideo
+from tcore.data.rendered import RenderedVideo
 from tcore.errors import InputError
 from tcore.evaluation.card import Card, table, worst_clips
 from tcore.evaluation.encoder import Encoder
@@ -20,7 +20,7 @@ from tcore.evaluation.encoders import choose_reach
 from tcore.evaluation.evaluate import evaluate
 from tcore.evaluation.protocols import RENDERED, TCORE, protocol
 from tcore.evaluation.rendered import HELDOUT_SEED, heldout_videos, propagate_video, score_videos
-from tcore.evaluation.score import score_davis, score_jhmdb, score_vip, summarise_davis
+from tcore.evaluation.score import score_davis, score_jhmdb, score_vip, summarize_davis
 from tcore.evaluation.scores import pck
 from tests.evaluation.clips import tiny_encoder
 from tests.evaluation.layouts import write_davis, write_jhmdb, write_vip
@@ -94,7 +94,7 @@ def test_card_of_an_encoder_with_a_reach_says_so_and_its_clips_are_not_reused(
 def test_saved_predictions_score_the_same(encoder: Encoder, datasets: dict[str, Any], tmp_path: Path) -> None:
     card = evaluate(encoder, **datasets, size=SIZE, out=tmp_path, save=True)
     saved = tmp_path / "predictions"
-    davis = summarise_davis(score_davis(datasets["davis"], saved / "davis"))
+    davis = summarize_davis(score_davis(datasets["davis"], saved / "davis"))
     assert davis["J&F"] == pytest.approx(card["benchmarks"]["davis"]["scores"]["J&F"], abs=1e-12)
     vip = score_vip(datasets["vip"], saved / "vip")
     assert vip["mIoU"] == pytest.approx(card["benchmarks"]["vip"]["scores"]["mIoU"], abs=1e-12)

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tcore.cli import main
+from tcore.cli.main import main
 from tcore.errors import InputError
 from tcore.evaluation.encoder import Adapted, Encoder
 from tcore.evaluation.encoders import load_encoder

@@ -1,4 +1,4 @@
-"""Features of images, and the neighbours that they find."""
+"""Features of images, and the neighbors that they find."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from tcore.evaluation import neighbors
 from tcore.evaluation.encoder import Adapted, Encoder
 from tcore.evaluation.neighbors import (
     Key,
-    centre_crop,
+    center_crop,
     encode_all,
     find_all,
     image_features,
@@ -45,7 +45,7 @@ def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(neighbors, "BATCH", 4)
 
 
-def test_the_feature_is_the_class_token_and_normalised() -> None:
+def test_the_feature_is_the_class_token_and_normalized() -> None:
     encoder = tiny_encoder()
     images = torch.randint(0, 255, (3, 32, 32, 3), dtype=torch.uint8)
     expected = encoder.backbone(normalize_images(images.permute(0, 3, 1, 2).float() / 255)).frame
@@ -75,7 +75,7 @@ def test_images_go_in_at_the_size_that_the_encoder_was_trained_at() -> None:
 def test_the_crop_is_the_middle_of_a_short_side_of_256(shape: tuple[int, int]) -> None:
     image = np.random.default_rng(0).integers(0, 255, (*shape, 3), dtype=np.uint8)
     top, left = (shape[0] - 224) // 2, (shape[1] - 224) // 2
-    assert np.array_equal(centre_crop(image, 224), image[top : top + 224, left : left + 224])
+    assert np.array_equal(center_crop(image, 224), image[top : top + 224, left : left + 224])
 
 
 def test_the_file_lists_the_nearest_by_the_encoder(tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ def test_the_file_lists_the_nearest_by_the_encoder(tmp_path: Path) -> None:
     found, store = load_neighbors(path), open_images(folder)
     assert (found.k, found.encoder, found.encoder_fingerprint) == (3, "tiny-0", encoder.fingerprint())
     assert found.store_fingerprint == store.fingerprint()
-    crops = np.stack([centre_crop(store.read(i, [0])[0], 32) for i in range(11)])
+    crops = np.stack([center_crop(store.read(i, [0])[0], 32) for i in range(11)])
     expected = search(image_features(encoder, torch.from_numpy(crops)), 3)
     assert np.array_equal(found.indices, expected.indices.numpy())
     assert np.allclose(found.cosines, expected.cosines.numpy(), atol=1e-6)
@@ -165,7 +165,7 @@ def test_a_file_of_another_kind_is_not_written_over(tmp_path: Path) -> None:
     folder = save_images(tmp_path / "photos", 8)
     photo = folder / "class0" / "image0.png"
     before = photo.read_bytes()
-    with pytest.raises(InputError, match=r"image0\.png is there and holds no neighbours"):
+    with pytest.raises(InputError, match=r"image0\.png is there and holds no neighbors"):
         find_all(tiny_encoder(), folder, out=photo, workers=0)
     assert photo.read_bytes() == before
 

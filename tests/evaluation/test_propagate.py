@@ -68,7 +68,7 @@ def test_streaming_agrees_with_the_full_matrix_and_real_copies(
         "context": context,
         "radius": max(radius, 0.5)
         if limit_first
-        else radius,  # a disk without its centre holds no key at all
+        else radius,  # a disk without its center holds no key at all
         "topk": topk,
         "temperature": 0.7,
         "first_frame": first_frame,

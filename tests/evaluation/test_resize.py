@@ -70,7 +70,7 @@ def test_an_id_without_a_class_is_refused() -> None:
         ids_to_grid(ids, input_size=(32, 32), grid=(2, 2), num_classes=20)
 
 
-def test_batches_of_images_are_resized_like_single_ones_and_normalised_per_channel() -> None:
+def test_batches_of_images_are_resized_like_single_ones_and_normalized_per_channel() -> None:
     images = torch.randint(0, 256, (2, 10, 14, 3), dtype=torch.uint8)
     resized = resize_images(images, (16, 32))
     torch.testing.assert_close(resized[1], resize_images(images[1], (16, 32)))

@@ -16,11 +16,11 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from tcore import InputError, evaluate, load_encoder, recipe, train
-from tcore.cli import main
-from tcore.cli_demo import usual_encoder
-from tcore.data.synthetic import render_video
+from tcore.cli.demo import usual_encoder
+from tcore.cli.main import main
+from tcore.data.rendered import render_video
+from tcore.demo.engine import load_engine
 from tcore.evaluation import shipped
-from tcore.show.demo.engine import load_engine
 from tcore.show.matcher import load_matcher
 from tests.tiny import tiny
 

@@ -237,7 +237,7 @@ def check_update(arrays: Arrays, settings: Mapping[str, Any]) -> Iterator[Deviat
 
 
 def check_training_step(arrays: Arrays) -> Iterator[Deviation]:
-    """One whole step: losses and gradients in both forms, centres, parameters after the update."""
+    """One whole step: losses and gradients in both forms, centers, parameters after the update."""
     settings = json.loads(str(arrays["settings"]))
     yield from check_losses_and_gradients(arrays, settings, "release", "grad")
     yield from check_losses_and_gradients(arrays, settings, "paper", "grad_paper")

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tcore.data.photometry import colours
+from tcore.data.photometry import colors
 from tcore.model import fused
 
 pytestmark = [
@@ -52,7 +52,7 @@ def test_log_targets_that_are_not_finite_do_no_harm() -> None:
     assert stats.teacher.isfinite().all()
 
 
-def test_colours_are_those_of_the_plain_twin() -> None:
+def test_colors_are_those_of_the_plain_twin() -> None:
     from tcore.data import photometry_triton
 
     torch.manual_seed(0)
@@ -66,7 +66,7 @@ def test_colours_are_those_of_the_plain_twin() -> None:
         torch.rand(n, device="cuda") < 0.3,
     )
     torch.testing.assert_close(
-        photometry_triton.colours(images, *numbers), colours(images, *numbers), rtol=0, atol=2e-5
+        photometry_triton.colors(images, *numbers), colors(images, *numbers), rtol=0, atol=2e-5
     )
 
 

@@ -100,7 +100,7 @@ def check(plain: object, fast: object, z: Tensor, prototypes: Tensor, upstream: 
 def test_a_whole_step_is_the_same_fused_and_plain(
     form: LossForm, auxiliary: Auxiliary, targets: Targets
 ) -> None:
-    """Losses to 1e-5, and every gradient; the centres have moved away from 0."""
+    """Losses to 1e-5, and every gradient; the centers have moved away from 0."""
     results = []
     for fast in (False, True):
         tcore = model(form=form, auxiliary=auxiliary, targets=targets)

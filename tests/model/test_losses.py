@@ -252,7 +252,7 @@ def test_koleo_pushes_the_nearest_frames_apart() -> None:
     assert koleo_loss(frames.detach() - 1e-2 * frames.grad, 6) < before
 
 
-def test_koleo_of_opposite_frames_does_not_take_a_frame_for_its_own_neighbour() -> None:
+def test_koleo_of_opposite_frames_does_not_take_a_frame_for_its_own_neighbor() -> None:
     frames = torch.tensor([[1.0, 0.0], [-1.0, 0.0]])
     assert koleo_loss(frames, 2).item() == pytest.approx(-math.log(2))
 

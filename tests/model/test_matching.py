@@ -44,9 +44,9 @@ def reference(attention: HeadedAttention) -> nn.MultiheadAttention:
 
 def slow_block(block: MatchingBlock, gain: float, s: Tensor, a: Tensor) -> Tensor:
     def norm(x: Tensor, layer: nn.LayerNorm) -> Tensor:
-        centred = x - x.mean(dim=-1, keepdim=True)
-        deviation = (centred.square().mean(dim=-1, keepdim=True) + 1e-5).sqrt()
-        return centred / deviation * layer.weight + layer.bias
+        centered = x - x.mean(dim=-1, keepdim=True)
+        deviation = (centered.square().mean(dim=-1, keepdim=True) + 1e-5).sqrt()
+        return centered / deviation * layer.weight + layer.bias
 
     x = norm(gain * reference(block.cross_attention)(s, a, a)[0] + s, block.norm1)
     y = norm(reference(block.self_attention)(x, x, x)[0] + x, block.norm2)

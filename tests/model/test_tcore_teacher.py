@@ -1,4 +1,4 @@
-"""The method as a whole: the teacher and its centres."""
+"""The method as a whole: the teacher and its centers."""
 
 import pytest
 import torch
@@ -67,10 +67,10 @@ def test_teacher_follows_backbone_and_head_but_has_no_matching_module() -> None:
     assert {name.split(".")[0] for name, _ in tcore.teacher.named_parameters()} == {"backbone", "head"}
 
 
-# Centres
+# Centers
 
 
-def test_center_moves_by_a_tenth_towards_the_mean() -> None:
+def test_center_moves_by_a_tenth_toward_the_mean() -> None:
     center = Center(3, 0.9)
     assert (center.value == 0).all()
     first, second = torch.randn(4, 3, generator=seeded(0)), torch.randn(5, 3, generator=seeded(1))
@@ -133,7 +133,7 @@ def test_targets_of_a_step_use_the_centers_of_the_steps_before() -> None:
         return ((teacher_outputs(tcore, made)[0] - center) / TEMPERATURE).softmax(dim=-1)
 
     nothing_seen = torch.zeros(PROTOTYPES)
-    for _ in range(2):  # a second part of the same step sees the same centre
+    for _ in range(2):  # a second part of the same step sees the same center
         tcore(first, TEMPERATURE)
         assert tcore.glimpse is not None
         torch.testing.assert_close(tcore.glimpse.frame_targets, expected(nothing_seen, first))

@@ -7,8 +7,8 @@ import pytest
 from PIL import Image
 
 from tcore import load_encoder
-from tcore.cli import main
-from tcore.data.synthetic import render_video
+from tcore.cli.main import main
+from tcore.data.rendered import render_video
 from tcore.errors import InputError
 from tcore.show.carried import carry_benchmark, score_frames
 from tcore.show.clips import Times, evenly, open_clip

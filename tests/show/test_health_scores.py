@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tcore.cli import main
+from tcore.cli.main import main
 from tcore.errors import InputError
 from tcore.files import write_text
 from tcore.show.health_scores import (
@@ -105,7 +105,7 @@ def test_a_run_that_cannot_be_read_is_left_out_by_name(tmp_path: Path) -> None:
     )
 
 
-def test_the_score_of_one_run_is_not_that_of_its_neighbours(tmp_path: Path) -> None:
+def test_the_score_of_one_run_is_not_that_of_its_neighbors(tmp_path: Path) -> None:
     for name in ("a", "b", "c"):
         (write_run(tmp_path / name, 1, 1, None)).rename(tmp_path / f"run-{name}")
     write_run(tmp_path / "d", 1, 1, 0.5)

@@ -1,4 +1,4 @@
-"""The picture of images and their neighbours, and the commands around it."""
+"""The picture of images and their neighbors, and the commands around it."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ import pytest
 from jaxtyping import UInt8
 from PIL import Image
 
-from tcore.cli import main
+from tcore.cli.main import main
 from tcore.data.images import open_images
 from tcore.data.neighbors import beside, load_neighbors
 from tcore.errors import InputError
@@ -28,7 +28,7 @@ def photos(tmp_path: Path) -> Path:
     return folder
 
 
-def test_each_image_stands_beside_its_neighbours(photos: Path, tmp_path: Path) -> None:
+def test_each_image_stands_beside_its_neighbors(photos: Path, tmp_path: Path) -> None:
     neighbors_picture(photos, tmp_path / "n.png", number=3, seed=1)
     sheet = picture(tmp_path / "n.png")
     assert sheet.shape == (CAPTION + 3 * (SIDE + CAPTION + GAP), SIDE + APART + 4 * (SIDE + GAP) + GAP, 3)
@@ -39,7 +39,7 @@ def test_each_image_stands_beside_its_neighbours(photos: Path, tmp_path: Path) -
         expected = np.asarray(thumbnail(store.read(int(image), [0])[0]))
         assert np.array_equal(sheet[row : row + SIDE, left : left + SIDE], expected)
     caption = sheet[row + SIDE : row + SIDE + CAPTION, GAP + SIDE + APART :]
-    assert caption.min() < 100, "no cosine is written under a neighbour"
+    assert caption.min() < 100, "no cosine is written under a neighbor"
 
 
 def test_more_rows_than_images_show_all_images(photos: Path, tmp_path: Path) -> None:
@@ -49,13 +49,13 @@ def test_more_rows_than_images_show_all_images(photos: Path, tmp_path: Path) -> 
         neighbors_picture(photos, tmp_path / "n.png", number=0)
 
 
-def test_the_commands_find_neighbours_and_draw_them(
+def test_the_commands_find_neighbors_and_draw_them(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     save_images(tmp_path / "photos", 7)
     main("neighbors photos --encoder random:vitti16 --k 2".split())
-    assert capsys.readouterr().out == f"neighbours: {tmp_path}/photos.neighbors.safetensors\n"
+    assert capsys.readouterr().out == f"neighbors: {tmp_path}/photos.neighbors.safetensors\n"
     assert load_neighbors(tmp_path / "photos.neighbors.safetensors").k == 2
     main("figure neighbors photos --out n.png --images 2".split())
     assert capsys.readouterr().out == "picture: n.png\n"
@@ -68,7 +68,7 @@ def test_the_commands_find_neighbours_and_draw_them(
         ("neighbors", "needs images and an encoder"),
         ("neighbors photos --encoder random:vitti16 --kk 3", "unknown flag --kk; did you mean --k?"),
         ("figure", None),
-        ("figure neighbours", "no figure 'neighbours'; did you mean neighbors?"),
+        ("figure neighbors", "no figure 'neighbors'; did you mean neighbors?"),
         ("figure neighbors photos", "needs a store and a file"),
         ("train vits16-imagenet", "needs --frames IMAGES, a folder of images"),
         ("train quickstart --source images", "auxiliary=both: with source=images"),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tcore.cli import main
+from tcore.cli.main import main
 from tcore.show.report import write_report
 from tests.show.runs import make_card, make_run
 

@@ -36,7 +36,7 @@ def start(
 ) -> subprocess.Popen[str]:
     """Begin a training through the command line's own error handling; `before` is code that goes first."""
     code = f"""
-import os, signal, time, torch, tcore, tcore.cli
+import os, signal, time, torch, tcore, tcore.cli.main
 from tcore.evaluation.sharing import leave
 from tcore.training import loop
 torch.set_num_threads(1)
@@ -52,8 +52,8 @@ def verb(argv):
         leave()
         raise
     leave()
-tcore.cli.VERBS["train"] = verb
-tcore.cli.main(["train"])
+tcore.cli.main.VERBS["train"] = verb
+tcore.cli.main.main(["train"])
 """
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--no-python"]
     launch += ["--nproc-per-node", str(processes), "--max-restarts", str(restarts)]

@@ -23,7 +23,7 @@ from tests.tiny import tiny
 
 ROOT = Path(__file__).parents[2]
 
-# What is the same on any number of processes: no stochastic depth, and neighbours among all videos.
+# What is the same on any number of processes: no stochastic depth, and neighbors among all videos.
 SAME: dict[str, Any] = {
     "vit__drop_path": 0.0,
     "loss__koleo_global": True,

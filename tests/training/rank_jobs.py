@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-import tcore.cli
+import tcore.cli.main
 from tcore import Config, train
 from tcore.training import loop
 from tcore.training.checkpoint import save_checkpoint
@@ -110,8 +110,8 @@ def work(root: Path) -> None:
     strict = tiny(runtime__workers=0, optim__steps=8, runtime__bad_samples=0.0)
     note(root, "spoilt", lambda: train(strict, root / "spoilt-run", spoilt))
     reading = tiny(runtime__workers=1, optim__steps=500)
-    tcore.cli.VERBS["train"] = lambda argv: train_with(reading, root / "starved", good, 1, 3, starve)
-    tcore.cli.main(["train"])
+    tcore.cli.main.VERBS["train"] = lambda argv: train_with(reading, root / "starved", good, 1, 3, starve)
+    tcore.cli.main.main(["train"])
 
 
 if __name__ == "__main__":

@@ -71,7 +71,7 @@ def test_model_is_a_function_of_the_seed_alone() -> None:
 
 
 def test_model_with_published_settings_starts_at_the_uniform_answer() -> None:
-    """Once the centre has caught up; the targets of the very first steps are not centred yet."""
+    """Once the center has caught up; the targets of the very first steps are not centered yet."""
     config = replace(
         tiny_config(),
         vit=VitConfig(dim=96, depth=2, num_heads=3, patch_size=PATCH),

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tcore import recipe
-from tcore.cli import VERBS, main
+from tcore.cli.main import VERBS, main
 from tcore.training import plan as planning
 from tcore.training.fit import (
     MARGIN,

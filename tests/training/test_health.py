@@ -112,7 +112,7 @@ def test_entropy_of_a_certain_answer_is_zero() -> None:
 def test_collapse_is_said_during_training_and_a_healthy_run_says_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    # A centre that never moves and sharp targets: nothing keeps all frames from one prototype.
+    # A center that never moves and sharp targets: nothing keeps all frames from one prototype.
     collapsing = tiny(
         teacher__targets="centering",
         teacher__center_momentum=1.0,
@@ -145,7 +145,7 @@ def test_collapse_is_said_during_training_and_a_healthy_run_says_nothing(
     }
 
 
-def test_published_initialisation_is_called_a_plateau(
+def test_published_initialization_is_called_a_plateau(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = tiny(vit__layer_scale=1e-5, teacher__targets="centering", head__prototypes=512, optim__steps=2)

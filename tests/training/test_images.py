@@ -1,4 +1,4 @@
-"""Training on images: first without the auxiliary branch, then with neighbours."""
+"""Training on images: first without the auxiliary branch, then with neighbors."""
 
 import json
 from pathlib import Path
@@ -53,7 +53,7 @@ def test_two_stages_from_images_to_an_encoder(tmp_path: Path) -> None:
     assert str(first) in made_with["neighbors"]
 
 
-def test_other_neighbours_change_the_loss_of_the_same_run(photos: Path, tmp_path: Path) -> None:
+def test_other_neighbors_change_the_loss_of_the_same_run(photos: Path, tmp_path: Path) -> None:
     other = tmp_path / "other.safetensors"
     ring(NUMBER, 5, open_images(photos).fingerprint(), first=6).save(other)
     runs = [
@@ -82,19 +82,19 @@ def test_a_resumed_run_on_images_equals_an_uninterrupted_one(
     assert (again / "encoder.safetensors").read_bytes() == (whole / "encoder.safetensors").read_bytes()
 
 
-def test_a_run_does_not_go_on_with_other_neighbours(photos: Path, tmp_path: Path) -> None:
+def test_a_run_does_not_go_on_with_other_neighbors(photos: Path, tmp_path: Path) -> None:
     run = train(settings(optim__steps=2), tmp_path / "run", photos, quiet=True)
     ring(NUMBER, 5, open_images(photos).fingerprint(), first=2).save(beside(photos))
-    with pytest.raises(InputError, match="other videos, images or neighbours"):
+    with pytest.raises(InputError, match="other videos, images or neighbors"):
         train(settings(optim__steps=2), run, photos, quiet=True)
 
 
-def test_neighbours_that_are_not_there_or_of_other_images_are_said(tmp_path: Path) -> None:
+def test_neighbors_that_are_not_there_or_of_other_images_are_said(tmp_path: Path) -> None:
     folder = save_images(tmp_path / "photos", NUMBER)
     with pytest.raises(InputError, match=r"run tcore neighbors .*photos --encoder"):
         open_source(settings(), folder)
     ring(NUMBER, 5, "other").save(beside(folder))
-    with pytest.raises(InputError, match="neighbours of other images"):
+    with pytest.raises(InputError, match="neighbors of other images"):
         open_source(settings(), folder)
     with pytest.raises(InputError, match="--neighbors x has no effect with source=images, auxiliary=none"):
         open_source(tiny(source="images", auxiliary="none"), folder, "x")
@@ -111,7 +111,7 @@ def test_neighbours_that_are_not_there_or_of_other_images_are_said(tmp_path: Pat
         ({"auxiliary": "future"}, "auxiliary=future: with source=images"),
         ({"sandwich__offset": (0.1, 0.2)}, r"sandwich\.\* has no effect with source=images"),
         ({"auxiliary": "none", "views__fixed_time": False}, "an image has no other moment"),
-        ({"views__auxiliary_box": "current"}, "a neighbour shows something else"),
+        ({"views__auxiliary_box": "current"}, "a neighbor shows something else"),
     ],
 )
 def test_settings_that_images_cannot_have_are_refused(

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from tcore import Config, InputError, load_encoder, train
-from tcore.cli import main
+from tcore.cli.main import main
 from tcore.data.loader import load
 from tcore.data.samples import Source
 from tcore.evaluation.encoder import Encoder

@@ -105,7 +105,7 @@ def test_every_step_has_one_line_with_all_figures(finished: Path) -> None:
     assert [line["step"] for line in lines if "health" in line] == [2, 4, 6]
 
 
-def test_logged_total_is_the_weighted_sum_that_is_minimised(finished: Path) -> None:
+def test_logged_total_is_the_weighted_sum_that_is_minimized(finished: Path) -> None:
     weights = tiny().loss.weights()
     for line in metrics(finished):
         expected = sum(weights[name] * line[name] for name in weights if name in line)
@@ -251,7 +251,7 @@ def test_what_will_not_be_as_it_seems_is_said_at_the_start(
 def test_full_disk_is_one_line_with_tensorboard_too(tmp_path: Path) -> None:
     code = f"""
 import resource, torch, tcore
-from tcore import cli
+from tcore.cli.main import main
 from tcore.training import loop
 torch.set_num_threads(1)
 step = loop.Trainer.step
@@ -348,7 +348,7 @@ def test_full_disk_leaves_the_last_checkpoint_intact(tmp_path: Path, finished: P
     settings = TINY | {"keep_every": 3}
     code = f"""
 import resource, signal, sys, torch, tcore
-from tcore.cli import main
+from tcore.cli.main import main
 from tcore.training import checkpoint, loop
 torch.set_num_threads(1)
 save = loop.save_checkpoint
@@ -357,9 +357,9 @@ def save_on_a_disk_that_fills_up(run, step, *rest):
         resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, resource.RLIM_INFINITY))
     save(run, step, *rest)
 loop.save_checkpoint = save_on_a_disk_that_fills_up
-import tcore.cli
+import tcore.cli.main
 config = tcore.recipe("quickstart", {settings!r})
-tcore.cli.VERBS["train"] = lambda argv: tcore.train(config, {str(run)!r}, quiet=True)
+tcore.cli.main.VERBS["train"] = lambda argv: tcore.train(config, {str(run)!r}, quiet=True)
 main(["train"])
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
@@ -374,7 +374,7 @@ main(["train"])
 
 
 def test_accumulated_parts_equal_the_large_batch_where_the_losses_allow(tmp_path: Path) -> None:
-    # Everything but KoLeo (neighbours within a part), Sinkhorn (rows of a part) and stochastic depth.
+    # Everything but KoLeo (neighbors within a part), Sinkhorn (rows of a part) and stochastic depth.
     same = {"loss__koleo": 0.0, "teacher__targets": "centering", "vit__drop_path": 0.0, "optim__steps": 4}
     whole = train(tiny(**same), tmp_path / "whole", quiet=True)
     parts = train(tiny(**same, optim__accumulate=2), tmp_path / "parts", quiet=True)
@@ -397,7 +397,7 @@ def test_bf16_runs_and_stays_near_fp32() -> None:
     assert results[0]["dino"] == pytest.approx(results[1]["dino"], rel=2e-2)
 
 
-def test_a_step_moves_both_centres_by_a_tenth_of_the_mean_teacher_output() -> None:
+def test_a_step_moves_both_centers_by_a_tenth_of_the_mean_teacher_output() -> None:
     config = tiny(teacher__targets="centering")
     source, trainer = Source(open_store(config, None), config), Trainer(config)
     batch = render_batch(source[0], config, trainer.device)

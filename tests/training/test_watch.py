@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from tcore import InputError, Watch, evaluate, load_encoder, train
-from tcore.cli import main
-from tcore.data.synthetic import render_video
+from tcore.cli.main import main
+from tcore.data.rendered import render_video
 from tcore.evaluation.card import Card
 from tcore.evaluation.encoder import Encoder
 from tcore.evaluation.rendered import heldout_videos

@@ -1,0 +1,166 @@
+"""Clips of the page: rendered samples, and uploaded files that are opened by PyAV alone."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float, UInt8
+from PIL import Image
+
+from tcore.data.frames import Frame
+from tcore.data.rendered import JOINT_NAMES, render_video
+from tcore.errors import InputError
+from tcore.evaluation.masks import Ids
+from tcore.video.tracked import by
+from tcore.video.video_file import FileVideo
+
+LONG_SIDE = 640  # of the frames that are shown and labeled
+SAMPLE_FRAMES, SAMPLE_SIZE, SAMPLE_RATE = 30, 256, Fraction(10)
+MOST_PIXELS = 36_000_000  # of one frame; a file may claim any size
+KINDS = "mp4, mov, mkv, webm, avi, gif, ogg, flv, wmv or ts"
+
+
+class Sample(NamedTuple):
+    """A rendered video that training never saw."""
+
+    name: str
+    says: str
+    seed: int
+    video: int
+
+
+SAMPLES: dict[str, Sample] = {
+    "walker": Sample("Walker", "a figure and three objects that turn and grow", 7, 11),
+    "crossing": Sample("Crossing paths", "objects that hide the figure for a while", 7, 8),
+    "light": Sample("Changing light", "light and colors drift, the camera moves", 7, 6),
+}
+
+
+class Truth(NamedTuple):
+    """What is known of the first frame of a rendered video: object ids, and joints that can be seen."""
+
+    ids: Ids
+    names: tuple[str, ...]
+    points: Float[np.ndarray, "joints 2"]
+    """NaN where a joint is hidden."""
+
+
+@dataclass(frozen=True)
+class Clip:
+    """Frames on disk at the size of the page, and where they come from."""
+
+    name: str
+    frames: UInt8[np.ndarray, "time height width 3"]
+    rate: Fraction
+    original: tuple[int, int]
+    """Height and width before the frames were made smaller."""
+    remarks: tuple[str, ...] = ()
+    truth: Truth | None = None
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Height and width."""
+        return self.frames.shape[1], self.frames.shape[2]
+
+
+def render_sample(key: str, folder: Path, num_frames: int = SAMPLE_FRAMES, size: int = SAMPLE_SIZE) -> Clip:
+    """A sample, rendered now."""
+    if key not in SAMPLES:
+        raise InputError(f"no sample {key!r}: there are {', '.join(SAMPLES)}.")
+    sample = SAMPLES[key]
+    video = render_video(sample.seed, sample.video, split="heldout", num_frames=num_frames, size=size)
+    joints = video.joints[0]
+    points = np.where(joints[:, 2:] > 0, joints[:, :2], np.nan)
+    truth = Truth(video.objects[0], tuple(JOINT_NAMES), points)
+    frames = _store(video.frames, folder)
+    return Clip(sample.name, frames, SAMPLE_RATE, (size, size), truth=truth)
+
+
+def read_upload(path: Path, folder: Path, max_frames: int) -> Clip:
+    """The first frames of an uploaded video, with the long side at most 640."""
+    try:
+        video = FileVideo(path, container_of(path))
+        if not 0 < video.size[0] * video.size[1] <= MOST_PIXELS:
+            raise InputError(f"the frames of this video are {by(video.size)}: too large for this page.")
+        taken = _Taken(video, max_frames)
+        frames = _store(taken, folder)
+    except InputError as error:
+        # A visitor knows the file that was chosen, not the name under which it lies here.
+        raise InputError(
+            str(error).replace(f"video {path}", "this file").replace(str(path), "this file")
+        ) from None
+    remarks = []
+    if taken.more:
+        of = f" of {video.count}" if video.count else ""
+        remarks.append(f"Only the first {max_frames} frames{of} are used.")
+    elif video.problem:
+        remarks.append(video.problem.replace(f"video {path}", "This file"))
+    if frames.shape[1:3] != taken.original:
+        remarks.append(f"Frames of {by(taken.original)} are shown and labeled at {by(frames.shape[1:3])}.")
+    return Clip("Your video", frames, video.rate, taken.original, tuple(remarks))
+
+
+def container_of(path: Path) -> str:
+    """The container by its first bytes; playlists, which name other files, are none of these."""
+    with path.open("rb") as file:
+        head = file.read(192 * 2)
+    if head[4:8] in (b"ftyp", b"moov", b"mdat", b"wide", b"free", b"skip"):
+        return "mov"
+    starts = {
+        b"\x1aE\xdf\xa3": "matroska",
+        b"GIF8": "gif",
+        b"OggS": "ogg",
+        b"FLV\x01": "flv",
+        b"0&\xb2u": "asf",
+    }
+    for start, name in starts.items():
+        if head.startswith(start):
+            return name
+    if head[:4] == b"RIFF" and head[8:12] == b"AVI ":
+        return "avi"
+    if len(head) > 188 and head[0] == head[188] == 0x47:
+        return "mpegts"
+    raise InputError(f"this file is not a video that can be read here: give {KINDS}.")
+
+
+class _Taken:
+    """The first frames of a video, made smaller; afterwards, whether there were more."""
+
+    def __init__(self, video: FileVideo, most: int) -> None:
+        self.video, self.most = video, most
+        self.more = False
+        self.original = (0, 0)
+
+    def __iter__(self) -> Iterator[Frame]:
+        for index, frame in enumerate(self.video):
+            if index == 0:
+                self.original = (frame.shape[0], frame.shape[1])
+            elif (frame.shape[0], frame.shape[1]) != self.original:
+                raise InputError(f"frame {index} is {by(frame.shape[:2])}, the first {by(self.original)}.")
+            if index == self.most:
+                self.more = True
+                return
+            yield shrink(frame)
+
+
+def shrink(frame: Frame) -> UInt8[np.ndarray, "rows columns 3"]:
+    """A frame with the long side at most 640."""
+    height, width = frame.shape[:2]
+    scale = LONG_SIDE / max(height, width)
+    if scale >= 1:
+        return frame
+    size = (max(1, round(width * scale)), max(1, round(height * scale)))
+    return np.asarray(Image.fromarray(frame).resize(size, Image.Resampling.BOX))
+
+
+def _store(frames: Iterable[Frame], folder: Path) -> UInt8[np.ndarray, "time height width 3"]:
+    """Frames in a file of the folder, mapped into memory."""
+    path, shape, count = folder / "frames.raw", (0, 0, 0), 0
+    with path.open("wb") as file:
+        for frame in frames:
+            shape, count = frame.shape, count + 1
+            file.write(np.ascontiguousarray(frame).tobytes())
+    return np.memmap(path, dtype=np.uint8, mode="r", shape=(count, *shape))

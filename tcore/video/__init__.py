@@ -1,0 +1,1 @@
+"""Labels through anybody's video."""

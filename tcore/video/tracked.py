@@ -1,0 +1,200 @@
+"""What is carried through a video: masks or points, from given labels to the grid and back to the frame."""
+
+import csv
+import math
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from PIL import Image, ImageDraw
+from torch import Tensor
+
+from tcore.data.frames import Frame
+from tcore.errors import InputError
+from tcore.evaluation.evaluate import predictions_saver
+from tcore.evaluation.masks import Ids
+from tcore.evaluation.pose import LOST, joint_label_map, read_out
+from tcore.evaluation.protocols import Protocol, Size
+from tcore.evaluation.resize import grid_to_ids, ids_to_grid
+from tcore.files import atomic
+from tcore.show.figures import PALETTE, overlay
+from tcore.video.labels import Masks, Points
+
+Soft = Float[Tensor, "rows columns classes"]
+
+
+class Found(NamedTuple):
+    """Labels of one frame: ids, or x, y and confidence of every point; how sure, and how much there is."""
+
+    values: np.ndarray
+    confidence: float
+    """Mean of the winning soft label where something is labeled, or over the points that are seen."""
+    share: float
+    """Part of the pixels that is labeled, or of the points that are seen."""
+
+
+Write = Callable[[int, str, Found], None]  # frame number, frame name, labels
+
+
+class TrackedMasks:
+    """Masks: a class for every id in use; given masks come out as they went in."""
+
+    def __init__(self, masks: Masks, size: Size, inside: Size, patch_size: int, protocol: Protocol) -> None:
+        for frame, ids in masks.frames.items():
+            if ids.shape != size:
+                raise InputError(
+                    f"{masks.describe(frame)} is {by(ids.shape)}, the frames are {by(size)} "
+                    "(height x width); both must be the same."
+                )
+        if not masks.frames[0].any():
+            raise InputError(f"{masks.describe(0)} is all background: there is nothing to propagate.")
+        self.grid = (inside[0] // patch_size, inside[1] // patch_size)
+        self._masks, self._size, self._inside, self._protocol = masks.frames, size, inside, protocol
+        # Classes are the ids that occur, so that a lone id 200 does not cost 200 empty classes.
+        self._ids = np.unique(np.concatenate([[0], *(np.unique(ids) for ids in masks.frames.values())]))
+
+    def given(self, index: int, carried: Soft | None) -> Soft | None:
+        """Soft labels of an annotated frame."""
+        if index not in self._masks:
+            return None
+        classes = np.searchsorted(self._ids, self._masks[index]).astype(np.uint8)
+        return ids_to_grid(
+            torch.from_numpy(classes),
+            input_size=self._inside,
+            grid=self.grid,
+            num_classes=len(self._ids),
+            nearest=self._protocol.labels == "nearest",
+        )
+
+    def read(self, index: int, soft: Soft) -> Found:
+        """Ids of a frame, and how sure they are."""
+        best, winner = soft.max(dim=2)
+        labeled = winner > 0
+        confidence = float(best[labeled].mean()) if labeled.any() else 0.0
+        if index in self._masks:
+            ids: Ids = self._masks[index]
+        else:
+            classes = grid_to_ids(
+                soft, input_size=self._inside, output_size=self._size, stretch=self._protocol.stretch
+            )
+            ids = self._ids[classes.cpu().numpy()].astype(np.uint8)
+        return Found(ids, confidence, float((ids > 0).mean()))
+
+    def writer(self, out: Path, files: ExitStack) -> Write:
+        """Writes indexed PNGs with the benchmark's palette."""
+        save = predictions_saver(out)
+
+        def write(index: int, name: str, found: Found) -> None:
+            try:
+                save("masks", f"{name}.png", found.values)
+            except OSError as error:
+                raise InputError(f"cannot write {error.filename}: {error.strerror}.") from error
+
+        return write
+
+    def paint(self, frame: Frame, found: Found) -> Frame:
+        """The frame with its ids over it."""
+        return overlay(frame, found.values)
+
+
+class TrackedPoints:
+    """Points: a class each, after one for the rest; given points come out as they went in."""
+
+    def __init__(self, points: Points, size: Size, inside: Size, patch_size: int) -> None:
+        for frame, named in points.frames.items():
+            for name, (x, y) in named.items():
+                if not math.isnan(x) and not (-0.5 <= x < size[1] - 0.5 and -0.5 <= y < size[0] - 0.5):
+                    raise InputError(
+                        f"point {name!r} of frame {frame} lies at x {x:g}, y {y:g}, outside of the frames, "
+                        f"which are {size[1]} wide and {size[0]} high."
+                    )
+        if all(math.isnan(x) for x, _ in points.frames[0].values()):
+            raise InputError("no point is visible in frame 0: there is nothing to propagate.")
+        self.grid = (inside[0] // patch_size, inside[1] // patch_size)
+        self._names, self._points = points.names, points.frames
+        self._limit = np.array([size[1] - 1, size[0] - 1], dtype=np.float64)
+        self._cell = np.array([size[1] / self.grid[1], size[0] / self.grid[0]])
+        # Where a point lies beside what the grid can say of it; carried along from its last annotation.
+        self._beside = np.zeros((len(points.names), 2))
+        self._annotated = np.zeros((len(points.names), 3))
+
+    def given(self, index: int, carried: Soft | None) -> Soft | None:
+        """Soft labels of an annotated frame; points that are not named there stay where they were carried."""
+        if index not in self._points:
+            return None
+        exact = self._positions(index)
+        named = np.array([name in self._points[index] for name in self._names])
+        positions, peaks = exact, (~np.isnan(exact[:, 0])).astype(np.float64)
+        if carried is not None:
+            before = self._located(carried.cpu())
+            positions = np.where(named[:, None], exact, before[:, :2])
+            peaks = np.where(named, peaks, before[:, 2])
+        # Pixel centers lie at whole numbers, and so do those of the cells.
+        cells = (positions + 0.5) / self._cell - 0.5
+        stamped = torch.from_numpy(joint_label_map(cells, self.grid, corrected_border=True)).float()
+        self._beside = np.nan_to_num(positions - self._pixels(stamped))
+        self._annotated = np.column_stack([positions, peaks])
+        return stamped
+
+    def read(self, index: int, soft: Soft) -> Found:
+        """Position and confidence of every point: the peak of its soft label, 1 where it was given."""
+        values = self._annotated if index in self._points else self._located(soft.cpu())
+        seen = ~np.isnan(values[:, 0])
+        confidence = float(values[seen, 2].mean()) if seen.any() else 0.0
+        return Found(values, confidence, float(seen.mean()))
+
+    def writer(self, out: Path, files: ExitStack) -> Write:
+        """Writes a row per point and frame; coordinates are empty where a point is lost."""
+        table = files.enter_context(open_table(out / "tracks.csv", ("frame", "name", "x", "y", "confidence")))
+
+        def write(index: int, name: str, found: Found) -> None:
+            for point, (x, y, confidence) in zip(self._names, found.values.tolist(), strict=True):
+                place = ("", "") if math.isnan(x) else (f"{x:.3f}", f"{y:.3f}")
+                table.writerow((index, point, *place, f"{confidence:.4f}"))
+
+        return write
+
+    def paint(self, frame: Frame, found: Found) -> Frame:
+        """The frame with a dot on every point."""
+        image = Image.fromarray(frame)
+        draw, radius = ImageDraw.Draw(image), max(2, min(frame.shape[:2]) // 80)
+        for number, (x, y, _) in enumerate(found.values.tolist()):
+            if not math.isnan(x):
+                color = tuple(PALETTE[1 + number % (len(PALETTE) - 1)].tolist())
+                draw.ellipse((x - radius, y - radius, x + radius, y + radius), fill=color, outline="white")
+        return np.asarray(image)
+
+    def _positions(self, index: int) -> Float[np.ndarray, "points 2"]:
+        """Points that are given in a frame; NaN for the others."""
+        named = self._points[index]
+        return np.array([named.get(name, (math.nan, math.nan)) for name in self._names], dtype=np.float64)
+
+    def _located(self, soft: Soft) -> Float[np.ndarray, "points 3"]:
+        positions = np.clip(self._pixels(soft) + self._beside, 0, self._limit)
+        return np.column_stack([positions, soft[:, :, 1:].amax(dim=(0, 1)).double().numpy()])
+
+    def _pixels(self, soft: Soft) -> Float[np.ndarray, "points 2"]:
+        cells = read_out(soft).double().numpy().T
+        lost = (cells == LOST).all(axis=1, keepdims=True)
+        return np.where(lost, math.nan, (cells + 0.5) * self._cell - 0.5)
+
+
+@contextmanager
+def open_table(path: Path, header: tuple[str, ...]) -> Iterator[Any]:
+    """A CSV that grows row by row and appears when it is complete."""
+    try:
+        with atomic(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
+            table = csv.writer(file, lineterminator="\n")
+            table.writerow(header)
+            yield table
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error.strerror}.") from error
+
+
+def by(size: tuple[int, ...]) -> str:
+    """A size as people write it: height x width."""
+    return f"{size[0]}x{size[1]}"

@@ -1,0 +1,177 @@
+"""Rendered videos: deterministic, exact in their labels, and not solved by standing still."""
+
+from functools import cache
+
+import numpy as np
+import pytest
+from jaxtyping import Bool, Float
+
+from tcore.data.rendered import JOINT_NAMES, LIMBS, PART_NAMES, RenderedVideo, render_video
+from tcore.errors import InputError
+
+
+@cache
+def heldout(video: int) -> RenderedVideo:
+    return render_video(0, video, split="heldout")
+
+
+def overlap(a: Bool[np.ndarray, "..."], b: Bool[np.ndarray, "..."]) -> float:
+    return float((a & b).sum() / max(1, (a | b).sum()))
+
+
+def by_name(video: RenderedVideo, joint: str) -> Float[np.ndarray, "time 3"]:
+    return video.joints[:, JOINT_NAMES.index(joint)]
+
+
+def test_a_video_has_frames_and_labels_of_the_announced_kind() -> None:
+    video = render_video(3, 1, num_frames=4, size=64)
+    assert video.frames.shape == (4, 64, 64, 3)
+    assert video.objects.shape == video.parts.shape == (4, 64, 64)
+    assert video.joints.shape == (4, 15, 3)
+    assert video.frames.dtype == video.objects.dtype == video.parts.dtype == np.uint8
+    assert len(JOINT_NAMES) == 15
+    assert 10 <= len(PART_NAMES) - 1 <= 14
+    assert {joint for limb in LIMBS for joint in limb} == set(range(15))
+
+
+def test_the_same_numbers_give_the_same_video() -> None:
+    first, second = (render_video(5, 2, num_frames=3, size=64) for _ in range(2))
+    np.testing.assert_array_equal(first.frames, second.frames)
+    np.testing.assert_array_equal(first.objects, second.objects)
+    np.testing.assert_array_equal(first.parts, second.parts)
+    np.testing.assert_array_equal(first.joints, second.joints)
+
+
+def test_split_seed_and_number_each_make_another_video() -> None:
+    looks = {
+        render_video(seed, video, split=split, num_frames=1, size=32).frames.tobytes()
+        for seed in range(3)
+        for video in range(3)
+        for split in ("train", "heldout")
+    }
+    assert len(looks) == 18
+
+
+def test_a_longer_video_starts_with_the_shorter_one() -> None:
+    short, long = render_video(0, 4, num_frames=7, size=64), render_video(0, 4, num_frames=23, size=64)
+    np.testing.assert_array_equal(long.frames[:7], short.frames)
+    np.testing.assert_array_equal(long.parts[:7], short.parts)
+    np.testing.assert_array_equal(long.joints[:7], short.joints)
+
+
+def test_labels_and_mean_colors_do_not_depend_on_the_size() -> None:
+    for number in range(3):
+        small, large = (render_video(0, number, num_frames=4, size=size) for size in (64, 128))
+        # Every small pixel is the common corner of four large ones.
+        corners = np.stack([large.objects[:, i::2, j::2] for i in (0, 1) for j in (0, 1)])
+        agree = (corners == small.objects).any(0)
+        assert agree.mean() > 0.995
+        pooled = large.frames.reshape(4, 64, 2, 64, 2, 3).mean((2, 4))
+        assert np.abs(pooled - small.frames).mean() < 12
+        assert np.abs(pooled.mean((1, 2)) - small.frames.mean((1, 2))).max() < 2
+        np.testing.assert_allclose((small.joints[..., :2] + 0.5) * 2, large.joints[..., :2] + 0.5, atol=1e-3)
+
+
+@pytest.mark.parametrize("video", range(20))
+def test_every_object_and_the_figure_show_in_the_first_frame(video: int) -> None:
+    objects = heldout(video).objects
+    count = int(objects.max())
+    assert 3 <= count <= 5
+    assert min((objects[0] == i).mean() for i in range(1, count + 1)) >= 0.03
+    for i in range(1, count + 1):
+        assert ((objects == i).mean((1, 2)) > 0.005).mean() > 0.5
+
+
+@pytest.mark.parametrize("video", range(5))
+def test_parts_lie_exactly_on_the_last_object(video: int) -> None:
+    rendered = heldout(video)
+    np.testing.assert_array_equal(rendered.parts > 0, rendered.objects == rendered.objects.max())
+    assert rendered.parts.max() == len(PART_NAMES) - 1
+
+
+@pytest.mark.parametrize("video", range(10))
+def test_visible_joints_lie_on_the_figure_and_hidden_ones_have_a_reason(video: int) -> None:
+    rendered = heldout(video)
+    figure = rendered.objects.max()
+    for t, joints in enumerate(rendered.joints):
+        for name, (x, y, visible) in zip(JOINT_NAMES, joints, strict=True):
+            column, row = round(float(x)), round(float(y))
+            inside = 0 <= column < 128 and 0 <= row < 128
+            if visible:
+                assert inside
+                assert rendered.objects[t, row, column] == figure, name
+            elif inside:
+                # Something is in front of it: another object or another limb, but never the ground.
+                assert rendered.objects[t, row, column] != 0, name
+    assert rendered.joints[..., 2].mean() > 0.4
+
+
+BONES = (
+    ("face", "face", "head"),
+    ("right_elbow", "right_wrist", "right_forearm"),
+    ("left_knee", "left_ankle", "left_shin"),
+)
+
+
+@pytest.mark.parametrize(("start", "end", "part"), BONES)
+def test_parts_are_symmetric_about_the_middle_of_their_joints(start: str, end: str, part: str) -> None:
+    mirrored_on_ground: list[Bool[np.ndarray, " n"]] = []
+    off_center_on_ground: list[Bool[np.ndarray, " n"]] = []
+    for video in map(heldout, range(10)):
+        middles = (by_name(video, start) + by_name(video, end))[:, :2] / 2
+        for objects, parts, middle in zip(video.objects, video.parts, middles, strict=True):
+            pixels = np.argwhere(parts == PART_NAMES.index(part))[:, ::-1]
+            for shift, found in ((0.0, mirrored_on_ground), (1.0, off_center_on_ground)):
+                mirrored = np.rint(2 * (middle + shift) - pixels).astype(int)
+                x, y = mirrored[((mirrored >= 0) & (mirrored < 128)).all(1)].T
+                found.append(objects[y, x] == 0)
+    # The mirror image may be hidden by something else, but the ground is behind everything.
+    assert np.concatenate(mirrored_on_ground).mean() < 0.03
+    # So sharp is this test: it would see joints that are off by a pixel.
+    assert np.concatenate(off_center_on_ground).mean() > 0.05
+
+
+def test_copying_the_first_frame_scores_low() -> None:
+    scores = [
+        overlap(video.objects[t] == i, video.objects[0] == i)
+        for video in map(heldout, range(10))
+        for i in range(1, int(video.objects.max()) + 1)
+        for t in range(1, 20)
+    ]
+    assert 0.08 < np.mean(scores) < 0.3
+
+
+def test_objects_move_smoothly() -> None:
+    for number in range(10):
+        joints = heldout(number).joints[..., :2]
+        step = np.linalg.norm(np.diff(joints, axis=0), axis=2)
+        bend = np.linalg.norm(np.diff(joints, n=2, axis=0), axis=2)
+        assert step.max() < 24
+        assert 1 < step.mean() < 10
+        assert bend.mean() < 0.6 * step.mean()
+
+
+def test_mean_color_hardly_tells_objects_from_the_ground() -> None:
+    nearer = []
+    for video in map(heldout, range(10)):
+        frame, ids = video.frames[0].astype(float), video.objects[0]
+        means = np.stack([frame[ids == i].mean(0) for i in range(int(ids.max()) + 1)])
+        guess = np.linalg.norm(frame[:, :, None] - means, axis=3).argmin(2)
+        nearer.append(np.mean([(guess == i)[ids == i].mean() for i in range(len(means))]))
+        # Texture is there: pixels spread more within an object than the objects' means among themselves.
+        spread = np.mean([frame[ids == i].std(0).mean() for i in range(len(means))])
+        assert spread > 0.5 * means.std(0).mean()
+    assert 0.25 < np.mean(nearer) < 0.7
+
+
+def test_light_changes_over_time() -> None:
+    drift = [np.ptp(video.frames.mean((1, 2, 3))) for video in map(heldout, range(10))]
+    assert np.mean(drift) > 10
+
+
+@pytest.mark.parametrize(
+    ("seed", "video", "num_frames", "size"), [(-1, 0, 2, 64), (0, -1, 2, 64), (0, 0, 0, 64), (0, 0, 2, 16)]
+)
+def test_numbers_out_of_range_are_refused_by_name(seed: int, video: int, num_frames: int, size: int) -> None:
+    with pytest.raises(InputError, match=r"(seed|video|num_frames|size) of a rendered video is -?\d+; give"):
+        render_video(seed, video, num_frames=num_frames, size=size)

@@ -1,0 +1,260 @@
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image, ImageDraw
+
+from tcore.errors import InputError
+from tcore.evaluation.masks import davis_palette
+from tcore.video.labels import Masks, Points, read_labels
+
+RED, GREEN, BLUE = (255, 0, 0), (0, 255, 0), (0, 0, 255)
+
+
+def save(path: Path, pixels: np.ndarray, mode: str = "") -> Path:
+    image = Image.fromarray(pixels)
+    if mode == "P":
+        image.putpalette(davis_palette())
+    image.save(path)
+    return path
+
+
+def masks(*paths: Path, **stems: int) -> tuple[dict[int, np.ndarray], list[str]]:
+    said: list[str] = []
+    found = read_labels(paths, stems, said.append)
+    assert isinstance(found, Masks)
+    return found.frames, said
+
+
+def squares() -> np.ndarray:
+    ids = np.zeros((40, 50), dtype=np.uint8)
+    ids[5:15, 5:20] = 1
+    ids[20:35, 25:45] = 2
+    return ids
+
+
+def painted(scale: int, colors: list[tuple[int, int, int]], ground: tuple[int, int, int]) -> Image.Image:
+    """A disc and a triangle that overlap, `scale` times as large as 80x60."""
+    image = Image.new("RGB", (80 * scale, 60 * scale), ground)
+    draw = ImageDraw.Draw(image)
+    draw.ellipse([scale * v for v in (10, 10, 45, 45)], fill=colors[0])
+    draw.polygon([(scale * x, scale * y) for x, y in ((40, 5), (75, 30), (35, 55))], fill=colors[1])
+    return image
+
+
+@pytest.mark.parametrize("mode", ["P", "L", "1", "RGB", "16 bits"])
+def test_ids_are_read_from_palette_gray_and_gray_saved_as_color(mode: str, tmp_path: Path) -> None:
+    ids = squares()
+    pixels: np.ndarray = ids
+    if mode == "1":
+        ids = pixels = ids > 0
+    elif mode == "RGB":
+        pixels = np.repeat(ids[..., None], 3, axis=2)
+    elif mode == "16 bits":
+        pixels = ids.astype(np.uint16)
+    frames, said = masks(save(tmp_path / "first.png", pixels, mode))
+    np.testing.assert_array_equal(frames[0], ids)
+    assert said == []
+
+
+def test_colors_of_the_benchmark_palette_keep_their_ids(tmp_path: Path) -> None:
+    palette = np.array(davis_palette(), dtype=np.uint8).reshape(256, 3)
+    ids = squares() * 3  # 0, 3 and 6
+    frames, _ = masks(save(tmp_path / "first.png", palette[ids]))
+    np.testing.assert_array_equal(frames[0], ids)
+
+
+def test_transparent_pixels_are_background(tmp_path: Path) -> None:
+    pixels = np.full((40, 50, 4), 200, dtype=np.uint8)
+    pixels[..., 1] = 10
+    pixels[..., 3] = 255 * (squares() > 0)
+    frames, _ = masks(save(tmp_path / "first.png", pixels))
+    np.testing.assert_array_equal(frames[0], squares() > 0)
+
+
+@pytest.mark.parametrize("ground", [(0, 0, 0), (255, 255, 255), (90, 160, 220)])
+@pytest.mark.parametrize("colors", [[RED, GREEN], [(255, 255, 0), (128, 0, 64)], [BLUE, (40, 200, 120)]])
+def test_anti_aliased_edges_are_repaired_and_said(
+    colors: list[tuple[int, int, int]], ground: tuple[int, int, int], tmp_path: Path
+) -> None:
+    smooth = painted(4, colors, ground).resize((80, 60), Image.Resampling.BOX)
+    assert len(np.unique(np.asarray(smooth).reshape(-1, 3), axis=0)) > 20
+    smooth.save(tmp_path / "first.png")
+    frames, said = masks(tmp_path / "first.png")
+    hard = np.asarray(painted(4, colors, ground))[2::4, 2::4]
+    expected = np.zeros((60, 80), dtype=np.uint8)
+    for number, color in enumerate(sorted(colors), start=1):
+        expected[(hard == color).all(axis=2)] = number
+    assert set(np.unique(frames[0])) == {0, 1, 2}
+    assert (frames[0] != expected).mean() < 0.02  # only pixels that an edge cuts in halves may differ
+    assert any("blended edge colors" in line and "3 main colors" in line for line in said)
+
+
+@pytest.mark.parametrize(
+    "filter_", [Image.Resampling.BILINEAR, Image.Resampling.BICUBIC, Image.Resampling.LANCZOS]
+)
+@pytest.mark.parametrize("scale", [0.4, 2.5])
+def test_masks_that_were_resized_with_any_filter_are_repaired(
+    filter_: Image.Resampling, scale: float, tmp_path: Path
+) -> None:
+    size = (int(320 * scale), int(240 * scale))
+    resized = painted(4, [(220, 20, 60), (30, 144, 255)], (0, 0, 0)).resize(size, filter_)
+    resized.save(tmp_path / "first.png")
+    frames, _ = masks(tmp_path / "first.png")
+    assert set(np.unique(frames[0])) == {0, 1, 2}
+    hard = np.asarray(
+        painted(4, [(220, 20, 60), (30, 144, 255)], (0, 0, 0)).resize(size, Image.Resampling.NEAREST)
+    )
+    expected = np.where(hard[..., 0] == 220, 2, np.where(hard[..., 2] == 255, 1, 0))
+    assert (frames[0] != expected).mean() < 0.02
+
+
+def test_ids_in_one_channel_are_not_taken_for_noise(tmp_path: Path) -> None:
+    pixels = np.zeros((200, 200, 3), dtype=np.uint8)
+    pixels[5:9, 5:9, 0] = 1
+    pixels[20:24, 20:24, 0] = 2
+    pixels[50:52, 5:20, 0] = 3
+    pixels[60, 60, 0] = 4
+    pixels[100:150, 100:150, 0] = 40
+    frames, _ = masks(save(tmp_path / "first.png", pixels))
+    expected = np.where(pixels[..., 0] == 40, 5, pixels[..., 0])  # numbered in their order
+    np.testing.assert_array_equal(frames[0], expected)
+
+
+def test_thin_and_flat_objects_are_not_taken_for_edges(tmp_path: Path) -> None:
+    pixels = np.zeros((60, 80, 3), dtype=np.uint8)
+    pixels[5:25, 5:25] = (255, 0, 0)
+    pixels[30:50, 30:50] = (128, 0, 0)  # half way from black to red, but flat
+    pixels[55, 5:75] = (100, 0, 0)  # as well, and thin, but nowhere between the two
+    pixels[2, 5:75] = (0, 0, 255)
+    frames, said = masks(save(tmp_path / "first.png", pixels))
+    assert len(np.unique(frames[0])) == 5
+    assert not any("blended" in line for line in said)
+
+
+def test_an_edge_never_becomes_a_third_object_elsewhere(tmp_path: Path) -> None:
+    pixels = np.zeros((60, 80, 3), dtype=np.uint8)
+    pixels[5:25, 5:25] = (255, 255, 0)
+    pixels[4, 5:25] = (128, 128, 0)
+    pixels[40:55, 50:70] = (120, 120, 20)  # looks like the edge, but is far from it
+    frames, _ = masks(save(tmp_path / "first.png", pixels))
+    third = frames[0][45, 60]
+    assert (frames[0] == third).sum() == 15 * 20
+
+
+def test_smooth_white_on_black_is_one_object(tmp_path: Path) -> None:
+    smooth = painted(4, [(255, 255, 255)] * 2, (0, 0, 0)).resize((80, 60), Image.Resampling.BOX).convert("L")
+    smooth.save(tmp_path / "first.png")
+    frames, said = masks(tmp_path / "first.png")
+    np.testing.assert_array_equal(np.unique(frames[0]), [0, 1])
+    assert (frames[0] != (np.asarray(smooth) >= 128)).mean() < 0.01
+    assert any("blended" in line for line in said)
+
+
+def test_255_is_the_one_object_or_a_void(tmp_path: Path) -> None:
+    frames, said = masks(save(tmp_path / "first.png", np.where(squares() > 0, 255, 0).astype(np.uint8)))
+    np.testing.assert_array_equal(frames[0], squares() > 0)
+    assert "255 is taken as object 1" in said[0]
+    void = squares()
+    void[0:3] = 255
+    frames, said = masks(save(tmp_path / "first.png", void, "P"))
+    np.testing.assert_array_equal(frames[0], squares())
+    assert "150 pixels of id 255" in said[0]
+
+
+def test_further_masks_are_placed_by_name_or_number_and_share_their_colors(tmp_path: Path) -> None:
+    first = np.asarray(painted(1, [BLUE, GREEN], (0, 0, 0)))
+    later = np.asarray(painted(1, [RED, GREEN], (0, 0, 0)))
+    paths = [
+        save(tmp_path / "anything.png", first),
+        save(tmp_path / "00012.png", later),
+        save(tmp_path / "mask_7.png", first),
+        save(tmp_path / "00020.png", first),
+    ]
+    frames, said = masks(*paths, **{"00020": 19})
+    assert list(frames) == [0, 7, 12, 19]
+    blue, green = frames[0][27, 20], frames[0][30, 60]
+    assert frames[12][30, 60] == green
+    assert len({0, blue, green, frames[12][27, 20]}) == 4
+    assert f"#00ff00 is {green}" in said[-1]
+
+
+def test_bad_masks_are_named(tmp_path: Path) -> None:
+    first = save(tmp_path / "first.png", squares())
+    other = save(tmp_path / "other.png", squares())
+    with pytest.raises(InputError, match=r"other\.png: the name has no frame number"):
+        masks(first, other)
+    with pytest.raises(InputError, match=r"both for frame 0"):
+        masks(first, save(tmp_path / "00000.png", squares()))
+    with pytest.raises(InputError, match=r"no labels for frame 0, only for 12"):
+        masks(save(tmp_path / "00012.png", squares()))
+    with pytest.raises(InputError, match=r"gone\.png: no such file"):
+        masks(tmp_path / "gone.png")
+    with pytest.raises(InputError, match=r"unknown file type '\.jpg'"):
+        masks(tmp_path / "first.jpg")
+    (tmp_path / "broken.png").write_bytes(first.read_bytes()[:60])
+    with pytest.raises(InputError, match=r"cannot read mask .*broken\.png"):
+        masks(tmp_path / "broken.png")
+    noise = np.random.default_rng(0).integers(0, 255, (40, 50, 3), dtype=np.uint8)
+    with pytest.raises(InputError, match=r"2000 colors"):
+        masks(save(tmp_path / "noise.png", noise))
+    (tmp_path / "points.csv").write_text("frame,name,x,y\n0,a,1,2\n")
+    with pytest.raises(InputError, match="masks or points, not both"):
+        masks(first, tmp_path / "points.csv")
+
+
+def test_points_are_read_from_csv_and_json_alike(tmp_path: Path) -> None:
+    rows = [(0, "left hand", 3.5, 4.0), (0, "head", 10.0, 1.0), (6, "head", 12.0, 2.0)]
+    text = "\ufeffFrame, name,x,y,confidence\r\n" + "".join(
+        f"{f},{n},{x},{y},1\r\n\r\n" for f, n, x, y in rows
+    )
+    (tmp_path / "points.csv").write_bytes((text + "6,left hand,,,0\r\n").encode())
+    listed = [{"frame": f, "name": n, "x": x, "y": y} for f, n, x, y in rows]
+    listed.append({"frame": 6, "name": "left hand", "x": None, "y": None})
+    (tmp_path / "points.json").write_text(json.dumps(listed))
+    for name in ("points.csv", "points.json"):
+        found = read_labels([tmp_path / name], {})
+        assert isinstance(found, Points)
+        assert found.names == ("left hand", "head")
+        assert found.frames[0] == {"left hand": (3.5, 4.0), "head": (10.0, 1.0)}
+        assert found.frames[6]["head"] == (12.0, 2.0)
+        assert np.isnan(found.frames[6]["left hand"]).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a.csv", "frame,name,x\n0,a,1\n", r"a\.csv, line 1: no y"),
+        ("a.csv", "frame,name,x,y\n0,a,1,2\n0,b,1\n", r"line 3: 3 cells, the header has 4"),
+        ("a.csv", "frame,name,x,y\n0,a,one,2\n", r"line 2: x is 'one', not a number"),
+        ("a.csv", "frame,name,x,y\n0,a,1,inf\n", r"line 2: y is 'inf'"),
+        ("a.csv", "frame,name,x,y\n,a,1,2\n", r"line 2: frame is ''"),
+        ("a.csv", "frame,name,x,y\n1.5,a,1,2\n", r"line 2: frame is '1\.5'"),
+        ("a.csv", "frame,name,x,y\n0,,1,2\n", r"line 2: the point has no name"),
+        ("a.csv", "frame,name,x,y\n0,a,1,\n", r"line 2: only one of x and y"),
+        ("a.csv", "frame,name,x,y\n0,a,1,2\n0,a,1,3\n", r"line 3: a second row for point 'a' of frame 0"),
+        ("a.csv", 'frame,name,x,y\n0,"a,1,2\n', r"line 2: unexpected end of data"),
+        ("a.csv", "frame,name,x,y\n", r"hold no points"),
+        ("a.csv", "", r"hold no points"),
+        ("a.csv", "frame,name,x,y\n3,a,1,2\n", r"no labels for frame 0, only for 3"),
+        ("a.json", '[{"frame": 0,\n "name": }]', r"a\.json, line 2: not JSON"),
+        ("a.json", '{"frame": 0}', r"need a list of objects"),
+        ("a.json", "[3]", r"entry 1: 3 is not an object"),
+        ("a.json", '[{"frame": 0, "name": "a", "x": 1}]', r"entry 1: no y"),
+        ("a.json", '[{"frame": 0, "name": "a", "x": true, "y": 1}]', r"entry 1: x is True"),
+        ("a.json", '[{"frame": 0, "name": null, "x": 1, "y": 1}]', r"entry 1: the point has no name"),
+        ("a.json", '[{"frame": 0, "name": "a", "x": [1], "y": 1}]', r"entry 1: x is \[1\]"),
+    ],
+)
+def test_malformed_tables_are_named_with_the_line(name: str, text: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(InputError, match=message) as caught:
+        read_labels([tmp_path / name], {})
+    assert "\n" not in str(caught.value)
+
+
+def test_a_table_in_another_encoding_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes("frame,name,x,y\n0,Füße,1,2\n".encode("latin-1"))
+    with pytest.raises(InputError, match=r"cannot read labels .*a\.csv"):
+        read_labels([tmp_path / "a.csv"], {})

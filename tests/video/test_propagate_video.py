@@ -1,0 +1,374 @@
+import csv
+import json
+import sys
+import weakref
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from torch import Tensor
+
+from tcore.data.rendered import JOINT_NAMES, RenderedVideo
+from tcore.errors import InputError
+from tcore.evaluation.carry import carry_ids
+from tcore.evaluation.encoder import Encoder
+from tcore.evaluation.masks import davis_palette, list_images, read_ids
+from tcore.evaluation.propagate import Propagator
+from tcore.evaluation.protocols import RENDERED, TCORE
+from tcore.evaluation.rendered import true_joints
+from tcore.video.labels import Masks
+from tcore.video.propagate_video import (
+    carry_frames,
+    input_size,
+    progress_lines,
+    propagate,
+    propagate_video_file,
+)
+from tcore.video.tracked import TrackedMasks
+from tcore.video.video_file import open_video
+from tests.evaluation.clips import cut, need_av, write_file, write_folder
+
+
+def mask(path: Path, ids: np.ndarray) -> Path:
+    Image.fromarray(ids).save(path)
+    return path
+
+
+def table(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def run(encoder: Encoder, clip: Path, labels: Any, out: Path, **knobs: Any) -> list[str]:
+    said: list[str] = []
+    propagate_video_file(encoder, clip, labels, out, protocol=RENDERED, say=said.append, **knobs)
+    return said
+
+
+def test_masks_are_those_of_the_benchmark_and_the_first_is_as_given(
+    encoder: Encoder, video: RenderedVideo, clip: Path, tmp_path: Path
+) -> None:
+    ids = np.where(video.objects[0] == 1, 200, video.objects[0]).astype(np.uint8)  # one id far from the rest
+    steps: list[tuple[int, int | None]] = []
+    said = run(
+        encoder,
+        clip,
+        mask(tmp_path / "first.png", ids),
+        tmp_path / "out",
+        progress=lambda *s: steps.append(s),
+    )
+    count = int(video.objects[0].max()) + 1
+    expected = list(carry_ids(encoder, list_images(clip), video.objects[0], (64, 64), RENDERED, count))
+    found = [read_ids(tmp_path / "out" / "masks" / f"{index:05d}.png") for index in range(8)]
+    np.testing.assert_array_equal(found[0], ids)
+    for index in range(1, 8):
+        # Ids are searched in their order; the lone one comes last, which matters in ties alone.
+        same = np.where(found[index] == 200, 1, found[index]) == expected[index]
+        assert same.mean() > 0.999
+    with Image.open(tmp_path / "out" / "masks" / "00003.png") as image:
+        assert image.mode == "P"
+        assert image.getpalette() == davis_palette()
+    assert steps == [(index, 8) for index in range(1, 9)]
+    assert said == ["frames of 64x64 go in at 64x64, a grid of 8x8."]
+
+
+def test_confidence_and_a_card_are_written(
+    encoder: Encoder, video: RenderedVideo, clip: Path, tmp_path: Path
+) -> None:
+    done = propagate_video_file(
+        encoder, clip, mask(tmp_path / "f.png", video.objects[0]), tmp_path / "out", protocol=RENDERED
+    )
+    rows = table(tmp_path / "out" / "confidence.csv")
+    assert [row["frame"] for row in rows] == [str(index) for index in range(8)]
+    assert [row["given"] for row in rows] == ["1"] + 7 * ["0"]
+    confidence = [float(row["confidence"]) for row in rows]
+    assert all(0 < value <= 1 for value in confidence)
+    assert confidence[0] == max(confidence)
+    assert float(rows[0]["share"]) == pytest.approx((video.objects[0] > 0).mean(), abs=1e-4)
+    assert done.confidence == pytest.approx(np.mean(confidence), abs=1e-4)
+    assert (done.frames, done.frame_size, done.input_size) == (8, (64, 64), (64, 64))
+    card = json.loads((tmp_path / "out" / "propagation.json").read_text())
+    assert card["finished"] is True
+    assert card["frames"] == 8
+    assert card["encoder"]["weights"] == encoder.fingerprint()
+    assert card["protocol"]["radius"] == RENDERED.radius
+    assert not [p for p in (tmp_path / "out").rglob("*") if p.name.endswith(".tmp")]
+
+
+def test_a_file_gives_nearly_the_masks_of_its_frames_and_an_overlay(
+    encoder: Encoder, video: RenderedVideo, clip: Path, tmp_path: Path
+) -> None:
+    need_av()
+    first = mask(tmp_path / "f.png", video.objects[0])
+    run(encoder, clip, first, tmp_path / "a")
+    run(encoder, write_file(tmp_path / "clip.mp4", video.frames), first, tmp_path / "b")
+    pairs = [
+        [read_ids(tmp_path / out / "masks" / f"{index:05d}.png") for index in range(8)] for out in ("a", "b")
+    ]
+    assert np.mean(np.stack(pairs[0]) == np.stack(pairs[1])) > 0.95
+    overlay = open_video(tmp_path / "b" / "overlay.mp4")
+    frames = np.stack(list(overlay)).astype(int)
+    assert (int(overlay.rate), frames.shape) == (10, (8, 64, 64, 3))
+    change = np.abs(frames[0] - video.frames[0]).mean(axis=2)
+    assert change[video.objects[0] > 0].mean() > 2 * change[video.objects[0] == 0].mean()
+
+
+def test_without_the_library_the_overlay_is_left_out_and_said(
+    encoder: Encoder, video: RenderedVideo, clip: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "av", None)  # importing it fails
+    said = run(encoder, clip, mask(tmp_path / "f.png", video.objects[0]), tmp_path / "out")
+    assert any("no overlay.mp4" in line for line in said)
+    names = sorted(path.name for path in (tmp_path / "out").iterdir())
+    assert names == ["confidence.csv", "masks", "propagation.json"]
+
+
+def test_an_annotated_frame_comes_out_as_given_and_starts_the_propagation_anew(
+    encoder: Encoder, video: RenderedVideo, clip: Path, tmp_path: Path
+) -> None:
+    first = mask(tmp_path / "f.png", video.objects[0])
+    later = video.objects[4].copy()
+    later[20:44, 20:44] = 77  # an object that is not known before
+    run(encoder, clip, [first], tmp_path / "once")
+    run(encoder, clip, [first, mask(tmp_path / "00004.png", later)], tmp_path / "twice")
+    rest = write_folder(tmp_path / "rest", video.frames[4:])
+    run(encoder, rest, mask(tmp_path / "later.png", later), tmp_path / "late")
+    once, twice, late = (
+        [read_ids(path) for path in list_images(tmp_path / out / "masks")]
+        for out in ("once", "twice", "late")
+    )
+    np.testing.assert_array_equal(twice[:4], once[:4])
+    np.testing.assert_array_equal(twice[4], later)
+    np.testing.assert_array_equal(twice[4:], late)
+    assert (twice[5] == 77).any()
+    given = [row["given"] for row in table(tmp_path / "twice" / "confidence.csv")]
+    assert given == list("10001000")
+
+
+def write_points(path: Path, video: RenderedVideo, frames: list[int]) -> Path:
+    joints = true_joints(video)
+    lines = ["frame,name,x,y"]
+    for frame in frames:
+        for number, name in enumerate(JOINT_NAMES):
+            x, y = joints[:, number, frame]
+            lines.append(f"{frame},{name}," + ("," if np.isnan(x) else f"{x},{y}"))
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def positions(path: Path) -> np.ndarray:
+    """Tracks as (frames, points, x y confidence), NaN where a point is lost."""
+    rows = table(path)
+    values = [[float(row[k] or "nan") for k in ("x", "y", "confidence")] for row in rows]
+    points = len({row["name"] for row in rows})
+    return np.array(values).reshape(-1, points, 3)
+
+
+def test_points_of_a_still_video_stay_where_they_are(
+    encoder: Encoder, video: RenderedVideo, tmp_path: Path
+) -> None:
+    still = np.repeat(video.frames[:1], 4, axis=0)
+    clip = write_folder(tmp_path / "clip", still)
+    knobs = replace(RENDERED, topk=1)
+    labels = write_points(tmp_path / "points.csv", video, [0])
+    propagate_video_file(encoder, clip, labels, tmp_path / "out", protocol=knobs, overlay=False)
+    found = positions(tmp_path / "out" / "tracks.csv")
+    given = true_joints(video)[:, :, 0].T
+    seen = ~np.isnan(given[:, 0])
+    np.testing.assert_allclose(found[:, seen, :2], np.repeat(given[None, seen], 4, axis=0), atol=2e-3)
+    np.testing.assert_allclose(found[0, seen, 2], 1)
+    assert np.isnan(found[:, ~seen, :2]).all()
+
+
+def test_points_follow_a_moving_texture(encoder: Encoder, tmp_path: Path) -> None:
+    big = np.kron(np.random.default_rng(0).integers(0, 255, (16, 32, 3)), np.ones((8, 8, 1))).astype(np.uint8)
+    frames = np.stack([big[:96, 8 * t : 8 * t + 96] for t in range(6)])  # everything moves left by one cell
+    (tmp_path / "p.json").write_text(json.dumps([{"frame": 0, "name": "dot", "x": 71.0, "y": 43.0}]))
+    clip = write_folder(tmp_path / "clip", frames)
+    knobs = replace(TCORE, topk=1, radius=4)
+    propagate_video_file(encoder, clip, tmp_path / "p.json", tmp_path / "out", protocol=knobs)
+    found = positions(tmp_path / "out" / "tracks.csv")[:, 0]
+    np.testing.assert_allclose(found[:, 0], 71 - 8 * np.arange(6), atol=4)
+    np.testing.assert_allclose(found[:, 1], 43, atol=4)
+
+
+def test_points_given_later_replace_only_themselves(
+    encoder: Encoder, video: RenderedVideo, clip: Path, tmp_path: Path
+) -> None:
+    labels = write_points(tmp_path / "points.csv", video, [0])
+    run(encoder, clip, labels, tmp_path / "once", overlay=False)
+    (tmp_path / "more.csv").write_text(f"frame,name,x,y\n3,{JOINT_NAMES[0]},5,60\n3,new,30,31\n")
+    run(encoder, clip, [labels, tmp_path / "more.csv"], tmp_path / "twice", overlay=False)
+    once, twice = (positions(tmp_path / out / "tracks.csv") for out in ("once", "twice"))
+    old = len(JOINT_NAMES)
+    np.testing.assert_array_equal(twice[:3, :old], once[:3])
+    assert np.isnan(twice[:3, old, :2]).all()
+    np.testing.assert_allclose(twice[3, [0, old]], [[5, 60, 1], [30, 31, 1]])
+    np.testing.assert_array_equal(twice[3, 1:old], once[3, 1:])
+    assert np.linalg.norm(twice[4, 0, :2] - [5, 60]) < np.linalg.norm(once[4, 0, :2] - [5, 60])
+
+
+def test_nothing_that_is_held_grows_with_the_video(
+    encoder: Encoder, video: RenderedVideo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frames_alive: list[int] = []
+    held: list[int] = []
+
+    def endless() -> Iterator[np.ndarray]:
+        seen: list[weakref.ref[np.ndarray]] = []
+        for index in range(24):
+            frame = video.frames[index % 8].copy()
+            seen.append(weakref.ref(frame))
+            frames_alive.append(sum(ref() is not None for ref in seen))
+            yield frame
+
+    step = Propagator.step
+
+    def measured(self: Propagator, features: Tensor) -> Tensor:
+        labels = step(self, features)
+        held.append(sum(value.nbytes for value in vars(self).values() if isinstance(value, Tensor)))
+        return labels
+
+    monkeypatch.setattr(Propagator, "step", measured)
+    track = TrackedMasks(Masks({0: video.objects[0]}), (64, 64), (64, 64), 8, RENDERED)
+    knobs = replace(RENDERED, context=3)
+    taken = 0
+    for _ in carry_frames(encoder, endless(), track, (64, 64), knobs):
+        taken += 1
+        assert len(frames_alive) == taken  # no frame is read before it is asked for
+    assert taken == 24
+    assert max(frames_alive) <= 2  # the one that is handed out, and the next
+    assert len(set(held)) == 1
+
+
+def test_large_frames_go_in_smaller_and_masks_come_out_large(
+    encoder: Encoder, video: RenderedVideo, tmp_path: Path
+) -> None:
+    large = video.frames[:3].repeat(3, axis=1).repeat(2, axis=2)
+    ids = video.objects[0].repeat(3, axis=0).repeat(2, axis=1)
+    clip = write_folder(tmp_path / "clip", large, first=1)
+    said = run(
+        encoder, clip, mask(tmp_path / "00001.png", ids), tmp_path / "out", long_side=90, overlay=False
+    )
+    assert said == ["frames of 192x128 go in at 88x56, a grid of 11x7."]
+    names = sorted(path.name for path in (tmp_path / "out" / "masks").iterdir())
+    assert names == ["00001.png", "00002.png", "00003.png"]  # named like the frames
+    assert read_ids(tmp_path / "out" / "masks" / "00003.png").shape == (192, 128)
+
+
+def test_input_sizes_fit_the_patch() -> None:
+    assert input_size((17, 900), 16) == (16, 880)
+    with pytest.raises(InputError, match="frames of 15x64 are smaller than one patch of 16"):
+        input_size((15, 64), 16)
+    with pytest.raises(InputError, match="long side is 8"):
+        input_size((64, 64), 16, 8)
+
+
+def test_progress_is_a_line_now_and_then() -> None:
+    said: list[str] = []
+    often, rarely = progress_lines(said.append, every=0), progress_lines(said.append, every=3600)
+    for progress in (often, rarely):
+        progress(3, 8)
+        progress(4, None)
+    assert len(said) == 2
+    assert said[0].startswith("frame 3/8  ETA ")
+    assert said[1].startswith("frame 4  ")
+
+
+def test_one_frame_is_written_and_said(encoder: Encoder, video: RenderedVideo, tmp_path: Path) -> None:
+    clip = write_folder(tmp_path / "clip", video.frames[:1])
+    said = run(encoder, clip, mask(tmp_path / "f.png", video.objects[0]), tmp_path / "out")
+    assert "has one frame" in said[-1]
+    np.testing.assert_array_equal(read_ids(tmp_path / "out" / "masks" / "00000.png"), video.objects[0])
+    assert len(table(tmp_path / "out" / "confidence.csv")) == 1
+
+
+def test_what_is_left_of_a_cut_video_is_done_and_said(
+    encoder: Encoder, video: RenderedVideo, tmp_path: Path
+) -> None:
+    need_av()
+    clip = cut(write_file(tmp_path / "clip.mp4", video.frames), 0.7)
+    later = mask(tmp_path / "00007.png", video.objects[7])
+    said = run(encoder, clip, [mask(tmp_path / "f.png", video.objects[0]), later], tmp_path / "out")
+    done = len(list((tmp_path / "out" / "masks").iterdir()))
+    assert 2 <= done < 8
+    assert f"{done} of 8 frames could be decoded" in said[-2]
+    assert "labels for frame 7 were not used" in said[-1]
+    assert len(list(open_video(tmp_path / "out" / "overlay.mp4"))) == done
+
+
+def test_bad_labels_are_one_line_and_nothing_is_written(
+    encoder: Encoder, video: RenderedVideo, clip: Path, tmp_path: Path
+) -> None:
+    first = mask(tmp_path / "f.png", video.objects[0])
+    (tmp_path / "out.csv").write_text("frame,name,x,y\n0,a,64,3\n")
+    (tmp_path / "hidden.csv").write_text("frame,name,x,y\n0,a,,\n")
+    for labels, message in (
+        (
+            mask(tmp_path / "empty.png", np.zeros((64, 64), np.uint8)),
+            r"frame 0 \(.*empty\.png\) is all background",
+        ),
+        (
+            mask(tmp_path / "small.png", video.objects[0][:40]),
+            r"frame 0 \(.*small\.png\) is 40x64, the frames are 64x64",
+        ),
+        ([first, mask(tmp_path / "00008.png", video.objects[7])], "labels for frame 8, but .* has 8 frames"),
+        (tmp_path / "out.csv", "'a' of frame 0 lies at x 64, y 3, outside"),
+        (tmp_path / "hidden.csv", "no point is visible in frame 0"),
+        (clip / "00000.png", "among the frames"),
+    ):
+        with pytest.raises(InputError, match=message) as caught:
+            run(encoder, clip, labels, tmp_path / "out")
+        assert "\n" not in str(caught.value)
+        assert not (tmp_path / "out").exists()
+
+
+def test_frames_of_another_size_and_broken_ones_are_named_and_can_be_tried_again(
+    encoder: Encoder, video: RenderedVideo, tmp_path: Path
+) -> None:
+    first = mask(tmp_path / "f.png", video.objects[0])
+    clip = write_folder(tmp_path / "clip", video.frames)
+    mask(clip / "00005.png", video.frames[5][:56])
+    with pytest.raises(InputError, match="frame 5 is 56x64, the first 64x64"):
+        run(encoder, clip, first, tmp_path / "out")
+    (clip / "00005.png").write_bytes(b"broken")
+    with pytest.raises(InputError, match=r"cannot read frame .*00005\.png"):
+        run(encoder, clip, first, tmp_path / "out")  # an interrupted propagation may be started again
+    assert not (tmp_path / "out" / "confidence.csv").exists()
+    for index in (5, 6, 7):
+        (clip / f"{index:05d}.png").unlink()
+    run(encoder, clip, first, tmp_path / "out")
+    assert len(list((tmp_path / "out" / "masks").iterdir())) == 5
+
+
+def test_python_users_get_the_labels_of_the_command_frame_by_frame(
+    encoder: Encoder, video: RenderedVideo, clip: Path, tmp_path: Path
+) -> None:
+    first = video.objects[0].astype(np.int64)
+    found = list(propagate(encoder, video.frames, first, protocol=RENDERED))
+    run(encoder, clip, mask(tmp_path / "first.png", video.objects[0]), tmp_path / "out")
+    saved = [read_ids(path) for path in list_images(tmp_path / "out" / "masks")]
+    assert all(np.array_equal(a, b) for a, b in zip(found, saved, strict=True))
+
+
+def test_python_users_can_carry_points(encoder: Encoder, video: RenderedVideo) -> None:
+    points = np.array([[20.0, 30.0], [40.5, 12.0], [np.nan, np.nan]])
+    found = list(propagate(encoder, iter(video.frames), points, protocol=RENDERED))
+    assert len(found) == 8
+    assert np.array_equal(found[0], points, equal_nan=True)
+    assert found[7].shape == (3, 2)
+    assert np.isnan(found[7][2]).all()
+    assert np.isfinite(found[7][:2]).all()
+
+
+def test_python_users_are_told_what_is_wrong(encoder: Encoder, video: RenderedVideo) -> None:
+    with pytest.raises(InputError, match="no frames"):
+        next(propagate(encoder, [], video.objects[0]))
+    with pytest.raises(InputError, match="span 0 to 300: ids go from 0 to 255"):
+        next(propagate(encoder, video.frames, np.full((64, 64), 300)))
+    with pytest.raises(InputError, match="the mask for frame 0 is 32x32, the frames are 64x64"):
+        next(propagate(encoder, video.frames, np.ones((32, 32), dtype=np.uint8)))
