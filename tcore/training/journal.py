@@ -178,7 +178,7 @@ def environment(device: torch.device) -> dict[str, str]:
     """What a run was carried out with."""
     gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else "none"
     return {
-        "tcore": version("tcore"),
+        "tcore": version("tcore-video"),
         "torch": torch.__version__,
         "python": platform.python_version(),
         "platform": platform.platform(),
