@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import platform
 import secrets
 import stat
 from collections.abc import Iterator
@@ -10,9 +11,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import filelock
+
 from tcore.errors import InputError
 
 TEMPORARY = ".tmp"  # ending of a file that is being written
+LOCKS = ("lock", "lock.json")  # names of a folder's lock and of the note that says who holds it
+NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # errors of file systems without locks
+ORPHANS = 15.0  # seconds that the child processes of a killed holder may take to end
 LARGEST = 2**28  # bytes of a file that is read as a whole: an image, a table, a list of settings
 
 
@@ -101,3 +107,62 @@ def read_json(path: Path, what: str = "") -> Any:
     except ValueError as error:  # also what is no UTF-8
         reason = f"not JSON ({error})"
     raise InputError(f"cannot read {what}{path}: {reason}.")
+
+
+@contextmanager
+def lock(path: Path, what: str, remedy: str) -> Iterator[None]:
+    """Hold a lock file that no other process gets; a second one is refused and told who holds it.
+
+    The operating system drops the lock when the process ends, however it ends. The note beside it,
+    `path`.json, names the holder; where the file system has no locks, the note alone decides.
+    """
+    note = path.with_name(f"{path.name}.json")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    held = filelock.FileLock(path, thread_local=False)
+    holder = _holder(note)
+    # Child processes inherit the lock, and may outlive a holder that was killed by a moment.
+    orphaned = holder is not None and not _may_run(*holder)
+    who = "another process" if holder is None else f"process {holder[0]} on {holder[1]}"
+    refusal = InputError(f"{what} is in use by {who}: wait for it or stop it, or {remedy}.")
+    try:
+        held.acquire(timeout=ORPHANS if orphaned else 0)
+    except filelock.Timeout:
+        raise refusal from None
+    except (OSError, NotImplementedError) as error:
+        if isinstance(error, OSError) and error.errno not in NO_LOCKS:
+            raise
+        if holder is not None and not orphaned:
+            raise refusal from error
+    try:
+        write_text(note, json.dumps({"pid": os.getpid(), "host": platform.node()}) + "\n")
+        yield
+    finally:
+        for file in (note, path):
+            with suppress(OSError):  # what ended the work matters more
+                file.unlink(missing_ok=True)
+        held.release()
+
+
+def _holder(note: Path) -> tuple[int, str] | None:
+    """The process number and host of a lock's holder; None where the note is missing or unreadable."""
+    with suppress(InputError):
+        found = read_json(note) if note.exists() else None
+        if isinstance(found, dict) and isinstance(found.get("pid"), int) and found["pid"] > 0:
+            return found["pid"], str(found.get("host"))
+    return None
+
+
+def _may_run(pid: int, host: str) -> bool:
+    """Whether a process may still run; of another machine's nothing is known."""
+    return host != platform.node() or (pid != os.getpid() and is_alive(pid))
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process of this machine runs; one that has ended and waits for its parent does not."""
+    try:
+        os.kill(pid, 0)
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
+    except ProcessLookupError:
+        return False
+    except OSError:  # no /proc here, or not ours to ask
+        return True

@@ -8,8 +8,7 @@ import math
 import os
 import shlex
 import shutil
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from tcore.data.sandwich import usable
 from tcore.data.shards import write_index
 from tcore.data.sources import Listing, list_source, plan_shards
 from tcore.errors import InputError
-from tcore.files import TEMPORARY, read_json, write_text
+from tcore.files import TEMPORARY, lock, read_json, write_text
 
 PLAN = "plan.json"  # there while a store is unfinished
 SKIPPED = "skipped.csv"
@@ -94,7 +93,8 @@ def prepare(
     mine = range(number - 1, len(shards), parts)
     if part:
         write_text(store / "parts" / f"{number}-of-{parts}.part", "")
-    with _lock(store, f"{number}-of-{parts}"):
+    own = f"{number}-of-{parts}"
+    with lock(store / "parts" / f"lock-{own}", f"store {store} (part {own})", "give another STORE"):
         _run(listing, store, settings, [(n, shards[n]) for n in mine], workers, engine, tell)
     return None if part else merge(store)
 
@@ -248,23 +248,6 @@ def _table(notes: Sequence[Note]) -> str:
 def printable(name: str) -> str:
     """A file name whose strange bytes can be printed."""
     return os.fsencode(name).decode("utf-8", "backslashreplace")
-
-
-@contextmanager
-def _lock(store: Path, part: str) -> Iterator[None]:
-    """Let no other process work on the same part; the lock goes when the process does, however it ends."""
-    import fcntl
-
-    path = store / "parts" / f"{part}.lock"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise InputError(f"another tcore prepare is at work on {store} (part {part}).") from error
-        except OSError:  # some network file systems have no locks
-            pass
-        yield
 
 
 def _keep_apart(source: Path, store: Path) -> None:

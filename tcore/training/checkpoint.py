@@ -16,12 +16,11 @@ from tcore.config import Config
 from tcore.config_file import differences, load_config, save_config, to_dict
 from tcore.errors import InputError
 from tcore.evaluation.encoder import CARD_FORMAT
-from tcore.files import TEMPORARY, write_bytes, write_text
+from tcore.files import LOCKS, TEMPORARY, write_bytes, write_text
 from tcore.model.tcore import TCoRe
 from tcore.training import distributed
 from tcore.training.generations import newest_intact, write_generation
 from tcore.training.guard import stirred
-from tcore.training.lock import LOCK
 from tcore.training.optim import Optimizer
 from tcore.training.wrapping import load_moments, load_weights
 
@@ -47,7 +46,7 @@ def check_run(run: Path, config: Config) -> None:
 
 def _passing(path: Path) -> bool:
     """Whether a file is what a run leaves that was killed before it began."""
-    return path.name == LOCK or path.name.endswith(TEMPORARY)
+    return path.name in LOCKS or path.name.endswith(TEMPORARY)
 
 
 def open_run(run: Path, config: Config) -> None:

@@ -25,6 +25,7 @@ from typing import Any, NoReturn
 import torch.distributed as dist
 
 from tcore.errors import EchoError, InputError
+from tcore.files import is_alive
 
 START = 6  # times the patience, up to the second step
 LOOKS = 20  # at the others within the patience ...
@@ -252,14 +253,3 @@ def place_of(thread: int) -> str:
             return f"{path.relative_to(PACKAGE.parent)}:{frame.f_lineno}"
         frame = frame.f_back
     return "an unknown place"
-
-
-def is_alive(pid: int) -> bool:
-    """Whether a process of this machine runs; one that has ended and was not yet missed does not."""
-    try:
-        os.kill(pid, 0)
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
-    except ProcessLookupError:
-        return False
-    except OSError:  # no /proc here, or not ours to ask
-        return True

@@ -2,6 +2,7 @@
 
 import json
 import math
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -17,7 +18,7 @@ from tcore.data.neighbors import check_neighbors, find_neighbors, load_neighbors
 from tcore.data.samples import Share, Source
 from tcore.data.workers import missing_killed_workers
 from tcore.errors import DivergedError, EchoError, InputError
-from tcore.files import write_text
+from tcore.files import LOCKS, lock, write_text
 from tcore.model.tcore import TCoRe
 from tcore.training import distributed, generations
 from tcore.training.bad_samples import BadSamples, UnreadableError
@@ -33,7 +34,6 @@ from tcore.training.checkpoint import (
 from tcore.training.guard import explaining
 from tcore.training.init import Init, apply_init, read_init, record_init
 from tcore.training.journal import Journal, Silence, environment
-from tcore.training.lock import lock_run
 from tcore.training.signals import Preempted, StopRequest
 from tcore.training.step import Outcome, Trainer
 from tcore.training.wait import DataWait
@@ -139,6 +139,12 @@ def _train(
         parts.close()  # the reading processes go now, not when somebody lets go of an exception
         journal.close()
     return run
+
+
+def lock_run(run: Path) -> AbstractContextManager[None]:
+    """Keep other jobs from a run folder; of several processes, the first one holds it."""
+    first = distributed.world().first
+    return lock(run / LOCKS[0], f"run {run}", "give another --run") if first else nullcontext()
 
 
 def open_journal(

@@ -1,15 +1,13 @@
 """The folder that a propagation writes: new or empty, one process at a time, nobody else's results."""
 
-import fcntl
 import json
-import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 from tcore.errors import InputError
-from tcore.files import TEMPORARY, check_writable, write_text
+from tcore.files import LOCKS, TEMPORARY, check_writable, lock, write_text
 
 CARD = "propagation.json"
 OUTPUTS = (CARD, "masks", "tracks.csv", "confidence.csv", "overlay.mp4")
@@ -22,19 +20,16 @@ def check_out(out: Path, inputs: Card) -> None:
     check_writable(out)
     if out.is_dir():
         _leftovers(out, inputs)
-        os.close(_lock(out))
+        with _lock(out):
+            pass
 
 
 @contextmanager
 def own_folder(out: Path, card: Card) -> Iterator[None]:
     """Make the folder, or empty one that the same inputs left unfinished, and keep others from it."""
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        handle = _lock(out)
-    except OSError as error:
-        raise InputError(f"cannot write to {out}: {error.strerror or error}.") from error
-    try:
+    with ExitStack() as held:
         try:
+            held.enter_context(_lock(out))
             for path in _leftovers(out, card):
                 for file in path.iterdir() if path.is_dir() else (path,):
                     file.unlink()
@@ -42,8 +37,10 @@ def own_folder(out: Path, card: Card) -> Iterator[None]:
         except OSError as error:
             raise InputError(f"cannot write to {out}: {error.strerror or error}.") from error
         yield
-    finally:
-        os.close(handle)
+
+
+def _lock(out: Path) -> AbstractContextManager[None]:
+    return lock(out / LOCKS[0], f"out folder {out}", "give another --out")
 
 
 def write_card(out: Path, card: Card) -> None:
@@ -53,7 +50,7 @@ def write_card(out: Path, card: Card) -> None:
 
 def _leftovers(out: Path, inputs: Card) -> list[Path]:
     """What an interrupted propagation of the same inputs left behind; anything else is refused."""
-    found = sorted(out.iterdir())
+    found = sorted(path for path in out.iterdir() if path.name not in LOCKS)
     others = [path for path in found if path.name not in OUTPUTS and not _temporary(path)]
     before = _unfinished(out / CARD)
     if found and (others or before is None):
@@ -67,21 +64,6 @@ def _leftovers(out: Path, inputs: Card) -> list[Path]:
                 "give a new or an empty folder as --out."
             )
     return found
-
-
-def _lock(out: Path) -> int:
-    """A handle that holds the folder until it is closed; the kernel's lock goes with the process."""
-    handle = os.open(out, os.O_RDONLY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(handle)
-        raise InputError(
-            f"another process is writing to {out}: wait for it, or give another --out."
-        ) from None
-    except OSError:  # some network file systems have no such locks
-        pass
-    return handle
 
 
 def _temporary(path: Path) -> bool:

@@ -74,7 +74,7 @@ def test_two_processes_do_not_write_to_one_folder(
 ) -> None:
     out = tmp_path / "out"
     card = {"video": str(clip), "labels": [str(first)], "finished": False}
-    with own_folder(out, card), pytest.raises(InputError, match=f"another process is writing to {out}: wait"):
+    with own_folder(out, card), pytest.raises(InputError, match=f"{out} is in use by process"):
         run(encoder, clip, first, out)
     assert [path.name for path in out.iterdir()] == [CARD]
     run(encoder, clip, first, out, overlay=False)
