@@ -28,7 +28,7 @@ def take(folder: Path) -> str:
 
 
 def test_a_second_process_is_refused_and_told_who_holds_the_lock(tmp_path: Path) -> None:
-    with multiprocessing.get_context("spawn").Pool(1) as elsewhere:
+    with multiprocessing.get_context("fork").Pool(1) as elsewhere:
         with lock(tmp_path / LOCKS[0], "run", "give another --run"):
             assert json.loads((tmp_path / LOCKS[1]).read_text())["pid"] == os.getpid()
             said = elsewhere.apply(take, (tmp_path,))

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
+from tcore.files import LOCKS, is_alive
 from tcore.training import generations
 from tcore.training.step import Trainer
 from tests.data.clips import write_clip
@@ -109,14 +110,6 @@ def children_of(pid: int) -> list[int]:
         return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     except (FileNotFoundError, ProcessLookupError):
         return []
-
-
-def is_alive(pid: int) -> bool:
-    """Whether a process is there, and not only its entry."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
-    except (FileNotFoundError, ProcessLookupError):
-        return False
 
 
 class Kills(NamedTuple):
@@ -223,7 +216,7 @@ def is_at(run: Path, step: int) -> bool:
 
 def holds(run: Path, process: subprocess.Popen[str]) -> bool:
     """Whether a process, or one that it started, says that it holds a run."""
-    path = run / "lock.json"
+    path = run / LOCKS[1]
     text = path.read_text() if path.exists() else ""
     return text.endswith("\n") and json.loads(text)["pid"] in (process.pid, *children_of(process.pid))
 
