@@ -165,5 +165,6 @@ def _need(package: str) -> None:
         importlib.import_module(package)
     except ImportError as error:
         raise InputError(
-            f"--format onnx needs the package {package}: pip install {package} (from a clone: pip install '.[onnx]')."
+            f"--format onnx needs the package {package}: pip install {package} "
+            "(from a clone: pip install '.[onnx]')."
         ) from error
