@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 
 from tcore.errors import InputError
+from tcore.files import is_alive
 from tcore.lab import Job, lab, run_command
 from tcore.lab_processes import Processes
 from tcore.lab_table import DONE
 from tcore.show.tables import Row
-from tcore.training.guard import is_alive
 from tests.lab.test_lab import PLAN, TINY, wait_for
 
 
