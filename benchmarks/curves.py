@@ -27,9 +27,9 @@ import numpy as np
 import torch
 
 from tcore.config import Compile, Config
-from tcore.data.frames import FrameStore
 from tcore.data.loader import load
 from tcore.data.samples import Source
+from tcore.data.stores import FrameStore
 from tcore.recipes import recipe
 from tcore.training.build import build_schedule
 from tcore.training.loop import resolve

@@ -20,11 +20,11 @@ from PIL import Image
 from step import now, print_events
 
 from tcore.config import Config
-from tcore.data.frames import FrameStore
 from tcore.data.loader import load, num_workers
 from tcore.data.prepare import prepare
 from tcore.data.rendered import render_video
 from tcore.data.samples import Source
+from tcore.data.stores import FrameStore
 from tcore.recipes import recipe
 from tcore.training.build import build_schedule
 from tcore.training.journal import peak_memory_gib

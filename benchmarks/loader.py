@@ -19,11 +19,10 @@ from PIL import Image
 from tcore.config import Config
 from tcore.data import frames, packed, samples
 from tcore.data.buffer import FrameBuffer
-from tcore.data.frames import FolderStore, FrameStore
 from tcore.data.loader import load, render_batch
-from tcore.data.packed import PackedStore
 from tcore.data.rendered import render_video
 from tcore.data.samples import RawBatch, Source
+from tcore.data.stores import FolderStore, FrameStore, PackedStore
 from tcore.recipes import recipe
 
 SIZE = (340, 256)  # width, height: what Kinetics is usually stored at

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import av
 
+from tcore.data.packed import ShardWriter
 from tcore.data.packing import Settings, Task, pack_item
-from tcore.data.shards import ShardWriter
 from tcore.data.sources import Item, list_source
 
 ROUNDS = 3

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from tcore.data.frames import read_image
+from tcore.data.images import read_image
 from tcore.data.rendered import render_video
 from tcore.evaluation.benchmarks import open_benchmark
 from tcore.evaluation.card import device_name, peak_memory

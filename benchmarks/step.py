@@ -16,9 +16,10 @@ import numpy as np
 import torch
 
 from tcore.config import Config
-from tcore.data.frames import Frame, FrameStore
+from tcore.data.images import Frame
 from tcore.data.loader import render_batch
 from tcore.data.samples import RawBatch, Source
+from tcore.data.stores import FrameStore
 from tcore.model.tcore import at_holes
 from tcore.recipes import recipe
 from tcore.training.build import build_schedule

@@ -12,9 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from tcore.data.frames import list_clips
-from tcore.data.packed import PackedStore
-from tcore.data.shards import PackedVideo, Shard, write_index
+from tcore.data.packed import PackedVideo, Shard, write_index
+from tcore.data.stores import PackedStore, list_clips
 
 VIDEOS, FRAMES, PER_SHARD, SIZE = 240_000, 20, 256, 20_000
 MEMBER = 512 + -(-SIZE // 512) * 512

@@ -1,7 +1,7 @@
 """Self-supervised video representation by temporal correspondence."""
 
 from tcore.config import Config
-from tcore.data.frames import FrameStore
+from tcore.data.stores import FrameStore
 from tcore.errors import InputError
 from tcore.evaluation.encoders import load_encoder
 from tcore.evaluation.evaluate import evaluate

@@ -15,9 +15,10 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from tcore.config_file import load_config, save_config
-from tcore.data.frames import decode_image
+from tcore.data.images import decode_image
 from tcore.data.neighbors import Neighbors, check_neighbors, load_neighbors
-from tcore.data.packed import INDEX, PackedStore, index_path, shard_path
+from tcore.data.packed import INDEX, index_path, shard_path
+from tcore.data.stores import PackedStore
 from tcore.evaluation.checkpoints import read_checkpoint
 from tcore.evaluation.encoder import Encoder
 from tcore.evaluation.encoders import load_encoder

@@ -17,11 +17,11 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from tcore.config_file import load_config
-from tcore.data.frames import FrameStore, decode_image, read_image
-from tcore.data.image_file import LARGEST
+from tcore.data.images import LARGEST, decode_image, read_image
 from tcore.data.look import read_thumb
-from tcore.data.packed import PackedStore, shard_path
+from tcore.data.packed import shard_path
 from tcore.data.prepare import prepare
+from tcore.data.stores import FrameStore, PackedStore
 from tcore.errors import InputError
 from tcore.evaluation import davis, jhmdb, matfile
 from tcore.evaluation.benchmarks import frame_size

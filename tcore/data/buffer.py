@@ -5,7 +5,7 @@ from jaxtyping import UInt8
 from torch import Tensor
 from torch.utils.data import get_worker_info
 
-from tcore.data.frames import Frame
+from tcore.data.images import Frame
 from tcore.data.views import Size
 
 

@@ -9,19 +9,18 @@ from tcore.config import Config
 from tcore.data import kinetics
 from tcore.data.check_sandwich import check_cuts, check_sandwich, mean_distance
 from tcore.data.findings import NAMED, Findings, bars, commonest, count, for_each, name_some, say_seconds
-from tcore.data.frames import FolderStore, FrameStore
 from tcore.data.loader import num_cores
 from tcore.data.look import (
     FRAMES_PER_VIDEO,
     MOST_COMPARED,
     STILL,
-    ImageFiles,
     Look,
     look_alike,
     look_at,
     same_bytes,
 )
-from tcore.data.packed import PackedStore, shard_path
+from tcore.data.packed import shard_path
+from tcore.data.stores import FolderStore, FrameStore, ImageStore, PackedStore
 
 LENGTHS = (1, 2, 4, 7, 10, 15, 20, 25, 50, 100, 500, 1000, 5000)
 VERIFIED_BYTES = 2 * 2**30  # a packed store up to this size is compared byte by byte
@@ -271,7 +270,7 @@ def check_duplicates(
     """The same video twice, byte by byte in the whole store, or nearly the same among those looked at."""
     exact: list[list[int]] = []
     readable = {look.video for look in looks if not look.unreadable}
-    if isinstance(store, FolderStore | ImageFiles):
+    if isinstance(store, FolderStore | ImageStore):
         exact = same_bytes(store, range(len(store)), threads)
     elif isinstance(store, PackedStore):  # without files of their own, those that were looked at will do
         exact = same_bytes(store, sorted(readable), threads)

@@ -7,9 +7,9 @@ from jaxtyping import Bool, Int64
 
 from tcore.config import Config
 from tcore.data.findings import Findings, count, name_some, say_seconds
-from tcore.data.frames import FrameStore, list_clips
 from tcore.data.samples import offset_in_frames
 from tcore.data.sandwich import sample_sandwich, usable
+from tcore.data.stores import FrameStore, list_clips
 
 PROPOSED = (1.5, 2.5)  # seconds: what the published fractions mean in a video of 10 s
 USUAL = (4.0, 25.0)  # seconds: lengths for which those fractions still mean something near it

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import UInt8
 
-from tcore.data.frames import Frame
+from tcore.data.images import Frame
 from tcore.errors import InputError
 
 GAP_S = 60  # a longer pause between two frames is a fault of the time stamps, not a still picture

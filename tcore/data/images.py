@@ -1,83 +1,115 @@
-"""Images as videos of one frame: a folder of them as a store, and a neighbor in the place of the past."""
+"""Image files: opened with care, decoded to RGB, encoded as JPEG.
 
-from collections.abc import Sequence
+Files may come from anywhere, so only a few formats are tried, and the number of pixels is limited.
+"""
+
+import io
+import struct
+import zlib
+from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from jaxtyping import UInt8
+from PIL import Image, UnidentifiedImageError
 
-from tcore.config import Config
-from tcore.data.frames import FolderStore, Frame, FrameStore, NoFramesError, read_image
-from tcore.data.neighbors import Neighbors
-from tcore.data.samples import NEIGHBOR, WHOLE, Share, Source
-from tcore.data.views import CURRENT, PAST
 from tcore.errors import InputError
+from tcore.files import read_bytes
+
+Frame = UInt8[np.ndarray, "height width 3"]
+
+IMAGE_SUFFIXES = {".jpg", ".jpeg", ".png"}
+LARGEST = 2**26  # pixels: 8192 x 8192, 200 MB when decoded
+# What photographs, frames and masks come as, whatever their suffix; other formats can be more than pixels.
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF")
+# All that opening and decoding a broken image can raise; a warning where warnings are errors.
+BAD_IMAGE = (
+    OSError,
+    ValueError,
+    SyntaxError,
+    EOFError,
+    IndexError,
+    KeyError,
+    TypeError,
+    OverflowError,
+    struct.error,
+    zlib.error,
+    Image.DecompressionBombError,
+    Image.DecompressionBombWarning,
+)
 
 
-class ImageStore(FrameStore):
-    """The images of a folder, at any depth; each is a video of one frame, named by its relative path."""
-
-    def __init__(self, folders: FolderStore) -> None:
-        self.root = folders.root
-        self.names = [
-            name if folder == "." else f"{folder}/{name}"
-            for folder, files in zip(folders.names, folders.files, strict=True)
-            for name in files
-        ]
-        self.lengths = np.ones(len(self.names), dtype=np.int64)
-
-    def read(self, video: int, frames: Sequence[int]) -> list[Frame]:
-        """Decode the one frame, as often as it is asked for."""
-        image = read_image(self.root / self.names[video])
-        return [image for _ in frames]
+def open_image(source: Path | bytes) -> Image.Image:
+    """Read the header of an image; raises one of BAD_IMAGE, also where it declares too many pixels."""
+    data = source if isinstance(source, bytes) else read_bytes(source)
+    image = Image.open(io.BytesIO(data), formats=FORMATS)
+    if image.width * image.height > LARGEST:
+        raise ValueError(f"it declares {image.width}x{image.height} pixels, more than {LARGEST:,}")
+    return image
 
 
-def open_images(path: str | Path) -> FrameStore:
-    """A store of single images: a packed one, or any folder of images."""
-    if not Path(path).is_dir():
-        what = "is a file" if Path(path).exists() else "does not exist"
-        raise InputError(f"image store {path} {what}: give a folder of images, at any depth.")
+def image_problem(error: Exception, path: Path | None = None) -> str:
+    """What is wrong with an image, in few words, without repeating the file's name."""
+    if isinstance(error, UnidentifiedImageError):
+        return "cannot identify image file"
+    if isinstance(error, Image.DecompressionBombError | Image.DecompressionBombWarning):
+        return f"it declares more than {LARGEST:,} pixels"
+    text = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return text.replace(repr(str(path)), "").strip() if path else text
+
+
+def read_image(path: Path) -> Frame:
+    """Decode one image file to RGB."""
     try:
-        store = FrameStore.open(path)
-    except NoFramesError as error:
-        raise InputError(
-            f"no images under {path}: give a folder of JPEG or PNG files, at any depth."
-        ) from error
-    if isinstance(store, FolderStore):
-        return ImageStore(store)
-    if not holds_images(store):
-        raise InputError(
-            f"{path} holds videos of up to {int(store.lengths.max())} frames, not single images: "
-            "use --source videos, or pack images with tcore prepare IMAGES STORE --images."
-        )
-    return store
+        data = read_bytes(path)
+    except OSError as error:
+        raise InputError(f"cannot read frame {path}: {error.strerror}.") from error
+    return decode_image(data, str(path))
 
 
-def holds_images(store: FrameStore) -> bool:
-    """Whether every video of a store is a single image."""
-    return bool((np.asarray(store.lengths) == 1).all())
+def decode_image(data: bytes, name: str) -> Frame:
+    """Decode one image to RGB, in the orientation its pixels are stored in; errors call it `name`."""
+    if (frame := decode_jpeg(data)) is not None:
+        return frame
+    try:
+        with open_image(data) as image:
+            if image.mode.startswith("I"):  # Pillow would clip 16 bits at 255
+                gray = (np.asarray(image) >> 8).astype(np.uint8)
+                return np.repeat(gray[:, :, None], 3, axis=2)
+            if image.mode == "RGB":  # converting would copy it
+                return np.asarray(image)
+            with_alpha = image.mode == "P" and "transparency" in image.info
+            return np.asarray((image.convert("RGBA") if with_alpha else image).convert("RGB"))
+    except BAD_IMAGE as error:
+        raise InputError(f"cannot read frame {name}: {image_problem(error)}.") from error
 
 
-class ImageSource(Source):
-    """Images whose past is one of their neighbors, drawn for every step and slot."""
+@lru_cache(maxsize=1)
+def simplejpeg() -> Any:
+    """The simplejpeg package (the pixels of Pillow, several times faster), or None without it."""
+    try:
+        import simplejpeg
+    except (ImportError, RuntimeError):
+        return None
+    return simplejpeg
 
-    def __init__(self, store: FrameStore, config: Config, neighbors: Neighbors, share: Share = WHOLE) -> None:
-        super().__init__(store, config, share)
-        self.neighbors = neighbors
 
-    def fingerprint(self) -> str:
-        """A short name for the images and their neighbors."""
-        return f"{super().fingerprint()}-{self.neighbors.fingerprint()}"
+def decode_jpeg(data: bytes) -> Frame | None:
+    """RGB pixels by simplejpeg; None where Pillow has to try: not a JPEG, broken, too large, or CMYK."""
+    if data[:3] != b"\xff\xd8\xff" or (decoder := simplejpeg()) is None:
+        return None
+    try:
+        height, width, colors, _ = decoder.decode_jpeg_header(data)
+        if colors not in ("YCbCr", "Gray", "RGB") or height * width > LARGEST:
+            return None
+        return decoder.decode_jpeg(data, "RGB")
+    except ValueError:
+        return None
 
-    def neighbor(self, step: int, slot: int, image: int) -> int:
-        """The neighbor that the auxiliary branch sees, each of the k with the same probability."""
-        rng = np.random.default_rng((self.config.seed, NEIGHBOR, step, slot))
-        choices = self.neighbors.indices[image]
-        return int(choices[rng.integers(len(choices))])
 
-    def frames(
-        self, step: int, slot: int, clip: int, rng: np.random.Generator, masked: bool
-    ) -> dict[int, Frame]:
-        """The image, and where it has a mask one of its neighbors."""
-        image = int(self.clips.video[clip])
-        found = {PAST: self.store.read(self.neighbor(step, slot, image), [0])[0]} if masked else {}
-        return found | {CURRENT: self.store.read(image, [0])[0]}
+def encode_jpeg(pixels: Frame, quality: int) -> bytes:
+    """A frame as a JPEG file."""
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, "jpeg", quality=quality)
+    return buffer.getvalue()

@@ -13,9 +13,9 @@ from torch.utils.data import DataLoader, Dataset
 from tcore.config import Config
 from tcore.data.batch import Batch, make_batch
 from tcore.data.buffer import pad
-from tcore.data.frames import RenderedStore
 from tcore.data.render import PLAIN, Kernels, render
 from tcore.data.samples import RawBatch, Source
+from tcore.data.stores import RenderedStore
 from tcore.data.views import ViewPlan
 from tcore.data.workers import start_worker
 from tcore.errors import InputError

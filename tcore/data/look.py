@@ -3,7 +3,6 @@
 import hashlib
 from collections import defaultdict
 from collections.abc import Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -11,9 +10,8 @@ from jaxtyping import Float32, UInt8
 from PIL import Image
 
 from tcore.data.findings import for_each
-from tcore.data.frames import FolderStore, Frame, FrameStore, read_image
-from tcore.data.image_file import BAD_IMAGE, image_problem, open_image
-from tcore.data.packed import PackedStore
+from tcore.data.images import BAD_IMAGE, image_problem, open_image
+from tcore.data.stores import FolderStore, FrameStore, ImageStore, PackedStore
 from tcore.errors import InputError
 from tcore.files import read_bytes
 
@@ -25,28 +23,6 @@ MOST_COMPARED = 20_000  # portraits; beyond, comparing all pairs takes too long
 FRAMES_PER_VIDEO = 64  # looked at in a video, unless all are asked for
 
 Thumb = UInt8[np.ndarray, "32 32"]
-
-
-class ImageFiles(FrameStore):
-    """A folder of photographs, each one a video of one frame."""
-
-    def __init__(self, root: Path) -> None:
-        folders = FolderStore(root)
-        self._paths = [
-            folders.path(folder, image)
-            for folder, length in enumerate(folders.lengths.tolist())
-            for image in range(length)
-        ]
-        self.names = [path.relative_to(root).as_posix() for path in self._paths]
-        self.lengths = np.ones(len(self.names), dtype=np.int64)
-
-    def path(self, video: int, frame: int) -> Path:
-        """The file of an image."""
-        return self._paths[video]
-
-    def read(self, video: int, frames: Sequence[int]) -> list[Frame]:
-        """Decode an image."""
-        return [read_image(self.path(video, index)) for index in frames]
 
 
 class Look(NamedTuple):
@@ -123,7 +99,7 @@ def frame_bytes(store: FrameStore, video: int, frame: int) -> bytes | None:
     """A frame as it is stored; None where it is not stored as a file."""
     if isinstance(store, PackedStore):
         return store.read_bytes(video, [frame])[0]
-    if not isinstance(store, FolderStore | ImageFiles):
+    if not isinstance(store, FolderStore | ImageStore):
         return None
     path = store.path(video, frame)
     try:
@@ -134,7 +110,7 @@ def frame_bytes(store: FrameStore, video: int, frame: int) -> bytes | None:
 
 def name_frame(store: FrameStore, video: int, frame: int) -> str:
     """Where a frame is."""
-    if isinstance(store, FolderStore | ImageFiles):
+    if isinstance(store, FolderStore | ImageStore):
         return str(store.path(video, frame))
     return f"{frame} of video {store.names[video]}"
 
@@ -171,7 +147,7 @@ def same_bytes(store: FrameStore, videos: Sequence[int], threads: int) -> list[l
 
 def _hint(store: FrameStore, video: int, frame: int) -> object:
     """Something that the same frames have in common: the size of a file, for it is cheap, or a hash."""
-    if isinstance(store, FolderStore | ImageFiles):
+    if isinstance(store, FolderStore | ImageStore):
         try:
             return store.path(video, frame).stat().st_size
         except OSError:

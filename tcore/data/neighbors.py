@@ -14,6 +14,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 from torch import Tensor
 
+from tcore.config import Config
+from tcore.data.images import Frame
+from tcore.data.samples import NEIGHBOR, WHOLE, Share, Source
+from tcore.data.stores import FrameStore
+from tcore.data.views import CURRENT, PAST
 from tcore.errors import InputError
 from tcore.files import write_bytes
 
@@ -107,6 +112,32 @@ def check_neighbors(neighbors: Neighbors, path: Path, num_images: int, store_fin
     indices = neighbors.indices
     if indices.shape[0] != num_images or not indices.size or indices.min() < 0 or indices.max() >= num_images:
         raise InputError(f"{path} is damaged: its indices do not fit {num_images} images; make it anew.")
+
+
+class ImageSource(Source):
+    """Images whose past is one of their neighbors, drawn for every step and slot."""
+
+    def __init__(self, store: FrameStore, config: Config, neighbors: Neighbors, share: Share = WHOLE) -> None:
+        super().__init__(store, config, share)
+        self.neighbors = neighbors
+
+    def fingerprint(self) -> str:
+        """A short name for the images and their neighbors."""
+        return f"{super().fingerprint()}-{self.neighbors.fingerprint()}"
+
+    def neighbor(self, step: int, slot: int, image: int) -> int:
+        """The neighbor that the auxiliary branch sees, each of the k with the same probability."""
+        rng = np.random.default_rng((self.config.seed, NEIGHBOR, step, slot))
+        choices = self.neighbors.indices[image]
+        return int(choices[rng.integers(len(choices))])
+
+    def frames(
+        self, step: int, slot: int, clip: int, rng: np.random.Generator, masked: bool
+    ) -> dict[int, Frame]:
+        """The image, and where it has a mask one of its neighbors."""
+        image = int(self.clips.video[clip])
+        found = {PAST: self.store.read(self.neighbor(step, slot, image), [0])[0]} if masked else {}
+        return found | {CURRENT: self.store.read(image, [0])[0]}
 
 
 class Found(NamedTuple):

@@ -1,25 +1,32 @@
-"""PackedStore: the frames of many videos in a few tar files, found through a memory-mapped index."""
+"""Packed videos on disk: frames in tar files under `shards/`, memory-mapped arrays under `index/`.
+
+`store.json` describes both and is written last: where it is, the store is complete.
+"""
 
 import hashlib
+import io
+import json
 import os
+import tarfile
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, overload
 
 import numpy as np
 from jaxtyping import Int64
 
-from tcore.data.frames import Frame, FrameStore, decode_image
 from tcore.errors import InputError
-from tcore.files import read_json
+from tcore.files import atomic, read_json, write_bytes, write_text
 
-STORE = "store.json"  # written last: where it is, the store is complete
+STORE = "store.json"
 FORMAT = "tcore frames 1"
 KINDS = ("videos", "frames", "images", "rendered")
 OPEN_SHARDS = 64  # kept open by each process
 
-# Names, frames and cuts of all videos lie behind one another; the ends say whose they are.
+# Names, frames and cuts of all videos are concatenated; the "ends" say where each video's entries stop.
 INDEX: dict[str, np.dtype[Any]] = {
     "names": np.dtype(np.uint8),
     "name_ends": np.dtype(np.int64),
@@ -46,8 +53,8 @@ def index_path(root: Path, name: str) -> Path:
     return root / "index" / f"{name}.npy"
 
 
-class PackedStore(FrameStore):
-    """Frames in tar files under `shards/`, an index of arrays under `index/`, and `store.json` about both."""
+class PackedVideos:
+    """Packed videos, opened for reading: names, lengths and cuts from the index, frames as stored bytes."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -56,13 +63,13 @@ class PackedStore(FrameStore):
         self._check_index()
         fps = self.about["fps"]
         self.fps = None if fps is None else float(fps)
-        self.names = Names(self._index["names"], self._index["name_ends"])
+        self.names: Sequence[str] = Names(self._index["names"], self._index["name_ends"])
         self.lengths = np.diff(self._index["frame_ends"], prepend=0)
-        self._open: OrderedDict[int, _Shard] = OrderedDict()
+        self._open: OrderedDict[int, _OpenShard] = OrderedDict()
 
     @property
     def kind(self) -> str:
-        """What it was made from: videos, frames (folders of them) or images (each a video of one frame)."""
+        """What it was made from: videos, frames (folders of them), images (one frame each) or rendered."""
         return str(self.about["kind"])
 
     @property
@@ -70,23 +77,12 @@ class PackedStore(FrameStore):
         """Height and width of the first frame of every video."""
         return np.stack([self._index["heights"], self._index["widths"]], axis=1).astype(np.int64)
 
-    def read(self, video: int, frames: Sequence[int]) -> list[Frame]:
-        """Decode some frames of one video."""
-        name = self.names[video]
-        read = self.read_bytes(video, frames)
-        return [
-            decode_image(data, f"{frame} of video {name} in {self.shard_of(video)}")
-            for frame, data in zip(frames, read, strict=True)
-        ]
-
     def read_bytes(self, video: int, frames: Sequence[int]) -> list[bytes]:
         """Some frames of one video as they are stored."""
-        ends = self._index["frame_ends"]
-        first, end = int(ends[video - 1]) if video > 0 else 0, int(ends[video])
-        if video < 0:
-            raise IndexError(f"video {video} of {len(self)}")
-        number = int(self._index["shards"][video])
-        shard = self._shard(number)
+        if not 0 <= video < len(self.names):
+            raise IndexError(f"video {video} of {len(self.names)}")
+        first, end = self._range("frame_ends", video)
+        shard = self._shard(int(self._index["shards"][video]))
         offsets, sizes = self._index["offsets"], self._index["sizes"]
         read = []
         for frame in frames:
@@ -96,7 +92,7 @@ class PackedStore(FrameStore):
             offset, size = int(offsets[row]), int(sizes[row])
             if offset < 0 or size <= 0 or offset + size > shard.bytes:
                 raise InputError(
-                    f"store {self.root}: the index points outside {shard.path}; prepare it anew."
+                    f"store {self.root}: the index points outside {shard.path}; prepare it again."
                 )
             read.append(shard.read(offset, size))
         return read
@@ -107,36 +103,37 @@ class PackedStore(FrameStore):
 
     def cuts(self, video: int) -> tuple[int, ...]:
         """Frames that begin a new shot."""
-        ends = self._index["cut_ends"]
-        first = int(ends[video - 1]) if video else 0
-        return tuple(self._index["cuts"][first : int(ends[video])].tolist())
+        first, end = self._range("cut_ends", video)
+        return tuple(self._index["cuts"][first:end].tolist())
 
     def all_cuts(self) -> tuple[Int64[np.ndarray, " cuts"], Int64[np.ndarray, " cuts"]]:
         """Video and frame of every cut."""
         counts = np.diff(self._index["cut_ends"], prepend=0)
-        videos = np.repeat(np.arange(len(self), dtype=np.int64), counts)
+        videos = np.repeat(np.arange(len(self.names), dtype=np.int64), counts)
         return videos, self._index["cuts"].astype(np.int64)
 
-    def verify(self) -> list[str]:
-        """Read everything once: a line for each thing that is not as it was written."""
-        return list(self._problems())
+    def verify(self, full: bool = True) -> list[str]:
+        """A line for each file that is missing or not as it was written; `full` compares every byte."""
+        return list(self._problems(full))
 
-    def _problems(self) -> Iterator[str]:
-        for name, digest in self.about["index"].items():
-            if name in INDEX and _sha256(index_path(self.root, name)) != digest:
-                yield f"{index_path(self.root, name)}: other bytes than were written (sha256 differs)."
+    def _problems(self, full: bool) -> Iterator[str]:
         for number, shard in enumerate(self.about["shards"]):
             path = shard_path(self.root, number)
             if not path.is_file():
                 yield f"{path}: missing."
             elif (found := path.stat().st_size) != shard["bytes"]:
                 yield f"{path}: {found} bytes instead of {shard['bytes']}."
-            elif _sha256(path) != shard["sha256"]:
-                yield f"{path}: other bytes than were written (sha256 differs)."
+            elif full and _sha256(path) != shard["sha256"]:
+                yield f"{path}: changed since it was written (sha256 differs)."
+        if not full:
+            return
+        for name, digest in self.about["index"].items():
+            if name in INDEX and _sha256(index_path(self.root, name)) != digest:
+                yield f"{index_path(self.root, name)}: changed since it was written (sha256 differs)."
         yield from self._outside()
 
     def _outside(self) -> Iterator[str]:
-        """Videos whose index entries leave their shard, or whose cuts leave the video."""
+        """Videos whose index entries point outside their shard, or whose cuts lie outside the video."""
         known = np.array([shard["bytes"] for shard in self.about["shards"]], dtype=np.int64)
         offsets, sizes = self._index["offsets"], self._index["sizes"]
         room = np.repeat(known[self._index["shards"]], self.lengths)
@@ -149,33 +146,36 @@ class PackedStore(FrameStore):
         for video in np.unique(videos[wrong]).tolist():
             yield f"{index_path(self.root, 'cuts')}: a cut of video {self.names[video]} is outside the video."
 
-    def _shard(self, number: int) -> "_Shard":
-        """An open shard; the least recently used one goes when there are too many."""
+    def _range(self, ends: str, video: int) -> tuple[int, int]:
+        """First and last (exclusive) entry of a video."""
+        return int(self._index[ends][video - 1]) if video else 0, int(self._index[ends][video])
+
+    def _shard(self, number: int) -> "_OpenShard":
+        """An open shard; the least recently used one is closed when there are too many."""
         shard = self._open.pop(number, None)
         if shard is None:
-            shard = _Shard(shard_path(self.root, number), self.about["shards"][number]["bytes"])
+            shard = _OpenShard(shard_path(self.root, number), self.about["shards"][number]["bytes"])
         self._open[number] = shard
         if len(self._open) > OPEN_SHARDS:
             self._open.popitem(last=False)
         return shard
 
     def _check_index(self) -> None:
-        """Refuse an index that does not fit together; each frame is looked at when it is read."""
+        """Refuse an inconsistent index; frame positions are checked when they are read."""
         index, root = self._index, self.root
-        videos = len(index["shards"])
+        videos, shards = len(index["shards"]), index["shards"]
         if videos == 0 or any(len(index[name]) != videos for name in PER_VIDEO):
-            raise _broken(root, "arrays of different lengths")
+            raise _damaged_index(root, "arrays of different lengths")
         for ends, rows in ENDS.items():
             steps = np.diff(index[ends], prepend=0)
             if int(steps.min()) < (ends != "cut_ends") or int(index[ends][-1]) != len(index[rows]):
-                raise _broken(root, f"{ends} do not fit {rows}")
+                raise _damaged_index(root, f"{ends} do not fit {rows}")
         if len(index["sizes"]) != len(index["offsets"]):
-            raise _broken(root, "sizes do not fit offsets")
-        shards = index["shards"]
+            raise _damaged_index(root, "sizes do not fit offsets")
         if int(shards.min()) < 0 or int(shards.max()) >= len(self.about["shards"]):
-            raise _broken(root, "a video in a shard that is not there")
+            raise _damaged_index(root, "a video in a shard that does not exist")
         if int(index["heights"].min()) < 1 or int(index["widths"].min()) < 1:
-            raise _broken(root, "a frame without pixels")
+            raise _damaged_index(root, "a frame without pixels")
 
     def __getstate__(self) -> dict[str, Any]:
         # Another process maps the index and opens the shards itself.
@@ -221,8 +221,8 @@ class Names(Sequence[str]):
     __hash__ = None  # type: ignore[assignment]
 
 
-class _Shard:
-    """One open tar file; it closes when nobody holds it, so that no thread reads from a closed one."""
+class _OpenShard:
+    """One open tar file; it closes with its last reference, so no thread reads from a closed one."""
 
     def __init__(self, path: Path, expected: int) -> None:
         self._fd = -1
@@ -233,10 +233,10 @@ class _Shard:
         except OSError as error:
             raise InputError(f"cannot read shard {path}: {error.strerror}.") from error
         if found != expected:
-            raise self._cut_off(found)
+            raise self._wrong_size(found)
 
     def read(self, offset: int, size: int) -> bytes:
-        """Bytes from anywhere; no position is kept, so forked processes can share the file."""
+        """Bytes from anywhere; without a file position, so that forked processes can share the file."""
         try:
             data = os.pread(self._fd, size, offset)
             while len(data) < size and (more := os.pread(self._fd, size - len(data), offset + len(data))):
@@ -244,13 +244,13 @@ class _Shard:
         except OSError as error:
             raise InputError(f"cannot read shard {self.path}: {error.strerror}.") from error
         if len(data) < size:
-            raise self._cut_off(offset + len(data))
+            raise self._wrong_size(offset + len(data))
         return data
 
-    def _cut_off(self, found: int) -> InputError:
+    def _wrong_size(self, found: int) -> InputError:
         what = "cut off" if found < self.bytes else "not the file that was written"
         return InputError(
-            f"shard {self.path} is {what}: {found} bytes instead of {self.bytes}; copy or prepare it anew."
+            f"shard {self.path} is {what}: {found} bytes instead of {self.bytes}; copy or prepare it again."
         )
 
     def __del__(self) -> None:
@@ -259,23 +259,23 @@ class _Shard:
 
 
 def _read_about(root: Path) -> dict[str, Any]:
-    """What store.json says, after a look at whether it can be true."""
+    """The contents of store.json, validated."""
     path = root / STORE
     about = read_json(path)
     if not isinstance(about, dict) or about.get("format") != FORMAT:
         found = about.get("format") if isinstance(about, dict) else about
-        raise InputError(f"{path} is no store that this version reads: format {found!r}, need {FORMAT!r}.")
-    fps, shards, index = about.get("fps"), about.get("shards"), about.get("index")
+        raise InputError(f"{path} is not a store this version can read: format {found!r}, need {FORMAT!r}.")
+    fps, shards = about.get("fps"), about.get("shards")
     fine = (
         "fps" in about
         and (fps is None or (isinstance(fps, int | float) and 0 < fps < 1e9))
         and about.get("kind") in KINDS
-        and isinstance(index, dict)
+        and isinstance(about.get("index"), dict)
         and isinstance(shards, list)
         and all(isinstance(s, dict) and _is_size(s.get("bytes")) and "sha256" in s for s in shards)
     )
     if not fine:
-        raise InputError(f"{path} is damaged: copy it again, or prepare the store anew.")
+        raise InputError(f"{path} is damaged: copy it again, or prepare the store again.")
     return about
 
 
@@ -288,21 +288,20 @@ def _load(root: Path, name: str) -> np.ndarray:
     """One array of the index, mapped into memory."""
     path = index_path(root, name)
     try:
-        # Very small files may hold no element at all, which cannot be mapped.
+        # A small file may hold an empty array, which cannot be mapped.
         mapped = None if path.stat().st_size < 4096 else "r"
         array = np.load(path, mmap_mode=mapped)  # type: ignore[arg-type]
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}.") from error
-    except Exception as error:  # a header that is no header can raise anything
-        why = str(error).partition("\n")[0] or type(error).__name__
-        raise InputError(f"{path} is damaged ({why}): copy it again, or prepare the store anew.") from error
+    except Exception as error:  # a broken header can raise anything
+        raise _damaged_index(root, f"{path.name}: {str(error).partition(chr(10))[0]}") from error
     if not isinstance(array, np.ndarray) or array.dtype != INDEX[name] or array.ndim != 1:
-        raise _broken(root, f"{name} is not a row of {INDEX[name]}")
-    return np.asarray(array)  # a plain view: single elements come faster than from np.memmap
+        raise _damaged_index(root, f"{name} is not a row of {INDEX[name]}")
+    return np.asarray(array)  # a plain view: reading single elements is faster than from np.memmap
 
 
-def _broken(root: Path, why: str) -> InputError:
-    return InputError(f"the index of {root} is damaged ({why}): copy it again, or prepare the store anew.")
+def _damaged_index(root: Path, why: str) -> InputError:
+    return InputError(f"the index of {root} is damaged ({why}): copy it again, or prepare the store again.")
 
 
 def _sha256(path: Path) -> str:
@@ -311,3 +310,136 @@ def _sha256(path: Path) -> str:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         return error.strerror or "unreadable"
+
+
+@dataclass(frozen=True)
+class PackedVideo:
+    """One video in a shard: where its frames are, their size, and its cuts."""
+
+    name: str
+    height: int
+    width: int
+    offsets: list[int]
+    sizes: list[int]
+    cuts: list[int]
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One finished tar file."""
+
+    bytes: int
+    sha256: str
+    videos: list[PackedVideo]
+
+
+class ShardWriter:
+    """A tar file that grows frame by frame; a video that fails can be taken back."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("wb+")
+        self.videos: list[PackedVideo] = []
+        self._end = 0
+        self.begin()
+
+    def begin(self) -> None:
+        """Start a video, or start it over: what was added since the last `finish` is removed."""
+        start = self.videos[-1].offsets[-1] + _padded(self.videos[-1].sizes[-1]) if self.videos else 0
+        self._file.seek(start)
+        self._file.truncate()
+        self._end = start
+        self._offsets: list[int] = []
+        self._sizes: list[int] = []
+
+    def add(self, name: str, data: bytes) -> None:
+        """Append the next frame of the current video, a JPEG or PNG file."""
+        suffix = ".png" if data[:4] == b"\x89PNG" else ".jpg"
+        head = _header(f"{name}/{len(self._sizes):05d}{suffix}", len(data))
+        self._file.write(head + data + bytes(_padded(len(data)) - len(data)))
+        self._offsets.append(self._end + len(head))
+        self._sizes.append(len(data))
+        self._end += len(head) + _padded(len(data))
+
+    def finish(self, name: str, size: tuple[int, int], cuts: Sequence[int]) -> None:
+        """End the current video, which must have frames, of this height and width."""
+        self.videos.append(PackedVideo(name, *size, self._offsets, self._sizes, list(cuts)))
+        self.begin()
+
+    def close(self) -> Shard:
+        """End the tar file."""
+        self._file.write(bytes(2 * tarfile.BLOCKSIZE))
+        self._file.flush()
+        self._file.seek(0)
+        digest = hashlib.file_digest(self._file, "sha256").hexdigest()
+        size = self._file.seek(0, os.SEEK_END)
+        self.abandon()
+        return Shard(size, digest, self.videos)
+
+    def abandon(self) -> None:
+        """Close the file, whatever state it is in."""
+        self._file.close()
+
+
+@contextmanager
+def shard_writer(root: Path, number: int) -> Iterator[ShardWriter]:
+    """A writer whose file becomes shard `number` when the block succeeds; close it inside the block."""
+    with atomic(shard_path(root, number)) as temporary:
+        writer = ShardWriter(temporary)
+        try:
+            yield writer
+        finally:
+            writer.abandon()
+
+
+def write_index(
+    root: Path, shards: Sequence[Shard], kind: str, fps: float | None, made: dict[str, Any]
+) -> None:
+    """Write the index, then store.json, which completes the store."""
+    rows = [(number, video) for number, shard in enumerate(shards) for video in shard.videos]
+    videos = [video for _, video in rows]
+    names = [os.fsencode(video.name) for video in videos]
+    columns: dict[str, Any] = {
+        "names": np.frombuffer(b"".join(names), np.uint8),
+        "name_ends": np.cumsum([len(name) for name in names]),
+        "frame_ends": np.cumsum([len(video.sizes) for video in videos]),
+        "cut_ends": np.cumsum([len(video.cuts) for video in videos]),
+        "shards": [number for number, _ in rows],
+        "heights": [video.height for video in videos],
+        "widths": [video.width for video in videos],
+        "offsets": _join([video.offsets for video in videos]),
+        "sizes": _join([video.sizes for video in videos]),
+        "cuts": _join([video.cuts for video in videos]),
+    }
+    digests = {}
+    for name, dtype in INDEX.items():
+        buffer = io.BytesIO()
+        np.save(buffer, np.asarray(columns[name], dtype=dtype))
+        write_bytes(index_path(root, name), buffer.getvalue())
+        digests[name] = hashlib.sha256(buffer.getbuffer()).hexdigest()
+    about = {
+        "format": FORMAT,
+        "kind": kind,
+        "fps": fps,
+        "videos": len(videos),
+        "frames": int(columns["frame_ends"][-1]),
+        "made": made,
+        "index": digests,
+        "shards": [{"bytes": shard.bytes, "sha256": shard.sha256} for shard in shards],
+    }
+    write_text(root / STORE, json.dumps(about, indent=1) + "\n")
+
+
+def _join(rows: list[list[int]]) -> np.ndarray:
+    """Concatenated rows, without a Python list of all of them."""
+    return np.concatenate([np.asarray(row, np.int64) for row in rows]) if rows else np.zeros(0, np.int64)
+
+
+def _header(name: str, size: int) -> bytes:
+    """A tar header that depends on name and size alone."""
+    member = tarfile.TarInfo(name)
+    member.size, member.mode = size, 0o644
+    return member.tobuf(tarfile.GNU_FORMAT, "utf-8", "surrogateescape")
+
+
+def _padded(size: int) -> int:
+    return -(-size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE

@@ -1,6 +1,5 @@
 """One shard from its videos: the unit of work of `tcore prepare`, done by one process from end to end."""
 
-import io
 import json
 import os
 import select
@@ -20,11 +19,9 @@ from PIL import Image
 
 from tcore.data.cuts import color_difference, describe_colors, find_cuts
 from tcore.data.decode import SampledVideo, UnreadableError
-from tcore.data.frames import Frame, decode_image
-from tcore.data.image_file import BAD_IMAGE, image_problem, open_image
-from tcore.data.packed import shard_path
+from tcore.data.images import BAD_IMAGE, Frame, decode_image, encode_jpeg, image_problem, open_image
+from tcore.data.packed import PackedVideo, Shard, ShardWriter, shard_path, shard_writer
 from tcore.data.rendered import render_video
-from tcore.data.shards import PackedVideo, Shard, ShardWriter, from_json, shard_writer, to_json
 from tcore.data.sources import Item
 from tcore.errors import InputError
 from tcore.files import TEMPORARY, read_bytes, write_text
@@ -84,7 +81,7 @@ def write_shard(task: Task, tell: Tell) -> None:
         with shard_writer(task.store, task.number) as writer:
             notes = _pack_all(task, writer, tell, trying, suspects)
             shard = writer.close()
-        record = {"shard": to_json(shard), "notes": [asdict(note) for note in notes]}
+        record = {"shard": asdict(shard), "notes": [asdict(note) for note in notes]}
         write_text(record_path(task.store, task.number), json.dumps(record))
     finally:
         trying.unlink(missing_ok=True)  # only a process that dies leaves it behind
@@ -109,7 +106,10 @@ def _pack_all(task: Task, writer: ShardWriter, tell: Tell, trying: Path, suspect
 def read_record(path: Path) -> tuple[Shard, list[Note]]:
     """What a finished shard says about itself."""
     record = json.loads(path.read_text(encoding="utf-8"))
-    return from_json(record["shard"]), [Note(**note) for note in record["notes"]]
+    shard = record["shard"]
+    return Shard(shard["bytes"], shard["sha256"], [PackedVideo(**video) for video in shard["videos"]]), [
+        Note(**note) for note in record["notes"]
+    ]
 
 
 def pack_item(task: Task, item: Item, writer: ShardWriter, tell: Tell) -> Note | None:
@@ -212,13 +212,6 @@ class _Looks:
         self.differences += [0.0] * (times - 1)
         self.frames += times
         self._last = described
-
-
-def encode_jpeg(pixels: Frame, quality: int) -> bytes:
-    """A frame as JPEG."""
-    buffer = io.BytesIO()
-    Image.fromarray(pixels).save(buffer, "jpeg", quality=quality)
-    return buffer.getvalue()
 
 
 def _pack_isolated(task: Task, item: Item, writer: ShardWriter, tell: Tell) -> Note | None:

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from tcore.data.engines import Tell, run_here, run_processes, run_ray
-from tcore.data.packed import STORE, PackedStore, shard_path
+from tcore.data.packed import STORE, shard_path, write_index
 from tcore.data.packing import Note, Settings, Task, read_record, record_path
 from tcore.data.sandwich import usable
-from tcore.data.shards import write_index
 from tcore.data.sources import Listing, list_source, plan_shards
+from tcore.data.stores import PackedStore
 from tcore.errors import InputError
 from tcore.files import TEMPORARY, lock, read_json, write_text
 

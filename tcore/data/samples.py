@@ -18,9 +18,10 @@ from torch.utils.data import Dataset
 from tcore.config import Config
 from tcore.data.batch import Counts
 from tcore.data.buffer import FrameBuffer, pad
-from tcore.data.frames import Frame, FrameStore, list_clips
+from tcore.data.images import Frame
 from tcore.data.masking import sample_step_masks
 from tcore.data.sandwich import sample_sandwich, usable
+from tcore.data.stores import FrameStore, list_clips
 from tcore.data.views import CURRENT, FUTURE, PAST, SamplePlan, Size, ViewPlan, sample_views
 from tcore.errors import InputError
 

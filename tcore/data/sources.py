@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tcore.data.frames import IMAGE_SUFFIXES, VIDEO_SUFFIXES, natural, walk, walk_frames
+from tcore.data.images import IMAGE_SUFFIXES
+from tcore.data.stores import VIDEO_SUFFIXES, natural, walk, walk_frames
 from tcore.errors import InputError
 
 SHARD_VIDEOS = 256

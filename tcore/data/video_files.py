@@ -12,8 +12,9 @@ import numpy as np
 from jaxtyping import UInt8
 
 from tcore.data.decode import import_av, open_container, upright
-from tcore.data.frames import VIDEO_SUFFIXES, Frame, FrameStore, natural
+from tcore.data.images import Frame
 from tcore.data.look import THUMB, shrink
+from tcore.data.stores import VIDEO_SUFFIXES, FrameStore, natural
 from tcore.errors import InputError
 
 LAST_PART = 0.9  # of the length: where the last frame has to lie, at least

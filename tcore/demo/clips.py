@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Float, UInt8
 from PIL import Image
 
-from tcore.data.frames import Frame
+from tcore.data.images import Frame
 from tcore.data.rendered import JOINT_NAMES, render_video
 from tcore.errors import InputError
 from tcore.evaluation.masks import Ids

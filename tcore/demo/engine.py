@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tcore.data.frames import Frame
+from tcore.data.images import Frame
 from tcore.evaluation.carry import exact_convolutions
 from tcore.evaluation.encoder import Encoder
 from tcore.evaluation.encoders import load_encoder

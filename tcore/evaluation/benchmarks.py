@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tcore.data.frames import read_image
-from tcore.data.image_file import BAD_IMAGE, open_image
+from tcore.data.images import BAD_IMAGE, open_image, read_image
 from tcore.errors import InputError
 from tcore.evaluation import davis, jhmdb, scores, vip
 from tcore.evaluation.carry import carry, carry_ids

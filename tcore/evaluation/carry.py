@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tcore.data.frames import Frame, read_image
+from tcore.data.images import Frame, read_image
 from tcore.evaluation.encoder import Encoder
 from tcore.evaluation.masks import VOID, Ids
 from tcore.evaluation.propagate import Precision

@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from tcore.data.findings import Findings, commonest, for_each
-from tcore.data.image_file import BAD_IMAGE, image_problem, open_image
+from tcore.data.images import BAD_IMAGE, image_problem, open_image
 from tcore.data.loader import num_cores
 from tcore.errors import InputError
 from tcore.evaluation import davis, jhmdb, vip

@@ -9,8 +9,9 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from tcore.data.frames import Frame, FrameStore
+from tcore.data.images import Frame
 from tcore.data.rendered import render_video
+from tcore.data.stores import FrameStore
 from tcore.errors import InputError
 from tcore.evaluation.carry import encode
 from tcore.evaluation.encoder import Encoder

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import UInt8
 
-from tcore.data.frames import IMAGE_SUFFIXES, natural
-from tcore.data.image_file import BAD_IMAGE, image_problem, open_image
+from tcore.data.images import BAD_IMAGE, IMAGE_SUFFIXES, image_problem, open_image
+from tcore.data.stores import natural
 from tcore.errors import InputError
 from tcore.files import read_text
 

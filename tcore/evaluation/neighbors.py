@@ -16,8 +16,7 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from tcore.data.frames import Frame, FrameStore
-from tcore.data.images import ImageStore, open_images
+from tcore.data.images import Frame
 from tcore.data.loader import num_cores
 from tcore.data.neighbors import (
     NEIGHBORS,
@@ -29,6 +28,7 @@ from tcore.data.neighbors import (
     load_neighbors,
     search,
 )
+from tcore.data.stores import FrameStore, ImageStore, open_images
 from tcore.errors import InputError
 from tcore.evaluation.encoder import Encoder
 from tcore.evaluation.resize import normalize_images

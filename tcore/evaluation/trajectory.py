@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tcore.config import Reach
-from tcore.data.frames import Frame
+from tcore.data.images import Frame
 from tcore.errors import InputError
 from tcore.evaluation.card import MAIN_SCORE, Card
 from tcore.evaluation.cycle import cycle_consistency

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 from jaxtyping import Float
 
-from tcore.data.frames import Frame, read_image
+from tcore.data.images import Frame, read_image
 from tcore.errors import InputError, did_you_mean
 from tcore.evaluation import jhmdb
 from tcore.evaluation.benchmarks import Benchmark, Clip, open_benchmark

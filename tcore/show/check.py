@@ -11,10 +11,9 @@ from tcore.config import Config
 from tcore.data.check import check_images, check_store
 from tcore.data.check_videos import check_videos
 from tcore.data.findings import Findings
-from tcore.data.frames import IMAGE_SUFFIXES, VIDEO_SUFFIXES, FolderStore, FrameStore
-from tcore.data.image_file import BAD_IMAGE, open_image
-from tcore.data.look import ImageFiles
-from tcore.data.packed import STORE, PackedStore
+from tcore.data.images import BAD_IMAGE, IMAGE_SUFFIXES, open_image
+from tcore.data.packed import STORE
+from tcore.data.stores import VIDEO_SUFFIXES, FolderStore, FrameStore, ImageStore, PackedStore
 from tcore.errors import InputError
 from tcore.evaluation import check as benchmark
 from tcore.files import write_text
@@ -51,7 +50,7 @@ def check(
         findings, store = check_videos(path, config, sample=sample, full=full)
     elif found == "images":
         opened = FrameStore.open(path)
-        store = ImageFiles(path) if isinstance(opened, FolderStore) else opened
+        store = ImageStore(opened) if isinstance(opened, FolderStore) else opened
         findings = check_images(str(path), store, config, sample=sample, full=full)
         # Neighbors are found later; the crops of the images themselves can be seen now.
         config = replace(

@@ -10,7 +10,7 @@ from jaxtyping import Float, UInt8
 from PIL import Image
 from torch import Tensor
 
-from tcore.data.frames import Frame, read_image
+from tcore.data.images import Frame, read_image
 from tcore.data.rendered import RenderedVideo, render_video
 from tcore.errors import InputError
 from tcore.evaluation.encoder import Encoder

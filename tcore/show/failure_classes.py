@@ -6,7 +6,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 from PIL import Image
 
-from tcore.data.frames import Frame
+from tcore.data.images import Frame
 from tcore.show.carried import Carried
 
 # An object whose outline runs along another object for this share of its length fits tightly.

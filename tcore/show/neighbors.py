@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw, ImageOps
 
-from tcore.data.frames import Frame
-from tcore.data.images import open_images
+from tcore.data.images import Frame
 from tcore.data.neighbors import check_neighbors, find_neighbors, load_neighbors
+from tcore.data.stores import open_images
 from tcore.errors import InputError
 from tcore.show.plotting import save_picture
 

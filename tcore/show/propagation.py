@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Float, UInt8
 from PIL import Image, ImageDraw
 
-from tcore.data.frames import Frame
+from tcore.data.images import Frame
 from tcore.data.rendered_scene import LIMBS
 from tcore.errors import InputError
 from tcore.show.carried import Carried, score_frames

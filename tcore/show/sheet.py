@@ -11,9 +11,10 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from tcore.config import Config
-from tcore.data.frames import Frame, FrameStore
+from tcore.data.images import Frame
 from tcore.data.render import render_pixels
 from tcore.data.samples import RawBatch, Source, step_masks
+from tcore.data.stores import FrameStore
 from tcore.data.views import ViewPlan
 from tcore.errors import InputError
 from tcore.show.plotting import save_picture

@@ -10,12 +10,10 @@ from typing import Literal, NamedTuple
 import torch
 
 from tcore.config import Config
-from tcore.data.frames import FrameStore
-from tcore.data.images import ImageSource, open_images
 from tcore.data.loader import load
-from tcore.data.mixed import open_mixture
-from tcore.data.neighbors import check_neighbors, find_neighbors, load_neighbors
+from tcore.data.neighbors import ImageSource, check_neighbors, find_neighbors, load_neighbors
 from tcore.data.samples import Share, Source
+from tcore.data.stores import FrameStore, open_images, open_mixture
 from tcore.data.workers import missing_killed_workers
 from tcore.errors import DivergedError, EchoError, InputError
 from tcore.files import LOCKS, lock, write_text

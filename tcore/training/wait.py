@@ -4,11 +4,10 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
-from tcore.data.frames import RenderedStore
-from tcore.data.jpeg import simplejpeg
+from tcore.data.images import simplejpeg
 from tcore.data.loader import num_cores, num_workers
-from tcore.data.packed import PackedStore
 from tcore.data.samples import Source
+from tcore.data.stores import PackedStore, RenderedStore
 
 SHARE = 0.1  # of the time: more of it spent waiting is worth a word
 WINDOW, FEWEST = 50, 10  # steps that are averaged over, at most and at least

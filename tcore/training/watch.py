@@ -12,7 +12,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from tcore.config import Config
-from tcore.data.frames import Frame, FrameStore
+from tcore.data.images import Frame
+from tcore.data.stores import FrameStore
 from tcore.errors import InputError
 from tcore.evaluation.benchmarks import open_benchmark
 from tcore.evaluation.card import Card

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import UInt8
 
-from tcore.data.image_file import BAD_IMAGE, image_problem, open_image
+from tcore.data.images import BAD_IMAGE, image_problem, open_image
 from tcore.errors import InputError
 from tcore.evaluation.masks import VOID, Ids
 from tcore.files import read_text

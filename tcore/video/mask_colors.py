@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from tcore.data.frames import Frame
+from tcore.data.images import Frame
 from tcore.errors import InputError
 from tcore.evaluation.masks import VOID, Ids, davis_palette
 

@@ -13,7 +13,7 @@ from jaxtyping import Float, Integer
 from PIL import Image
 from torch import Tensor
 
-from tcore.data.frames import Frame
+from tcore.data.images import Frame
 from tcore.errors import InputError
 from tcore.evaluation.carry import encode
 from tcore.evaluation.encoder import Encoder

@@ -13,7 +13,7 @@ from jaxtyping import Float
 from PIL import Image, ImageDraw
 from torch import Tensor
 
-from tcore.data.frames import Frame
+from tcore.data.images import Frame
 from tcore.errors import InputError
 from tcore.evaluation.evaluate import predictions_saver
 from tcore.evaluation.masks import Ids

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from tcore.data.decode import import_av, open_container, upright
-from tcore.data.frames import VIDEO_SUFFIXES, Frame, read_image
+from tcore.data.images import Frame, read_image
+from tcore.data.stores import VIDEO_SUFFIXES
 from tcore.errors import InputError
 from tcore.evaluation.masks import list_images
 from tcore.files import atomic

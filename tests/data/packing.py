@@ -6,7 +6,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from tcore.data.shards import shard_writer, write_index
+from tcore.data.packed import shard_writer, write_index
 
 
 def jpeg(color: tuple[int, int, int], size: tuple[int, int] = (8, 6)) -> bytes:

@@ -9,9 +9,9 @@ from jaxtyping import UInt8
 from torch import Tensor
 
 from tcore.config import Config, MaskingConfig, OptimConfig, RuntimeConfig, ViewsConfig, VitConfig
-from tcore.data.frames import FrameStore
 from tcore.data.render import MEAN, STD
 from tcore.data.samples import RawBatch
+from tcore.data.stores import FrameStore
 
 GRID = 4
 TINY = Config(

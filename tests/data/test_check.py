@@ -13,8 +13,8 @@ from tcore.config import Config
 from tcore.data import kinetics
 from tcore.data.check import choose_videos
 from tcore.data.findings import Findings, bars
-from tcore.data.frames import FrameStore
 from tcore.data.look import choose_frames, look_at
+from tcore.data.stores import FrameStore
 from tcore.recipes import recipe
 from tcore.show.check import check
 from tests.data.clips import break_jpeg, write_clip

@@ -10,9 +10,9 @@ import pytest
 from jaxtyping import UInt8
 from PIL import Image
 
-from tcore.data import frames as reading
-from tcore.data.frames import FrameStore, decode_image, list_clips, natural
-from tcore.data.jpeg import decode_jpeg
+from tcore.data import images as reading
+from tcore.data.images import decode_image, decode_jpeg
+from tcore.data.stores import FrameStore, list_clips, natural
 from tcore.errors import InputError
 
 Color = tuple[int, int, int]

@@ -10,10 +10,10 @@ import torch
 from PIL import Image
 
 from tcore.config import Config
-from tcore.data.frames import FrameStore
-from tcore.data.images import ImageSource, ImageStore, open_images
 from tcore.data.loader import render_batch
+from tcore.data.neighbors import ImageSource
 from tcore.data.samples import RawBatch, Source
+from tcore.data.stores import FrameStore, ImageStore, open_images
 from tcore.errors import InputError
 from tests.data.painted import ALL_MASKED, TINY, Painted, videos_of
 from tests.data.photos import ring, save_images

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tcore.data.frames import FrameStore, read_image
+from tcore.data.images import read_image
+from tcore.data.stores import FrameStore
 from tcore.errors import InputError
 
 

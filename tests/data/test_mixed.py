@@ -6,11 +6,18 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tcore.data.frames import FrameStore
-from tcore.data.images import open_images
-from tcore.data.mixed import MixedStore, ingredients, open_mixture
-from tcore.data.moved import MovedStore, Pose, look, pose
 from tcore.data.prepare import prepare
+from tcore.data.stores import (
+    FrameStore,
+    MixedStore,
+    MovedStore,
+    Pose,
+    ingredients,
+    look,
+    open_images,
+    open_mixture,
+    pose,
+)
 from tcore.errors import InputError
 from tcore.training.loop import train
 from tests.tiny import tiny
@@ -82,7 +89,7 @@ def test_mixtures_are_read_as_they_are_written(tmp_path: Path) -> None:
     odd = tmp_path / "a+b*3"
     odd.mkdir()
     assert ingredients(str(odd))[0].place == str(odd)  # what exists is meant as it is
-    with pytest.raises(InputError, match=r"cannot make out 'x\*0'"):
+    with pytest.raises(InputError, match=r"cannot read 'x\*0'"):
         ingredients("clips+x*0")
     with pytest.raises(InputError, match="nowhere does not exist"):
         open_mixture("nowhere+elsewhere", 0)

@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tcore.data.frames import FrameStore, list_clips
-from tcore.data.packed import INDEX, PackedStore, index_path, shard_path
-from tcore.data.shards import ShardWriter, shard_writer, write_index
+from tcore.data.packed import INDEX, ShardWriter, index_path, shard_path, shard_writer, write_index
+from tcore.data.stores import FrameStore, PackedStore, list_clips
 from tcore.errors import InputError
 from tests.data.packing import jpeg, pack
 

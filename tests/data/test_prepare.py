@@ -17,15 +17,14 @@ import torch
 from PIL import Image
 
 from tcore.cli.main import main
-from tcore.data.frames import FrameStore
 from tcore.data.loader import load
-from tcore.data.packed import PackedStore, shard_path
+from tcore.data.packed import ShardWriter, shard_path
 from tcore.data.packing import Settings, Task, record_path, write_shard
 from tcore.data.prepare import merge, prepare
 from tcore.data.rendered import render_video
 from tcore.data.samples import RawBatch, Source
-from tcore.data.shards import ShardWriter
 from tcore.data.sources import Item, list_source, plan_shards, unique_names
+from tcore.data.stores import FrameStore, PackedStore
 from tcore.errors import InputError
 from tests.evaluation.clips import cut, need_av, write_file
 from tests.tiny import tiny

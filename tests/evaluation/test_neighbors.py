@@ -8,8 +8,8 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from tcore.data.images import open_images
 from tcore.data.neighbors import load_neighbors, search
+from tcore.data.stores import open_images
 from tcore.errors import InputError
 from tcore.evaluation import neighbors
 from tcore.evaluation.encoder import Adapted, Encoder

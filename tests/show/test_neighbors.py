@@ -8,8 +8,8 @@ from jaxtyping import UInt8
 from PIL import Image
 
 from tcore.cli.main import main
-from tcore.data.images import open_images
 from tcore.data.neighbors import beside, load_neighbors
+from tcore.data.stores import open_images
 from tcore.errors import InputError
 from tcore.show.neighbors import APART, CAPTION, GAP, SIDE, neighbors_picture, thumbnail
 from tests.data.photos import ring, save_images

@@ -40,7 +40,7 @@ def test_masked_patches_become_holes() -> None:
 
 
 def test_the_sheet_has_a_row_for_each_sample_and_passes_over_what_cannot_be_read(tmp_path: Path) -> None:
-    from tcore.data.frames import FrameStore
+    from tcore.data.stores import FrameStore
 
     for number in range(4):
         write_clip(tmp_path / "store" / f"v{number}", 20, seed=number)
@@ -64,7 +64,7 @@ def test_without_auxiliary_branch_the_sheet_has_no_past_and_future(tmp_path: Pat
 
 
 def test_a_store_that_cannot_be_read_has_no_sheet(tmp_path: Path) -> None:
-    from tcore.data.frames import FrameStore
+    from tcore.data.stores import FrameStore
 
     write_clip(tmp_path / "store" / "v", 20)
     for path in (tmp_path / "store" / "v").iterdir():

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from tcore import Config, InputError, load_encoder, train
-from tcore.data.images import open_images
 from tcore.data.neighbors import beside
+from tcore.data.stores import open_images
 from tcore.evaluation.neighbors import find_all
 from tcore.recipes import recipe
 from tcore.training import loop

@@ -1,0 +1,405 @@
+"""FrameStore: videos as ordered frames, whether on disk, packed, rendered, or panned over photographs."""
+
+import hashlib
+import math
+import os
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Int64, UInt8
+from PIL import Image
+
+from tcore.data.images import IMAGE_SUFFIXES, Frame, decode_image, read_image
+from tcore.data.packed import STORE, PackedVideos
+from tcore.data.rendered import render_video
+from tcore.errors import InputError
+
+VIDEO_SUFFIXES = set(
+    ".mp4 .avi .mkv .webm .mov .m4v .mpg .mpeg .flv .wmv .ts .mts .m2ts .3gp .ogv .vob .mxf .f4v .asf .divx "
+    ".rm .rmvb .gif .y4m .ivf .h264 .264 .h265 .265 .hevc".split()
+)
+EXAMPLE = "CLIPS*5+photographs:PHOTOS+STORE"
+PHOTOGRAPHS = "photographs:"
+# A camera that moves over photographs:
+MOVED_FRAMES = 20
+WINDOW = 0.7  # share of the photograph's sides that a frame shows at the widest; the rest is room to move in
+# Largest turn, zoom (as a factor, either way) and change of brightness (likewise) over a video.
+TURN, ZOOM, LIGHT = math.radians(12), 1.25, 1.2
+
+
+class NoFramesError(InputError):
+    """A folder without any image in it."""
+
+
+class FrameStore(ABC):
+    """Videos as ordered frames: how many there are, how long each one is, and their pixels.
+
+    >>> store = FrameStore.rendered(videos=2, frames=8, size=32)
+    >>> len(store), store.lengths.tolist()
+    (2, [8, 8])
+    >>> [frame.shape for frame in store.read(0, [1, 4, 7])]
+    [(32, 32, 3), (32, 32, 3), (32, 32, 3)]
+    """
+
+    names: Sequence[str]
+    lengths: Int64[np.ndarray, " videos"]
+    fps: float | None = None
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    @abstractmethod
+    def read(self, video: int, frames: Sequence[int]) -> list[Frame]:
+        """Pixels of some frames of one video."""
+
+    def cuts(self, video: int) -> tuple[int, ...]:
+        """Frames that begin a new shot, where the store knows them."""
+        return ()
+
+    def all_cuts(self) -> tuple[Int64[np.ndarray, " cuts"], Int64[np.ndarray, " cuts"]]:
+        """Video and frame of every cut."""
+        rows = [(video, frame) for video in range(len(self)) for frame in self.cuts(video)]
+        videos, frames = np.array(rows, dtype=np.int64).reshape(-1, 2).T
+        return videos, frames
+
+    def fingerprint(self) -> str:
+        """A short hash of the videos' names and lengths, which changes when the data does."""
+        digest = hashlib.sha256()
+        for name, length in zip(self.names, self.lengths.tolist(), strict=True):
+            digest.update(f"{name}\0{length}\n".encode("utf-8", "surrogateescape"))
+        return digest.hexdigest()[:16]
+
+    @staticmethod
+    def open(path: str | Path) -> "FrameStore":
+        """Open a store on disk: packed by `tcore prepare`, or a folder of frame folders."""
+        root = Path(path)
+        if (root / STORE).is_file():
+            return PackedStore(root)
+        if (root / "plan.json").is_file() and (root / "shards").is_dir():
+            raise InputError(f"store {root} is unfinished: rerun the same tcore prepare command to resume.")
+        return FolderStore(root)
+
+    @staticmethod
+    def rendered(*, videos: int = 256, frames: int = 20, size: int = 128, seed: int = 0) -> "FrameStore":
+        """Rendered training videos; the same arguments give the same videos."""
+        return RenderedStore(videos, frames, size, seed)
+
+
+class FolderStore(FrameStore):
+    """A folder of frame folders at any depth: `<any>/<video>/00000.jpg`."""
+
+    def __init__(self, root: Path) -> None:
+        _need_folder(root, "frame store", "a folder of frame folders")
+        self.root = root
+        files = dict(walk_frames(root))
+        if not files:
+            raise NoFramesError(_explain_empty(root))
+        self.names = sorted(files, key=natural)
+        self.files = [files[name] for name in self.names]
+        self.lengths = np.array([len(images) for images in self.files], dtype=np.int64)
+
+    def read(self, video: int, frames: Sequence[int]) -> list[Frame]:
+        """Decode some frames of one video."""
+        return [read_image(self.path(video, index)) for index in frames]
+
+    def path(self, video: int, frame: int) -> Path:
+        """The file of a frame."""
+        return self.root / self.names[video] / self.files[video][frame]
+
+
+class ImageStore(FrameStore):
+    """The images of a folder, at any depth; each is a video of one frame, named by its relative path."""
+
+    def __init__(self, folders: FolderStore) -> None:
+        self.root = folders.root
+        self.names = [
+            name if folder == "." else f"{folder}/{name}"
+            for folder, files in zip(folders.names, folders.files, strict=True)
+            for name in files
+        ]
+        self.lengths = np.ones(len(self.names), dtype=np.int64)
+
+    def read(self, video: int, frames: Sequence[int]) -> list[Frame]:
+        """Decode the one frame, repeated as often as asked."""
+        image = read_image(self.path(video, 0))
+        return [image for _ in frames]
+
+    def path(self, video: int, frame: int) -> Path:
+        """The file of an image."""
+        return self.root / self.names[video]
+
+
+class PackedStore(PackedVideos, FrameStore):
+    """Frames in tar files, as `tcore prepare` writes them."""
+
+    def read(self, video: int, frames: Sequence[int]) -> list[Frame]:
+        """Decode some frames of one video."""
+        name, shard = self.names[video], self.shard_of(video)
+        return [
+            decode_image(data, f"{frame} of video {name} in {shard}")
+            for frame, data in zip(frames, self.read_bytes(video, frames), strict=True)
+        ]
+
+
+class RenderedStore(FrameStore):
+    """Rendered videos; each one is kept once it has been rendered."""
+
+    fps = 2.0
+
+    def __init__(self, videos: int, frames: int, size: int, seed: int) -> None:
+        self.names = [f"rendered-{seed}-{index:05d}-{size}px" for index in range(videos)]
+        self.lengths = np.full(videos, frames, dtype=np.int64)
+        self._size, self._seed = size, seed
+        self._kept: dict[int, UInt8[np.ndarray, "time height width 3"]] = {}
+
+    def read(self, video: int, frames: Sequence[int]) -> list[Frame]:
+        """Render the video, or look it up."""
+        if video not in self._kept:
+            length = int(self.lengths[video])
+            rendered = render_video(self._seed, video, num_frames=length, size=self._size)
+            rendered.frames.setflags(write=False)  # callers get views of the kept video itself
+            self._kept[video] = rendered.frames
+        return [self._kept[video][index] for index in frames]
+
+
+@dataclass(frozen=True)
+class Pose:
+    """Camera pose: the center as a share of the available room, turn, zoom and brightness."""
+
+    x: float
+    y: float
+    turn: float
+    zoom: float
+    light: float
+
+
+class MovedStore(FrameStore):
+    """A video for every photograph: a camera pans, zooms and turns on a path given by (seed, video)."""
+
+    fps = 2.0
+
+    def __init__(self, photographs: FrameStore, seed: int) -> None:
+        self.photographs, self.seed = photographs, seed
+        self.names = [f"moved-{seed}/{name}" for name in photographs.names]
+        self.lengths = np.full(len(photographs), MOVED_FRAMES, dtype=np.int64)
+
+    def read(self, video: int, frames: Sequence[int]) -> list[Frame]:
+        """What the camera sees at some times; the photograph is decoded once."""
+        photograph = Image.fromarray(self.photographs.read(video, [0])[0])
+        last = int(self.lengths[video]) - 1
+        return [look(photograph, pose(self.seed, video, frame / last)) for frame in frames]
+
+
+def pose(seed: int, video: int, time: float) -> Pose:
+    """The pose at a time between 0 and 1: a drift and a slow swing, each with its own direction and phase."""
+    rng = np.random.default_rng((seed, video))
+    drift, swing, phase = rng.uniform(-1, 1, 5), rng.uniform(-1, 1, 5), rng.uniform(0, 2 * math.pi, 5)
+    path = 0.7 * drift * (2 * time - 1) + 0.3 * swing * np.sin(2 * math.pi * time + phase)
+    x, y, turn, zoom, light = (float(value) for value in path)
+    return Pose(x, y, TURN * turn, ZOOM**zoom, LIGHT**light)
+
+
+def look(photograph: Image.Image, camera: Pose) -> Frame:
+    """The part of a photograph that a camera sees; the frame never leaves the photograph.
+
+    >>> gray = Image.new("RGB", (100, 80), (100, 100, 100))
+    >>> look(gray, Pose(1.0, -1.0, 0.2, 1.0, 1.0)).shape
+    (56, 70, 3)
+    """
+    width, height = photograph.size
+    frame = (max(1, round(WINDOW * width)), max(1, round(WINDOW * height)))
+    cosine, sine = math.cos(camera.turn), math.sin(camera.turn)
+    # Half the sides of the upright box around the turned frame, before zooming.
+    reach = (
+        (frame[0] * abs(cosine) + frame[1] * abs(sine)) / 2,
+        (frame[0] * abs(sine) + frame[1] * abs(cosine)) / 2,
+    )
+    # A wide zoom together with a turn may need more than the photograph shows: limit the zoom.
+    scale = min(1 / camera.zoom, width / 2 / reach[0], height / 2 / reach[1])
+    center = (
+        width / 2 + camera.x * (width / 2 - scale * reach[0]),
+        height / 2 + camera.y * (height / 2 - scale * reach[1]),
+    )
+    across, down = (scale * cosine, scale * sine), (-scale * sine, scale * cosine)
+    start = tuple(
+        c - a * frame[0] / 2 - d * frame[1] / 2 for c, a, d in zip(center, across, down, strict=True)
+    )
+    numbers = (across[0], down[0], start[0], across[1], down[1], start[1])
+    seen = photograph.transform(frame, Image.Transform.AFFINE, numbers, Image.Resampling.BICUBIC)
+    lit = np.asarray(seen, dtype=np.float32) * camera.light
+    return np.clip(np.rint(lit), 0, 255).astype(np.uint8)
+
+
+class MixedStore(FrameStore):
+    """The videos of several stores, one store after another, each store repeated `times` times."""
+
+    def __init__(self, stores: Sequence[FrameStore], times: Sequence[int]) -> None:
+        self.stores = list(stores)
+        rates = {store.fps for store in stores}
+        self.fps = rates.pop() if len(rates) == 1 else None
+        self.names, lengths, places = list[str](), [], []
+        for number, (store, count) in enumerate(zip(stores, times, strict=True)):
+            for copy in range(count):
+                self.names += [f"{number}.{copy}/{name}" for name in store.names]
+                lengths.append(np.asarray(store.lengths))
+                places.append(np.stack([np.full(len(store), number), np.arange(len(store))], axis=1))
+        self.lengths = np.concatenate(lengths)
+        self._places = np.concatenate(places)  # store and video there, for every video
+
+    def read(self, video: int, frames: Sequence[int]) -> list[Frame]:
+        """Frames of one video, from the store that holds it."""
+        store, number = self._places[video].tolist()
+        return self.stores[store].read(number, frames)
+
+    def cuts(self, video: int) -> tuple[int, ...]:
+        """Frames that begin a new shot, where the store knows them."""
+        store, number = self._places[video].tolist()
+        return self.stores[store].cuts(number)
+
+
+class Ingredient(NamedTuple):
+    """One store of a mixture, and how often an epoch goes through it."""
+
+    place: str
+    moved: bool
+    times: int
+
+
+def ingredients(frames: str) -> list[Ingredient]:
+    """What a mixture consists of.
+
+    >>> ingredients("clips*5+photographs:photos+store")[:2]
+    [Ingredient(place='clips', moved=False, times=5), Ingredient(place='photos', moved=True, times=1)]
+    """
+    if Path(frames).exists():  # a path may contain any character
+        return [Ingredient(frames, False, 1)]
+    found = []
+    for piece in frames.split("+"):
+        match = re.fullmatch(rf"({PHOTOGRAPHS})?(?P<place>.+?)(\*(?P<times>[0-9]+))?", piece.strip())
+        if match is None or match["times"] == "0" or match["place"] == PHOTOGRAPHS:
+            raise InputError(f"--frames {frames}: cannot read {piece!r}; write it as in {EXAMPLE}.")
+        place = match["place"]
+        if place.partition(":")[0] == "rendered" and not Path(place).exists():
+            raise InputError(
+                f"--frames {frames}: to mix in rendered videos, make a store of them first (tcore prepare "
+                "rendered:N STORE); --frames rendered works only alone."
+            )
+        found.append(Ingredient(place, match[1] is not None, int(match["times"] or 1)))
+    return found
+
+
+def open_mixture(frames: str, seed: int) -> FrameStore:
+    """The store that a --frames argument names: one folder, moved photographs, or a mixture."""
+    wanted = ingredients(frames)
+    opened = [
+        MovedStore(open_images(one.place), seed) if one.moved else FrameStore.open(one.place)
+        for one in wanted
+    ]
+    if len(wanted) == 1 and wanted[0].times == 1:
+        return opened[0]
+    return MixedStore(opened, [one.times for one in wanted])
+
+
+def open_images(path: str | Path) -> FrameStore:
+    """A store of single images: a packed one, or any folder of images."""
+    _need_folder(Path(path), "image store", "a folder of images, at any depth")
+    try:
+        store = FrameStore.open(path)
+    except NoFramesError as error:
+        raise InputError(
+            f"no images under {path}: give a folder of JPEG or PNG files, at any depth."
+        ) from error
+    if isinstance(store, FolderStore):
+        return ImageStore(store)
+    if not holds_images(store):
+        raise InputError(
+            f"{path} holds videos of up to {int(store.lengths.max())} frames, not single images: "
+            "use --source videos, or pack images with tcore prepare IMAGES STORE --images."
+        )
+    return store
+
+
+def holds_images(store: FrameStore) -> bool:
+    """Whether every video of a store is a single image."""
+    return bool((np.asarray(store.lengths) == 1).all())
+
+
+class Clips(NamedTuple):
+    """Parts of videos that samples are drawn from: whole videos, or their shots."""
+
+    video: Int64[np.ndarray, " clips"]
+    start: Int64[np.ndarray, " clips"]
+    length: Int64[np.ndarray, " clips"]
+
+    def select(self, keep: np.ndarray) -> "Clips":
+        """Some of the clips."""
+        return Clips(self.video[keep], self.start[keep], self.length[keep])
+
+
+def list_clips(store: FrameStore, split_at_cuts: bool) -> Clips:
+    """One clip per video, or one per shot."""
+    everything = np.arange(len(store), dtype=np.int64)
+    lengths = np.asarray(store.lengths)
+    if not split_at_cuts:
+        return Clips(everything, np.zeros_like(everything), lengths)
+    cut_video, cut = store.all_cuts()
+    inside = (cut > 0) & (cut < lengths[cut_video])
+    marks = np.stack([np.append(everything, cut_video[inside]), np.append(0 * everything, cut[inside])])
+    video, start = np.unique(marks, axis=1)  # sorted by video, then by frame
+    end = np.append(start[1:], 0)
+    last = np.append(video[1:] != video[:-1], True)
+    return Clips(video, start, np.where(last, lengths[video], end) - start)
+
+
+def walk(root: Path) -> Iterator[tuple[str, list[str]]]:
+    """Folders at any depth with their files, without hidden ones; links are followed, but not in circles."""
+    seen = {os.path.realpath(root)}
+    for folder, below, files in os.walk(root, followlinks=True):
+        below[:] = sorted(name for name in below if not name.startswith("."))
+        for name in list(below):
+            place = os.path.realpath(Path(folder) / name)
+            if place in seen:
+                below.remove(name)
+            seen.add(place)
+        yield os.path.relpath(folder, root), sorted(name for name in files if not name.startswith("."))
+
+
+def walk_files(root: Path) -> list[str]:
+    """Files at any depth, by their paths relative to the root."""
+    return [os.path.normpath(f"{folder}/{name}") for folder, files in walk(root) for name in files]
+
+
+def walk_frames(root: Path) -> list[tuple[str, list[str]]]:
+    """Folders that hold images, with the images in natural order."""
+    found = (
+        (folder, [f for f in files if Path(f).suffix.lower() in IMAGE_SUFFIXES])
+        for folder, files in walk(root)
+    )
+    return [(folder, sorted(images, key=natural)) for folder, images in found if images]
+
+
+def natural(name: str) -> tuple[list[tuple[int, int, str]], str]:
+    """A sort key that puts 2 before 10, and always 01 before 1."""
+    pieces = [piece for piece in re.split(r"([0-9]+)", name) if piece]
+    return [(0, int(x), "") if x[0] in "0123456789" else (1, 0, x) for x in pieces], name
+
+
+def _need_folder(path: Path, what: str, wanted: str) -> None:
+    if not path.is_dir():
+        problem = "is a file" if path.exists() else "does not exist"
+        raise InputError(f"{what} {path} {problem}: give {wanted}.")
+
+
+def _explain_empty(root: Path) -> str:
+    names = [name for _, _, files in os.walk(root) for name in files]
+    videos = sum(Path(name).suffix.lower() in VIDEO_SUFFIXES for name in names)
+    found = f"found {len(names)} other files" + (f", {videos} of them video files" if videos else "")
+    hint = f"; tcore prepare {root} STORE packs videos." if videos else "."
+    return (
+        f"no frames under {root} ({found}): expected folders of images such as {root}/VIDEO/00000.jpg{hint}"
+    )
