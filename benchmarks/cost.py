@@ -23,10 +23,10 @@ from step import NoiseStore, now, pinned
 
 from tcore.config import Config
 from tcore.data.samples import Source
+from tcore.device import peak_memory_gib
 from tcore.files import read_json, write_text
 from tcore.recipes import recipe
 from tcore.training.build import build_schedule
-from tcore.training.journal import peak_memory_gib
 from tcore.training.loop import resolve
 from tcore.training.memory import GIB, estimate
 from tcore.training.step import Trainer

@@ -25,9 +25,9 @@ from tcore.data.prepare import prepare
 from tcore.data.rendered import render_video
 from tcore.data.samples import Source
 from tcore.data.stores import FrameStore
+from tcore.device import peak_memory_gib
 from tcore.recipes import recipe
 from tcore.training.build import build_schedule
-from tcore.training.journal import peak_memory_gib
 from tcore.training.loop import resolve
 from tcore.training.step import Trainer
 

@@ -20,9 +20,10 @@ from tcore.config_file import load_config
 from tcore.data.batch import Batch
 from tcore.data.loader import load, render_batch
 from tcore.data.samples import Source
+from tcore.device import choose_device
 from tcore.errors import InputError
 from tcore.model.tcore import TCoRe
-from tcore.training.build import build_model, choose_device
+from tcore.training.build import build_model
 from tcore.training.checkpoint import CHECKPOINT, CONFIG
 from tcore.training.generations import newest_intact
 from tcore.training.loop import open_store

@@ -9,8 +9,8 @@ from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
 from tcore.data.neighbors import BUDGET, COPY, DEMOTED, search
+from tcore.device import peak_memory_gib
 from tcore.evaluation.neighbors import GPU_BUDGET
-from tcore.training.journal import peak_memory_gib
 
 
 def main() -> None:

@@ -20,11 +20,11 @@ from tcore.data.images import Frame
 from tcore.data.loader import render_batch
 from tcore.data.samples import RawBatch, Source
 from tcore.data.stores import FrameStore
+from tcore.device import peak_memory_gib
 from tcore.model.tcore import at_holes
 from tcore.recipes import recipe
 from tcore.training.build import build_schedule
 from tcore.training.flops import flops_per_sample
-from tcore.training.journal import peak_memory_gib
 from tcore.training.loop import resolve
 from tcore.training.step import Trainer
 

@@ -5,11 +5,12 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal
 
-from tcore.data.masking import MaskKind
-from tcore.data.sandwich import Sides
-from tcore.data.views import AuxiliaryBox
-from tcore.model.tcore import Auxiliary, LossForm, Targets
-
+MaskKind = Literal["block", "random"]
+Sides = Literal["past-future", "past-past", "future-future"]
+AuxiliaryBox = Literal["central", "current"]
+Auxiliary = Literal["none", "past", "future", "both"]
+LossForm = Literal["paper", "release"]
+Targets = Literal["centering", "sinkhorn"]
 Range = tuple[float, float]
 Compile = Literal["auto", "on", "off"]
 Sharding = Literal["replicate", "shard"]
@@ -74,7 +75,7 @@ class MaskingConfig:
 
 
 @dataclass(frozen=True)
-class VitConfig:
+class VitSpec:
     """The frame encoder."""
 
     dim: int = 384
@@ -278,7 +279,7 @@ class Config:
     sandwich: SandwichConfig = field(default_factory=SandwichConfig)
     views: ViewsConfig = field(default_factory=ViewsConfig)
     masking: MaskingConfig = field(default_factory=MaskingConfig)
-    vit: VitConfig = field(default_factory=VitConfig)
+    vit: VitSpec = field(default_factory=VitSpec)
     matching: MatchingConfig = field(default_factory=MatchingConfig)
     head: HeadConfig = field(default_factory=HeadConfig)
     teacher: TeacherConfig = field(default_factory=TeacherConfig)

@@ -17,15 +17,15 @@ from tcore.config import (
     RuntimeConfig,
     TeacherConfig,
     ViewsConfig,
-    VitConfig,
+    VitSpec,
 )
 from tcore.config_file import flatten
 from tcore.errors import InputError, did_you_mean
 
-VIT_TI = VitConfig(dim=192, num_heads=3)
-VIT_S = VitConfig(dim=384, num_heads=6)
-VIT_B = VitConfig(dim=768, num_heads=12)
-VIT_L = VitConfig(dim=1024, depth=24, num_heads=16)
+VIT_TI = VitSpec(dim=192, num_heads=3)
+VIT_S = VitSpec(dim=384, num_heads=6)
+VIT_B = VitSpec(dim=768, num_heads=12)
+VIT_L = VitSpec(dim=1024, depth=24, num_heads=16)
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ VITS16_K400 = Config(vit=VIT_S, loss=LossConfig(form="release"))
 
 # Short runs do not get over the plateau at ln K with the published settings; these leave it at once.
 QUICKSTART = Config(
-    vit=VitConfig(dim=96, depth=4, num_heads=3, patch_size=8, layer_scale=0.5, drop_path=0.0),
+    vit=VitSpec(dim=96, depth=4, num_heads=3, patch_size=8, layer_scale=0.5, drop_path=0.0),
     views=ViewsConfig(global_size=64, local_size=32, num_local=4),
     matching=MatchingConfig(num_heads=4),
     head=HeadConfig(hidden=256, bottleneck=64, prototypes=128, train_gains=False),

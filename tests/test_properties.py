@@ -7,8 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tcore.config import MaskKind
 from tcore.config_file import flatten, from_dict, to_dict
-from tcore.data.masking import MaskKind, sample_step_masks
+from tcore.data.masking import sample_step_masks
 from tcore.data.views import sample_views
 from tcore.evaluation import scores
 from tcore.evaluation.propagate import propagate_features

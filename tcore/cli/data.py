@@ -52,7 +52,7 @@ def prepare_verb(argv: list[str]) -> None:
         return
     if not command.source or not command.store:
         raise InputError("tcore prepare needs a source and a store: tcore prepare SOURCE STORE.")
-    from tcore.data.loader import num_cores
+    from tcore.device import num_cores
 
     part = _part(command.part)
     with ProgressLine() as progress:

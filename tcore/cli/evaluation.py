@@ -214,9 +214,9 @@ def propagate_verb(argv: list[str]) -> None:
         raise InputError("tcore propagate needs --labels FIRST: a mask of frame 0, or points.")
     video = Path(os.path.normpath(Path(command.video).absolute()))  # a link goes by its own name
     out = command.out or Path("propagated") / (video.name if video.is_dir() else video.stem)
+    from tcore.device import choose_device
     from tcore.evaluation.encoders import load_encoder
     from tcore.evaluation.protocols import protocol
-    from tcore.training.build import choose_device
     from tcore.video.propagate_video import progress_lines, propagate_video_file
 
     def say(line: str) -> None:

@@ -30,9 +30,9 @@ def neighbors_verb(argv: list[str]) -> None:
     command = parse(NeighborsCommand, argv, "tcore neighbors", NeighborsCommand())
     if not command.store or not command.encoder:
         raise InputError("tcore neighbors needs images and an encoder: tcore neighbors IMAGES --encoder RUN.")
+    from tcore.device import choose_device
     from tcore.evaluation.encoders import load_encoder
     from tcore.evaluation.neighbors import find_all
-    from tcore.training.build import choose_device
 
     encoder = load_encoder(command.encoder).to(choose_device("auto"))
     path = find_all(

@@ -134,7 +134,7 @@ def check_rows(command: LabCommand, plan: "Plan") -> None:
 def check_training(words: list[str], seen: set[object]) -> int:
     """Refuse a training that could not begin, and return its patch size; `seen` data are not read again."""
     from tcore.cli.train import check_watch, make_watch, need_frames, parse_train
-    from tcore.training.build import choose_device
+    from tcore.device import choose_device
     from tcore.training.init import read_init
     from tcore.training.loop import open_source
     from tcore.validation import validate

@@ -103,8 +103,7 @@ def _lighter(words: list[str]) -> str:
     """What takes less memory than the command that ran out of it."""
     if words[0] != "train":
         return LIGHTER.get(words[0], "smaller inputs")
-    from tcore.training.build import choose_device
-    from tcore.training.distributed import world
+    from tcore.device import choose_device, world
     from tcore.training.fit import Place, advice, free_memory
 
     config = parse_train(words[1:]).config

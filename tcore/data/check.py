@@ -9,7 +9,6 @@ from tcore.config import Config
 from tcore.data import kinetics
 from tcore.data.check_sandwich import check_cuts, check_sandwich, mean_distance
 from tcore.data.findings import NAMED, Findings, bars, commonest, count, for_each, name_some, say_seconds
-from tcore.data.loader import num_cores
 from tcore.data.look import (
     FRAMES_PER_VIDEO,
     MOST_COMPARED,
@@ -21,6 +20,7 @@ from tcore.data.look import (
 )
 from tcore.data.packed import shard_path
 from tcore.data.stores import FolderStore, FrameStore, ImageStore, PackedStore
+from tcore.device import num_cores
 
 LENGTHS = (1, 2, 4, 7, 10, 15, 20, 25, 50, 100, 500, 1000, 5000)
 VERIFIED_BYTES = 2 * 2**30  # a packed store up to this size is compared byte by byte

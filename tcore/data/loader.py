@@ -1,6 +1,5 @@
 """Raw batches from reading processes, and their pixels on the training device."""
 
-import os
 import warnings
 from collections.abc import Generator
 from functools import lru_cache
@@ -18,6 +17,7 @@ from tcore.data.samples import RawBatch, Source
 from tcore.data.stores import RenderedStore
 from tcore.data.views import ViewPlan
 from tcore.data.workers import start_worker
+from tcore.device import num_cores
 from tcore.errors import InputError
 
 
@@ -75,11 +75,6 @@ class Carrier(Dataset[RawBatch | InputError]):
             return self.source[index]
         except InputError as error:
             return error
-
-
-def num_cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def num_workers(source: Source) -> int:

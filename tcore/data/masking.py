@@ -1,12 +1,11 @@
 """Which patches of which crops the student does not see."""
 
 import math
-from typing import Literal
 
 import numpy as np
 from jaxtyping import Bool
 
-MaskKind = Literal["block", "random"]
+from tcore.config import MaskKind
 
 
 def sample_masks(

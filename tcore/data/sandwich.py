@@ -1,12 +1,13 @@
 """Which three frames make a sample: a current one between a past and a future one."""
 
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Integer
 
+from tcore.config import Sides
+
 Range = tuple[float, float]
-Sides = Literal["past-future", "past-past", "future-future"]
 
 
 class Sandwich(NamedTuple):

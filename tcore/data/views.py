@@ -3,16 +3,15 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Literal
 
 import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
+from tcore.config import AuxiliaryBox
 from tcore.errors import InputError
 
 Size = tuple[int, int]  # height, width
 Range = tuple[float, float]
-AuxiliaryBox = Literal["central", "current"]
 
 PAST, CURRENT, FUTURE = 0, 1, 2
 ASPECT: Range = (3 / 4, 4 / 3)  # width / height

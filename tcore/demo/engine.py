@@ -12,6 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tcore.data.images import Frame
+from tcore.device import choose_device
 from tcore.evaluation.carry import exact_convolutions
 from tcore.evaluation.encoder import Encoder
 from tcore.evaluation.encoders import load_encoder
@@ -19,7 +20,6 @@ from tcore.evaluation.protocols import TCORE, Protocol, Size
 from tcore.evaluation.resize import normalize_images, resize_images
 from tcore.evaluation.shipped import DEFAULT
 from tcore.show.matcher import Matcher, load_matcher
-from tcore.training.build import choose_device
 from tcore.training.checkpoint import CONFIG
 from tcore.video.propagate_video import encode_frame, input_size
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from tcore.data.findings import Findings, commonest, for_each
 from tcore.data.images import BAD_IMAGE, image_problem, open_image
-from tcore.data.loader import num_cores
+from tcore.device import num_cores
 from tcore.errors import InputError
 from tcore.evaluation import davis, jhmdb, vip
 from tcore.evaluation.masks import VOID, MaskClip, chosen_names, need_folder, read_ids

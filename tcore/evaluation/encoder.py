@@ -13,7 +13,6 @@ from tcore.errors import InputError
 from tcore.evaluation.resize import normalize_images
 from tcore.model.vit import VisionTransformer
 
-CARD_FORMAT = "tcore-encoder-1"  # of the JSON file that says how an encoder of ours is built
 # More tokens than these before the patches (CLS, registers) mean that the grid is not what it seems.
 MOST_PREFIX = 16
 

@@ -13,11 +13,12 @@ from tcore.errors import InputError
 from tcore.evaluation.adapters import EXAMPLES, attribute, load_hub, load_timm, load_transformers, reason
 from tcore.evaluation.checkpoints import listing, read_file, refuse_hollow, translate
 from tcore.evaluation.controls import load_control
-from tcore.evaluation.encoder import CARD_FORMAT, Adapted, Encoder
+from tcore.evaluation.encoder import Adapted, Encoder
 from tcore.evaluation.export_names import from_transformers
 from tcore.evaluation.shipped import DEFAULT, need_shipped
 from tcore.files import read_json
 from tcore.model.vit import VisionTransformer
+from tcore.model.weights import CARD_FORMAT
 
 # Width, depth and heads of the usual sizes.
 SIZES = {"vitti16": (192, 12, 3), "vits16": (384, 12, 6), "vitb16": (768, 12, 12), "vitl16": (1024, 24, 16)}

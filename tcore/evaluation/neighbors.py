@@ -17,7 +17,6 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from tcore.data.images import Frame
-from tcore.data.loader import num_cores
 from tcore.data.neighbors import (
     NEIGHBORS,
     Found,
@@ -29,6 +28,7 @@ from tcore.data.neighbors import (
     search,
 )
 from tcore.data.stores import FrameStore, ImageStore, open_images
+from tcore.device import num_cores
 from tcore.errors import InputError
 from tcore.evaluation.encoder import Encoder
 from tcore.evaluation.resize import normalize_images

@@ -12,10 +12,11 @@ from torch import Tensor
 
 from tcore.errors import InputError
 from tcore.evaluation.checkpoints import read_file
-from tcore.evaluation.encoder import CARD_FORMAT, Encoder
+from tcore.evaluation.encoder import Encoder
 from tcore.evaluation.export import sizes_of
 from tcore.files import read_json, write_bytes, write_text
 from tcore.model.vit import VisionTransformer
+from tcore.model.weights import CARD_FORMAT
 
 DEFAULT = "default"  # the word; a folder of that name is ./default
 FOLDER = Path(str(importlib.resources.files("tcore"))) / "encoders"

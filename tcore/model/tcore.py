@@ -2,12 +2,12 @@
 
 import copy
 from collections.abc import Iterable
-from typing import Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from tcore.config import LossForm, Targets
 from tcore.data.batch import Batch
 from tcore.model import losses
 from tcore.model.attention import working_dtype
@@ -19,10 +19,6 @@ from tcore.model.matching import PatchMatchingModule
 from tcore.model.peers import ALONE
 from tcore.model.teaching import Teaching, as_given
 from tcore.model.vit import VisionTransformer
-
-Auxiliary = Literal["none", "past", "future", "both"]
-LossForm = Literal["paper", "release"]
-Targets = Literal["centering", "sinkhorn"]
 
 
 class Network(nn.Module):

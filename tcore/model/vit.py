@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from tcore.config import VitSpec
 from tcore.errors import InputError
 from tcore.model.attention import Attention, within_reach, working_dtype
 from tcore.model.subset import Share, Subset, Take, Wanted, add_residual, draw_subsets, gates, scale_by
@@ -259,3 +260,19 @@ class VisionTransformer(nn.Module):
         grid = F.interpolate(grid, size=(rows, columns), mode="bicubic", antialias=True, align_corners=False)
         patches = grid.flatten(2).transpose(1, 2)
         return torch.cat([self.pos_embed[:, :1], patches.to(self.pos_embed.dtype)], dim=1)
+
+
+def build_vit(vit: VitSpec, image_size: int) -> VisionTransformer:
+    """An encoder with a position embedding for images of this size."""
+    return VisionTransformer(
+        dim=vit.dim,
+        depth=vit.depth,
+        num_heads=vit.num_heads,
+        patch_size=vit.patch_size,
+        image_size=image_size,
+        num_registers=vit.num_registers,
+        layer_scale=vit.layer_scale,
+        drop_path=vit.drop_path,
+        reach=vit.reach,
+        position_std=vit.position_std,
+    )

@@ -12,8 +12,8 @@ from tcore.evaluation.encoders import load_strictly
 from tcore.evaluation.shipped import DEFAULT, need_shipped
 from tcore.files import read_json
 from tcore.model.matching import PatchMatchingModule
-from tcore.model.vit import VisionTransformer
-from tcore.training.build import build_backbone, build_matching
+from tcore.model.vit import VisionTransformer, build_vit
+from tcore.training.build import build_matching
 from tcore.training.checkpoint import CONFIG, MATCHING
 
 
@@ -34,7 +34,7 @@ def load_matcher(run: str | Path) -> Matcher | None:
         return None
     config = from_dict(read_json(card)["config"], f"{card}: ") if run == DEFAULT else load_config(card)
     with torch.random.fork_rng(devices=[]):
-        backbone, match = build_backbone(config.vit, config.views.global_size), build_matching(config)
+        backbone, match = build_vit(config.vit, config.views.global_size), build_matching(config)
     try:
         weights = load_file(file)
     except Exception as error:

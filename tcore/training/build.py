@@ -4,15 +4,13 @@ from functools import partial
 
 import torch
 
-from tcore.config import Compile, Config, VitConfig
+from tcore.config import Compile, Config
 from tcore.data import render
-from tcore.errors import InputError
 from tcore.model.fused import PLAIN, Kernels
 from tcore.model.heads import ProjectionHead
 from tcore.model.matching import PatchMatchingModule
 from tcore.model.tcore import TCoRe
-from tcore.model.vit import Block, VisionTransformer, run_block
-from tcore.training.distributed import world
+from tcore.model.vit import Block, build_vit, run_block
 from tcore.training.optim import Optimizer, Schedule
 
 
@@ -20,7 +18,7 @@ def build_model(config: Config) -> TCoRe:
     """The networks of a run, initialized from its seed."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
-        backbone = build_backbone(config.vit, config.views.global_size)
+        backbone = build_vit(config.vit, config.views.global_size)
         head = ProjectionHead(
             dim=config.vit.dim,
             hidden=config.head.hidden,
@@ -51,22 +49,6 @@ def build_matching(config: Config) -> PatchMatchingModule:
         gain=matching.gain,
         num_blocks=matching.num_blocks,
         temperature=matching.temperature,
-    )
-
-
-def build_backbone(vit: VitConfig, image_size: int) -> VisionTransformer:
-    """An encoder with a position embedding for images of this size."""
-    return VisionTransformer(
-        dim=vit.dim,
-        depth=vit.depth,
-        num_heads=vit.num_heads,
-        patch_size=vit.patch_size,
-        image_size=image_size,
-        num_registers=vit.num_registers,
-        layer_scale=vit.layer_scale,
-        drop_path=vit.drop_path,
-        reach=vit.reach,
-        position_std=vit.position_std,
     )
 
 
@@ -161,43 +143,3 @@ def build_schedule(config: Config, steps_per_epoch: int) -> Schedule:
         frozen_steps=optim.freeze_last_layer_epochs * steps_per_epoch,
         frozen_backbone_steps=optim.freeze_backbone_steps,
     )
-
-
-def choose_device(name: str) -> torch.device:
-    """The device by its name; auto is CUDA where there is one, and each process of torchrun has its own."""
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise InputError(f"runtime.device={name} is no device: use auto, cpu, cuda or cuda:1.") from error
-    if device.type not in ("cpu", "cuda"):
-        raise InputError(f"runtime.device={name} is not supported: use auto, cpu, cuda or cuda:1.")
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise InputError(f"runtime.device={name}: no CUDA device here; use auto or cpu.")
-    if device.type == "cuda" and world().size > 1:
-        return _own_gpu(device)
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise InputError(f"runtime.device={name}: there are {torch.cuda.device_count()} CUDA devices here.")
-    return device
-
-
-def _own_gpu(device: torch.device) -> torch.device:
-    """The GPU of this process among those of its machine."""
-    found, here = torch.cuda.device_count(), world().here
-    if device.index is not None:
-        raise InputError(f"runtime.device={device} under torchrun: each process takes its own; use cuda.")
-    if here > found:
-        raise InputError(
-            f"{here} processes for {found} CUDA devices here: use torchrun --nproc-per-node {found}."
-        )
-    own = torch.device("cuda", world().place)
-    torch.cuda.set_device(own)
-    return own
-
-
-def choose_dtype(precision: str, device: torch.device) -> torch.dtype:
-    """Arithmetic of the networks."""
-    if precision == "auto":
-        return torch.bfloat16 if device.type == "cuda" else torch.float32
-    return torch.bfloat16 if precision == "bf16" else torch.float32

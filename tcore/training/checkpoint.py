@@ -9,15 +9,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from safetensors.torch import save
 from torch import Tensor
 
 from tcore.config import Config
 from tcore.config_file import differences, load_config, save_config, to_dict
 from tcore.errors import InputError
-from tcore.evaluation.encoder import CARD_FORMAT
-from tcore.files import LOCKS, TEMPORARY, write_bytes, write_text
+from tcore.files import LOCKS, TEMPORARY, write_text
 from tcore.model.tcore import TCoRe
+from tcore.model.weights import CARD_FORMAT, save_safetensors
 from tcore.training import distributed
 from tcore.training.generations import newest_intact, write_generation
 from tcore.training.guard import stirred
@@ -190,9 +189,3 @@ def save_tensors(state: dict[str, Any], path: Path) -> str:
             raise
         raise OSError(failed[0].errno, failed[0].strerror, str(path)) from error
     return digest.hexdigest()
-
-
-def save_safetensors(tensors: Mapping[str, Tensor], path: Path, about: dict[str, str] | None = None) -> None:
-    """Write weights at once or not at all, with what is to be known about them in the same file."""
-    plain = {name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}
-    write_bytes(path, save(plain, metadata=about))

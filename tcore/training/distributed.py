@@ -6,19 +6,19 @@ average gradients instead; the loss is therefore multiplied by the number of pro
 """
 
 import itertools
-import os
 import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from jaxtyping import Float
 from torch import Tensor
 
+from tcore.device import World, world
 from tcore.errors import EchoError, InputError
 from tcore.model.peers import ALONE, Peers
 from tcore.training.guard import Guard, explaining, reached
@@ -32,30 +32,6 @@ GPU_BACKEND = "cpu:gloo,cuda:nccl"
 
 MET: list[Any] = []  # the store at which this process has met the others
 RUNS = itertools.count()  # the same in every process
-
-
-class World(NamedTuple):
-    """Which process this is, and of how many."""
-
-    rank: int = 0
-    size: int = 1
-    here: int = 1
-    """Processes on this machine."""
-    place: int = 0
-    """Which of them this is."""
-
-    @property
-    def first(self) -> bool:
-        """Whether this process writes the run folder and speaks."""
-        return self.rank == 0
-
-
-def world() -> World:
-    """Which process this is, as torchrun says; without it there is one."""
-    names = ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "LOCAL_RANK")
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
-        return World()
-    return World(*(int(os.environ[name]) for name in names))
 
 
 def alone() -> bool:

@@ -4,8 +4,6 @@ import contextlib
 import json
 import math
 import platform
-import resource
-import sys
 import threading
 import time
 from collections.abc import Mapping
@@ -193,14 +191,6 @@ def version(package: str) -> str:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return "not installed"
-
-
-def peak_memory_gib(device: torch.device) -> float:
-    """Largest memory use so far: of the GPU, or of this process."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device) / 2**30
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30
 
 
 def format_seconds(seconds: float) -> str:

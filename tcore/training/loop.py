@@ -15,12 +15,13 @@ from tcore.data.neighbors import ImageSource, check_neighbors, find_neighbors, l
 from tcore.data.samples import Share, Source
 from tcore.data.stores import FrameStore, open_images, open_mixture
 from tcore.data.workers import missing_killed_workers
+from tcore.device import choose_device, choose_dtype, world
 from tcore.errors import DivergedError, EchoError, InputError
 from tcore.files import LOCKS, lock, write_text
 from tcore.model.tcore import TCoRe
 from tcore.training import distributed, generations
 from tcore.training.bad_samples import BadSamples, UnreadableError
-from tcore.training.build import build_schedule, choose_device, choose_dtype, compiles
+from tcore.training.build import build_schedule, compiles
 from tcore.training.checkpoint import (
     CHECKPOINT,
     check_run,
@@ -141,7 +142,7 @@ def _train(
 
 def lock_run(run: Path) -> AbstractContextManager[None]:
     """Keep other jobs from a run folder; of several processes, the first one holds it."""
-    first = distributed.world().first
+    first = world().first
     return lock(run / LOCKS[0], f"run {run}", "give another --run") if first else nullcontext()
 
 
@@ -201,7 +202,7 @@ def resolve(config: Config) -> Config:
 
 def check_share(batch: int, accumulate: int) -> None:
     """Every process must get equally many videos of every part of a step."""
-    processes = distributed.world().size
+    processes = world().size
     if batch % (processes * accumulate):
         raise InputError(
             f"optim.batch={batch} cannot be shared equally by {processes} processes in "
@@ -256,8 +257,8 @@ def open_source(config: Config, frames: str | Path | None, neighbors: str | Path
             f"--neighbors {neighbors} has no effect with source={config.source}, "
             f"auxiliary={config.auxiliary}: it goes with --source images --auxiliary past."
         )
-    store, world = open_store(config, frames), distributed.world()
-    share = Share(world.rank, world.size, world.here)
+    store, own = open_store(config, frames), world()
+    share = Share(own.rank, own.size, own.here)
     if config.source == "videos" or config.auxiliary == "none":
         return Source(store, config, share)
     assert frames is not None  # images have a place

@@ -11,8 +11,9 @@ import torch
 
 from tcore.config import Config
 from tcore.data import render
+from tcore.device import choose_dtype
 from tcore.model import fused
-from tcore.training.build import choose_dtype, compiles
+from tcore.training.build import compiles
 
 GIB = 2**30
 FRAME_PIXELS = 256 * 340

@@ -7,10 +7,10 @@ from pathlib import Path
 from tcore.config import Config
 from tcore.data.loader import load
 from tcore.data.samples import Source
+from tcore.device import World, choose_device, world
 from tcore.errors import InputError
 from tcore.training import distributed
-from tcore.training.build import build_schedule, choose_device
-from tcore.training.distributed import World
+from tcore.training.build import build_schedule
 from tcore.training.fit import GPU_CONTEXT, Place, free_memory, verdict
 from tcore.training.init import Init, apply_init, read_init
 from tcore.training.journal import format_seconds
@@ -35,14 +35,14 @@ def plan(config: Config, frames: str | Path | None, neighbors: str | Path | None
 
 def _plan(config: Config, frames: str | Path | None, neighbors: str | Path | None) -> str:
     """The table, measured by processes that look after one another."""
-    world = distributed.world()
+    own = world()
     config = distributed.together(lambda: resolve(config))
     init = distributed.together(lambda: read_init(config))
     source = distributed.together(lambda: open_source(config, frames, neighbors))
     schedule = build_schedule(config, source.steps_per_epoch)
-    place = _here(config, world, source)
+    place = _here(config, own, source)
     if not place.has_room(config):
-        return _table(_sizes(config, source, schedule, init, world) | _estimate(config, place))
+        return _table(_sizes(config, source, schedule, init, own) | _estimate(config, place))
     trainer = Trainer(config)
     if init is not None:
         apply_init(init, trainer.model)
@@ -52,9 +52,9 @@ def _plan(config: Config, frames: str | Path | None, neighbors: str | Path | Non
     for step in range(WARMUP_STEPS, WARMUP_STEPS + TIMED_STEPS):
         last = trainer.step(parts, step, schedule.at(min(step, schedule.num_steps - 1))).metrics()
     seconds = (time.perf_counter() - started) / TIMED_STEPS
-    each = " in each process" if world.size > 1 else ""
+    each = " in each process" if own.size > 1 else ""
     rows = {
-        **_sizes(config, source, schedule, init, world),
+        **_sizes(config, source, schedule, init, own),
         "parameters": _parameters(trainer),
         "device": f"{trainer.device}, {config.optim.precision}",
         "weights, teacher, AdamW": f"{_state_gib(trainer):.2f} GiB{each}",
@@ -76,7 +76,7 @@ def plan_memory(config: Config, gib: float) -> str:
         raise InputError(f"runtime.device={config.runtime.device} is no device: use auto, cpu or cuda.")
     device = "cpu" if config.runtime.device.startswith("cpu") else "cuda"
     room = gib * GIB - (GPU_CONTEXT if device == "cuda" else 0.0)
-    place = Place(max(0.0, room), device, distributed.world().size)
+    place = Place(max(0.0, room), device, world().size)
     return _table({"batch": _batch(config)} | _estimate(config, place))
 
 

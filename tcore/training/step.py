@@ -14,22 +14,14 @@ from tcore.data import render
 from tcore.data.batch import Batch
 from tcore.data.loader import render_batch
 from tcore.data.samples import stochastic_depth_seed
+from tcore.device import choose_device, choose_dtype, peak_memory_gib
 from tcore.errors import DivergedError
 from tcore.model.glimpse import GLIMPSE_ROWS, Glimpse
 from tcore.model.losses import Losses
 from tcore.model.tcore import TCoRe
 from tcore.training import distributed, health
-from tcore.training.build import (
-    build_model,
-    build_optimizer,
-    choose_device,
-    choose_dtype,
-    compile_model,
-    compile_render,
-    compiles,
-)
+from tcore.training.build import build_model, build_optimizer, compile_model, compile_render, compiles
 from tcore.training.guard import reached
-from tcore.training.journal import peak_memory_gib
 from tcore.training.optim import Optimizer, StepValues
 from tcore.training.wrapping import before_last, replicate, shard
 

@@ -5,9 +5,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from tcore.data.images import simplejpeg
-from tcore.data.loader import num_cores, num_workers
+from tcore.data.loader import num_workers
 from tcore.data.samples import Source
 from tcore.data.stores import PackedStore, RenderedStore
+from tcore.device import num_cores
 
 SHARE = 0.1  # of the time: more of it spent waiting is worth a word
 WINDOW, FEWEST = 50, 10  # steps that are averaged over, at most and at least

@@ -24,9 +24,10 @@ from tcore.evaluation.evaluate import evaluate
 from tcore.evaluation.protocols import TCORE, Size
 from tcore.evaluation.trajectory import FOLDER, Row, add_row, main_score, score_step
 from tcore.files import write_text
+from tcore.model.vit import build_vit
+from tcore.model.weights import save_safetensors
 from tcore.training import distributed, guard
-from tcore.training.build import build_backbone
-from tcore.training.checkpoint import encoder_card, save_safetensors
+from tcore.training.checkpoint import encoder_card
 from tcore.training.journal import format_seconds
 from tcore.training.signals import StopRequest
 from tcore.training.step import Clock, Trainer
@@ -155,7 +156,7 @@ class Watcher:
         """A copy of the teacher's backbone, so that nothing that is trained can notice."""
         config: Config = self._trainer.config
         with torch.random.fork_rng(devices=[]):
-            vit = build_backbone(config.vit, config.views.global_size)
+            vit = build_vit(config.vit, config.views.global_size)
         vit.load_state_dict(dict(weights))
         return Encoder(vit, f"{self._run} at step {step}").to(self._trainer.device)
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tcore.device import world
 from tcore.model.tcore import TCoRe
 from tcore.training import distributed
 
@@ -46,7 +47,7 @@ def shard(model: TCoRe) -> nn.Module:
     from torch.distributed.fsdp import fully_shard
 
     kind = next(model.parameters()).device.type
-    mesh = init_device_mesh(kind, (distributed.world().size,))
+    mesh = init_device_mesh(kind, (world().size,))
     for network in (model.student, model.teacher):
         for block in network.backbone.blocks:
             fully_shard(block, mesh=mesh)

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
-from tcore.config import Config, MaskingConfig, OptimConfig, RuntimeConfig, ViewsConfig, VitConfig
+from tcore.config import Config, MaskingConfig, OptimConfig, RuntimeConfig, ViewsConfig, VitSpec
 from tcore.data.render import MEAN, STD
 from tcore.data.samples import RawBatch
 from tcore.data.stores import FrameStore
@@ -16,7 +16,7 @@ from tcore.data.stores import FrameStore
 GRID = 4
 TINY = Config(
     views=ViewsConfig(global_size=32, local_size=16, num_local=3),
-    vit=VitConfig(patch_size=8),
+    vit=VitSpec(patch_size=8),
     optim=OptimConfig(batch=4),
     runtime=RuntimeConfig(workers=0),
 )

@@ -8,13 +8,12 @@ import pytest
 import torch
 from jaxtyping import UInt8
 
-from tcore.config import Config, MaskingConfig, OptimConfig
+from tcore.config import Auxiliary, Config, MaskingConfig, OptimConfig
 from tcore.data.batch import Batch, Counts, find_holes, make_batch
 from tcore.data.loader import render_batch
 from tcore.data.samples import RawBatch, Source
 from tcore.data.stores import FrameStore
 from tcore.data.views import NO_JITTER, ViewPlan, central_box
-from tcore.model.tcore import Auxiliary
 from tests.data.painted import ALL_MASKED, GRID, TINY, Painted, colors_of, samples_of
 
 CPU = torch.device("cpu")

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from tcore.config import Config, SandwichConfig
-from tcore.data.sandwich import Range, Sandwich, Sides, sample_sandwich, usable
+from tcore.config import Config, SandwichConfig, Sides
+from tcore.data.sandwich import Range, Sandwich, sample_sandwich, usable
 from tcore.errors import InputError
 from tcore.validation import validate
 

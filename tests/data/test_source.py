@@ -10,12 +10,10 @@ import torch
 from jaxtyping import UInt8
 from PIL import Image
 
-from tcore.config import Config, OptimConfig, SandwichConfig
+from tcore.config import Auxiliary, Config, OptimConfig, SandwichConfig, Sides
 from tcore.data.samples import Source, offset_in_frames, step_masks
-from tcore.data.sandwich import Sides
 from tcore.data.stores import FrameStore
 from tcore.errors import InputError
-from tcore.model.tcore import Auxiliary
 from tests.data.painted import (
     ALL_MASKED,
     TINY,

@@ -14,13 +14,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tcore.config import LossForm
 from tcore.data.batch import Batch, make_batch
 from tcore.evaluation import pose, resize, scores
 from tcore.evaluation.propagate import propagate_features
 from tcore.model import losses
 from tcore.model.heads import ProjectionHead
 from tcore.model.matching import PatchMatchingModule
-from tcore.model.tcore import LossForm, TCoRe
+from tcore.model.tcore import TCoRe
 from tcore.model.vit import VisionTransformer
 from tcore.training import optim
 

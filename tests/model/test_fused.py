@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tcore.config import Auxiliary, LossForm, Targets
 from tcore.model import fused
 from tcore.model.losses import (
     centering_targets,
@@ -14,7 +15,6 @@ from tcore.model.losses import (
     past_future_probability_distance,
     patch_loss,
 )
-from tcore.model.tcore import Auxiliary, LossForm, Targets
 from tcore.model.teaching import Teaching, as_given
 from tests.model.tiny_models import TEMPERATURE, WEIGHTS, batch, model, perturb, seeded, values
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from tcore.config import VitConfig
+from tcore.config import LossForm, VitSpec
 from tcore.data.batch import Counts, find_holes, make_batch
-from tcore.model.tcore import LossForm, at_holes
+from tcore.model.tcore import at_holes
 from tcore.model.teaching import as_given
 from tests.model.tiny_models import (
     DIM,
@@ -144,7 +144,7 @@ def test_stochastic_depth_of_the_auxiliary_branch_is_a_setting() -> None:
     assert torch.equal(past(False, 0), past(False, 1))
     assert not torch.equal(past(True, 0), past(True, 1))
     assert model(drop_path=0.5).auxiliary_drop_path  # on, as released
-    assert VitConfig().auxiliary_drop_path
+    assert VitSpec().auxiliary_drop_path
 
 
 def test_same_seed_gives_the_same_losses_and_gradients() -> None:

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from tcore.config import Auxiliary, LossForm, Targets
 from tcore.model.subset import Wanted
-from tcore.model.tcore import Auxiliary, LossForm, Targets
 from tests.model.tiny_models import (
     MASKED,
     TEMPERATURE,

@@ -8,13 +8,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tcore.config import VitConfig
+from tcore.config import VitSpec
 from tcore.data.batch import Counts, make_batch
 from tcore.errors import InputError
 from tcore.model.subset import Subset, Wanted, add_residual, draw_subsets
-from tcore.model.vit import Block, Tokens, VisionTransformer
+from tcore.model.vit import Block, Tokens, VisionTransformer, build_vit
 from tcore.recipes import VIT_B, VIT_L, VIT_S, VIT_TI
-from tcore.training.build import build_backbone
 
 PATCH, DIM = 8, 24
 
@@ -42,9 +41,9 @@ def seeded(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def count(vit: VitConfig) -> int:
+def count(vit: VitSpec) -> int:
     """Parameters of an encoder; one block is built and counted as often as there are blocks."""
-    built = build_backbone(replace(vit, depth=1), 224)
+    built = build_vit(replace(vit, depth=1), 224)
     block = sum(p.numel() for p in built.blocks.parameters())
     return sum(p.numel() for p in built.parameters()) + (vit.depth - 1) * block
 
@@ -55,13 +54,13 @@ def assert_same(first: Tokens, second: Tokens) -> None:
 
 
 @pytest.mark.parametrize(("vit", "published"), [(VIT_S, 21_676_800), (VIT_B, 85_820_928)])
-def test_encoder_has_the_published_number_of_parameters(vit: VitConfig, published: int) -> None:
+def test_encoder_has_the_published_number_of_parameters(vit: VitSpec, published: int) -> None:
     assert count(vit) == published
 
 
 @pytest.mark.parametrize(("vit", "dim", "depth", "heads"), [(VIT_TI, 192, 12, 3), (VIT_L, 1024, 24, 16)])
 def test_tiny_and_large_encoders_have_the_parameters_of_their_width(
-    vit: VitConfig, dim: int, depth: int, heads: int
+    vit: VitSpec, dim: int, depth: int, heads: int
 ) -> None:
     block = (3 * dim**2 + 3 * dim) + (dim**2 + dim) + (8 * dim**2 + 5 * dim) + 2 * 2 * dim + 2 * dim
     patch_embedding = 3 * 16**2 * dim + dim
@@ -71,7 +70,7 @@ def test_tiny_and_large_encoders_have_the_parameters_of_their_width(
 
 
 def test_encoder_has_as_many_blocks_as_asked() -> None:
-    built = build_backbone(VIT_S, 224)
+    built = build_vit(VIT_S, 224)
     assert len(built.blocks) == 12
     assert sum(p.numel() for p in built.parameters()) == count(VIT_S)
 
@@ -88,7 +87,7 @@ def test_tokens_and_positions_start_as_specified() -> None:
 
 
 def test_positions_begin_as_wide_as_asked_and_nothing_else_changes() -> None:
-    published, wide = (build_backbone(replace(VIT_TI, depth=1, position_std=std), 224) for std in (0.02, 0.5))
+    published, wide = (build_vit(replace(VIT_TI, depth=1, position_std=std), 224) for std in (0.02, 0.5))
     assert wide.pos_embed.std().item() == pytest.approx(0.5, rel=0.05)
     assert wide.cls_token.std().item() == pytest.approx(1e-6, rel=0.2)
     assert wide.get_parameter("blocks.0.attn.qkv.weight").std().item() == pytest.approx(0.02, rel=0.05)
@@ -124,8 +123,8 @@ def test_layer_scale_starts_at_its_setting_in_every_block(value: float) -> None:
 
 
 def test_layer_scale_and_stochastic_depth_are_published_values_by_default() -> None:
-    vit = build_backbone(VitConfig(depth=3), 224)
-    assert (VitConfig().layer_scale, VitConfig().drop_path) == (1e-5, 0.1)
+    vit = build_vit(VitSpec(depth=3), 224)
+    assert (VitSpec().layer_scale, VitSpec().drop_path) == (1e-5, 0.1)
     assert vit.drop_path == 0.1
 
 

@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 
-from tcore import Watch, train
+from tcore import Watch, device, train
 from tcore.data import render
 from tcore.evaluation.sharing import leave
-from tcore.training import build, distributed
+from tcore.training import distributed
 from tcore.training.optim import Optimizer
 from tcore.training.step import Trainer
 from tests.tiny import tiny
@@ -111,7 +111,7 @@ def exchange_though_alone() -> None:
 def share_a_gpu() -> None:
     """Let several processes use one GPU, which NCCL refuses and gloo does not."""
     distributed.GPU_BACKEND = "cpu:gloo,cuda:gloo"
-    build._own_gpu = lambda device: torch.device("cuda", 0)
+    device._own_gpu = lambda device, found: torch.device("cuda", 0)
 
 
 def render_exactly() -> None:

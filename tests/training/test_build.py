@@ -14,19 +14,20 @@ from tcore.config import (
     OptimConfig,
     TeacherConfig,
     ViewsConfig,
-    VitConfig,
+    VitSpec,
 )
+from tcore.device import choose_device, choose_dtype
 from tcore.errors import InputError
 from tcore.model.vit import Block
 from tcore.recipes import recipe
-from tcore.training.build import build_model, build_schedule, choose_device, choose_dtype
+from tcore.training.build import build_model, build_schedule
 from tests.model.tiny_models import LOCALS, PATCH, SIZE, SMALL, batch, seeded
 
 
 def tiny_config() -> Config:
     return Config(
         views=ViewsConfig(global_size=SIZE, local_size=SMALL, num_local=LOCALS),
-        vit=VitConfig(dim=48, depth=2, num_heads=3, patch_size=PATCH),
+        vit=VitSpec(dim=48, depth=2, num_heads=3, patch_size=PATCH),
         matching=MatchingConfig(num_heads=4, gain=2.0, num_blocks=2, temperature=0.5),
         head=HeadConfig(hidden=64, bottleneck=32, prototypes=32, train_gains=False),
         teacher=TeacherConfig(targets="sinkhorn", center_momentum=0.8),
@@ -74,7 +75,7 @@ def test_model_with_published_settings_starts_at_the_uniform_answer() -> None:
     """Once the center has caught up; the targets of the very first steps are not centered yet."""
     config = replace(
         tiny_config(),
-        vit=VitConfig(dim=96, depth=2, num_heads=3, patch_size=PATCH),
+        vit=VitSpec(dim=96, depth=2, num_heads=3, patch_size=PATCH),
         head=HeadConfig(hidden=256, prototypes=512),
         teacher=TeacherConfig(),
         loss=LossConfig(),

@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 
 from tcore import InputError, load_encoder
 from tcore.data.samples import Share, Source
+from tcore.device import World, world
 from tcore.evaluation.trajectory import read_checkpoints
 from tcore.model.peers import ALONE
 from tcore.training import distributed
@@ -190,7 +191,7 @@ def test_a_batch_that_cannot_be_shared_is_refused(monkeypatch: pytest.MonkeyPatc
     check_share(12, 2)
     for name, value in {"RANK": 1, "WORLD_SIZE": 4, "LOCAL_WORLD_SIZE": 2, "LOCAL_RANK": 1}.items():
         monkeypatch.setenv(name, str(value))
-    assert distributed.world() == distributed.World(rank=1, size=4, here=2, place=1)
+    assert world() == World(rank=1, size=4, here=2, place=1)
     with pytest.raises(InputError, match=r"optim.batch=12 .* 4 processes in optim.accumulate=2 .* of 8"):
         check_share(12, 2)
 

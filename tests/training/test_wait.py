@@ -10,9 +10,9 @@ import pytest
 from tcore import train
 from tcore.config import Config
 from tcore.data.images import Frame
-from tcore.data.loader import num_cores
 from tcore.data.samples import Source
 from tcore.data.stores import FolderStore, FrameStore
+from tcore.device import num_cores
 from tcore.training.wait import FEWEST, SILENCE, WINDOW, DataWait
 from tests.data.clips import write_clip
 from tests.data.packing import pack
