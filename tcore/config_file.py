@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from tcore.config import Config
-from tcore.errors import InputError, did_you_mean
+from tcore.errors import InputError
 from tcore.files import read_json, write_text
+from tcore.text import did_you_mean
 
 # How a run is carried out may change when it is resumed; what is learned may not.
 OPERATIONAL = ("runtime.", "checkpoint_every", "keep_every")
@@ -102,7 +103,7 @@ def _read_dataclass(kind: Any, value: Any, where: str) -> Any:
     for name in value:
         if name not in hints:
             place = where.rstrip(".: ")
-            raise InputError(f"{place} holds an unknown setting {name!r}{did_you_mean(name, hints)}.")
+            raise InputError(f"{place} holds an unknown setting {name!r}.{did_you_mean(name, hints)}")
     # Groups end with the dot that goes before what is in them.
     ends = {name: "." if dataclasses.is_dataclass(hints[name]) else "" for name in value}
     return kind(**{name: _read(hints[name], v, f"{where}{name}{ends[name]}") for name, v in value.items()})

@@ -1,14 +1,5 @@
 """The exceptions that a user is meant to read: one line each, no traceback on the command line."""
 
-import difflib
-from collections.abc import Iterable
-
-
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """The nearest known word as a part of a sentence, or nothing."""
-    near = difflib.get_close_matches(word, list(known), n=1)
-    return f"; did you mean {near[0]}" if near else ""
-
 
 class InputError(ValueError):
     """Bad input: one line that names the thing, shows its value and says what would do."""

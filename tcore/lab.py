@@ -12,7 +12,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from tcore.errors import InputError, did_you_mean
+from tcore.errors import InputError
 from tcore.files import check_writable, read_json, write_text
 from tcore.lab_processes import Processes
 from tcore.lab_table import (
@@ -27,6 +27,7 @@ from tcore.lab_table import (
     read_done,
 )
 from tcore.show.tables import TABLES, Row
+from tcore.text import did_you_mean
 
 BEGUN = "commands.json"  # of a run that need not be finished
 PLACES = ("--run", "--out", "evaluate")  # what the lab itself calls its folders: they may be moved
@@ -110,7 +111,7 @@ def read_table(name: str) -> list[Row]:
     if not path.is_file():
         known = ", ".join(TABLES)
         raise InputError(
-            f"no table {name!r}{did_you_mean(name, list(TABLES))}: there are {known}, or give a JSON file."
+            f"no table {name!r}: there are {known}, or give a JSON file.{did_you_mean(name, TABLES)}"
         )
     said = read_json(path, "rows from ")
     if not isinstance(said, list) or not all(isinstance(row, dict) and "name" in row for row in said):
@@ -145,7 +146,7 @@ def choose_rows(rows: Sequence[Row], table: str, only: Sequence[str]) -> list[Ro
     for name in only:
         if name not in names:
             raise InputError(
-                f"no row {name!r} in {table}{did_you_mean(name, names)}: there are {', '.join(names)}."
+                f"no row {name!r} in {table}: there are {', '.join(names)}.{did_you_mean(name, names)}"
             )
     return [row for row in rows if not only or row.name in only]
 

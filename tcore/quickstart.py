@@ -28,8 +28,8 @@ from tcore.evaluation.rendered import (
 from tcore.files import write_text
 from tcore.show.figures import propagation_picture
 from tcore.show.report import write_report
+from tcore.text import format_seconds
 from tcore.training.build import build_model
-from tcore.training.journal import format_seconds
 from tcore.training.loop import train
 
 COPY, COLOR, UNTRAINED, TRAINED = "copy first frame", "raw color patches", "untrained", "trained"

@@ -1,7 +1,6 @@
 """Named experiments: a Config each, with what it costs and what to expect."""
 
 import dataclasses
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,7 +19,8 @@ from tcore.config import (
     VitSpec,
 )
 from tcore.config_file import flatten
-from tcore.errors import InputError, did_you_mean
+from tcore.errors import InputError
+from tcore.text import did_you_mean
 
 VIT_TI = VitSpec(dim=192, num_heads=3)
 VIT_S = VitSpec(dim=384, num_heads=6)
@@ -132,14 +132,12 @@ def recipe(name: str, overrides: Mapping[str, Any] | None = None) -> Config:
     0.0
     """
     if name not in RECIPES:
-        near = difflib.get_close_matches(name, RECIPES, n=1)
-        hint = f"did you mean {near[0]}? " if near else ""
-        raise InputError(f"no recipe {name!r}: {hint}There are {', '.join(RECIPES)}.")
+        raise InputError(f"no recipe {name!r}: use {', '.join(RECIPES)}.{did_you_mean(name, RECIPES)}")
     config = RECIPES[name].config
     known = flatten(config)
     for setting, value in (overrides or {}).items():
         if setting not in known:
-            raise InputError(f"no setting {setting!r}{did_you_mean(setting, known)}.")
+            raise InputError(f"no setting {setting!r}.{did_you_mean(setting, known)}")
         group, _, field = setting.rpartition(".")
         if group:
             value = dataclasses.replace(getattr(config, group), **{field: value})

@@ -2,13 +2,12 @@
 
 import re
 import shlex
-import sys
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from tyro.conf import FlagCreatePairsOff, Positional
 
+from tcore import text
 from tcore.cli.parsing import check_flags, parse
 from tcore.data.prepare import Progress, merge, prepare
 from tcore.errors import InputError
@@ -55,19 +54,18 @@ def prepare_verb(argv: list[str]) -> None:
     from tcore.device import num_cores
 
     part = _part(command.part)
-    with ProgressLine() as progress:
-        summary = prepare(
-            Path(command.source),
-            Path(command.store),
-            fps=command.fps,
-            short_side=command.short_side,
-            quality=command.quality,
-            images=command.images,
-            workers=num_cores() if command.workers is None else command.workers,
-            part=part,
-            engine=command.engine,
-            tell=progress,
-        )
+    summary = prepare(
+        Path(command.source),
+        Path(command.store),
+        fps=command.fps,
+        short_side=command.short_side,
+        quality=command.quality,
+        images=command.images,
+        workers=num_cores() if command.workers is None else command.workers,
+        part=part,
+        engine=command.engine,
+        tell=ProgressLine(),
+    )
     if summary:
         print("\n".join(summary.lines()))
     else:
@@ -86,49 +84,24 @@ def _part(text: str | None) -> tuple[int, int] | None:
 
 
 class ProgressLine(Progress):
-    """Videos, speed and time to go: one line that changes in a terminal, a line now and then elsewhere."""
+    """Videos done and skipped, speed and time to go."""
 
-    def __init__(self, every: float = 10.0) -> None:
-        self._terminal = sys.stderr.isatty()
-        self._every = 0.2 if self._terminal else every
-        self._videos = self._before = self._done = self._skipped = self._frames = 0
-        self._open = False
-
-    def __enter__(self) -> "ProgressLine":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._open:
-            print(file=sys.stderr)
+    def __init__(self) -> None:
+        self._skipped = self._frames = 0
 
     def begin(self, videos: int, done: int) -> None:
         """Note how much there is to do."""
-        self._videos, self._before, self._done = videos, done, done
-        self._started = self._last = time.monotonic()
+        self._shown = text.Progress("videos", videos, done)
         if done:
-            print(f"{done:,} of {videos:,} videos were done before", file=sys.stderr)
+            text.to_stderr(f"{done:,} of {videos:,} videos were done before")
 
     def tell(self, what: str, frames: int) -> None:
         """Count, and say so when it is time."""
         word = what.removeprefix("not ")
         sign = 1 if word == what else -1
+        done = self._shown.done
         if word != "frame":
-            self._done += sign
+            done += sign
             self._skipped += sign * (word == "skipped")
             self._frames += sign * frames
-        now = time.monotonic()
-        if now - self._last >= self._every or (word != "frame" and self._done == self._videos):
-            self._last = now
-            self._say(now - self._started)
-
-    def _say(self, seconds: float) -> None:
-        speed = (self._done - self._before) / max(seconds, 1e-3)
-        left = (self._videos - self._done) / speed if speed > 0 else 0.0
-        eta = f"{int(left) // 3600}:{int(left) // 60 % 60:02d}:{int(left) % 60:02d}" if speed > 0 else "-"
-        line = (
-            f"videos {self._done:,}/{self._videos:,}  skipped {self._skipped:,}  frames {self._frames:,}  "
-            f"{speed:.3g} videos/s  ETA {eta}"
-        )
-        end = "" if self._terminal else "\n"
-        print(f"\r{line:<78}" if self._terminal else line, end=end, file=sys.stderr, flush=True)
-        self._open = self._terminal
+        self._shown.update(done, f"skipped {self._skipped:,}  frames {self._frames:,}")

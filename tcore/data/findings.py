@@ -1,7 +1,5 @@
 """What a check found: lines for a person, figures for a machine, and whether training would go wrong."""
 
-import sys
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -9,6 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
+
+from tcore.text import Progress, silent, to_stderr
 
 Level = Literal["error", "warning", "advice"]
 Item = TypeVar("Item")
@@ -124,21 +124,11 @@ def for_each(
     work: Callable[[Item], Found], items: Sequence[Item], what: str, threads: int, quiet: bool = False
 ) -> Iterator[Found]:
     """Do some work on every item, in threads, in order; tells stderr how far it is and when it will end."""
-    started = told = time.monotonic()
+    progress = Progress(what, len(items), say=silent if quiet else to_stderr)
     pool = ThreadPoolExecutor(max(1, threads))
-    live = sys.stderr.isatty()
     try:
-        for done, found in enumerate(pool.map(work, items), start=1):
-            now = time.monotonic()
-            if not quiet and now - told > (0.5 if live else 15):
-                told = now
-                left = (now - started) / done * (len(items) - done)
-                line = f"{what}: {done:,} of {len(items):,}, {say_seconds(left)} to go"
-                print(
-                    f"\r{line:<70}" if live else line, end="" if live else "\n", file=sys.stderr, flush=True
-                )
+        for found in pool.map(work, items):
+            progress.advance()
             yield found
-        if live and told > started:
-            print("\r" + " " * 70 + "\r", end="", file=sys.stderr, flush=True)
     finally:
         pool.shutdown(cancel_futures=True)

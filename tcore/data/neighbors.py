@@ -33,7 +33,7 @@ DEMOTED = 4.0
 GROUP = 64
 BUDGET = 2**28  # bytes of similarities that are held at a time
 
-Progress = Callable[[int, int], None]  # done, of how many
+Progress = Callable[[int], None]  # images done
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,7 +154,7 @@ def search(
     k: int,
     *,
     budget: int = BUDGET,
-    progress: Progress = lambda done, total: None,
+    progress: Progress = lambda done: None,
 ) -> Found:
     """The k nearest others by cosine of normalized fp32 features, exactly, on the device they lie on.
 
@@ -180,7 +180,7 @@ def search(
                 best.copy_(torch.cat([best, block.indices], dim=1).gather(1, order))
                 copies[mine] += block.copies
             cosines[mine] = torch.where(scores < -DEMOTED / 2, scores + DEMOTED, scores)
-            progress(mine.stop, n)
+            progress(mine.stop)
     return Found(places, cosines, copies)
 
 

@@ -21,6 +21,7 @@ from tcore.evaluation.protocols import TCORE, Protocol, Size, for_other_benchmar
 from tcore.evaluation.rendered_benchmark import RenderedBenchmark, open_rendered
 from tcore.evaluation.sharing import deal, gather, join
 from tcore.files import atomic, read_json, write_text
+from tcore.text import Progress, format_seconds
 
 Said = Callable[[str], None]
 
@@ -120,8 +121,8 @@ def run_benchmark(
     clips: list[Any] = list(benchmark.clips)
     own = deal([clip.length for clip in clips], count)[rank]
     mine: dict[str, Any] = {}
-    started = time.perf_counter()
-    for done, clip in enumerate(clips[index] for index in own):
+    progress = Progress(benchmark.name, len(own), say=say, every=0)
+    for clip in (clips[index] for index in own):
         truth, frames = benchmark.fingerprints(clip)
         key = clip_key(benchmark, identity, truth, frames)
         path = None if out is None else out / "clips" / benchmark.name / f"{clip.name}.json"
@@ -131,8 +132,7 @@ def run_benchmark(
             if path is not None:
                 write_text(path, json.dumps({"key": key, "saved": save, "result": result}) + "\n")
         mine[clip.name] = (result, truth)
-        left = (time.perf_counter() - started) / (done + 1) * (len(own) - done - 1)
-        say(f"{benchmark.name} {done + 1}/{len(own)}  {clip.name}  {result['seconds']} s  ETA {left:.0f} s")
+        progress.advance(f"{clip.name} in {format_seconds(result['seconds'])}")
     found = gather(mine) if count > 1 else mine
     results = {clip.name: found[clip.name][0] for clip in benchmark.clips}
     truths = "".join(found[clip.name][1] for clip in benchmark.clips)

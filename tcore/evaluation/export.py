@@ -14,11 +14,12 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from tcore.errors import InputError, did_you_mean
+from tcore.errors import InputError
 from tcore.evaluation import export_names
 from tcore.evaluation.encoder import Encoder
 from tcore.files import TEMPORARY, atomic, write_bytes, write_text
 from tcore.model.vit import VisionTransformer
+from tcore.text import did_you_mean
 
 Format = Literal["safetensors", "torch", "timm", "hf", "onnx"]
 FORMATS: tuple[Format, ...] = get_args(Format)
@@ -74,7 +75,7 @@ def check_format(name: str) -> Format:
     for format in FORMATS:
         if format == name:
             return format
-    raise InputError(f"no format {name!r}{did_you_mean(name, FORMATS)}: use {', '.join(FORMATS)}.")
+    raise InputError(f"no format {name!r}: use {', '.join(FORMATS)}.{did_you_mean(name, FORMATS)}")
 
 
 def check_out(out: Path, format: Format) -> None:

@@ -2,9 +2,7 @@
 
 import json
 import os
-import time
 from collections.abc import Callable, Iterator
-from datetime import timedelta
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, cast
 
@@ -21,7 +19,6 @@ from tcore.data.neighbors import (
     NEIGHBORS,
     Found,
     Neighbors,
-    Progress,
     beside,
     check_k,
     load_neighbors,
@@ -33,6 +30,7 @@ from tcore.errors import InputError
 from tcore.evaluation.encoder import Encoder
 from tcore.evaluation.resize import normalize_images
 from tcore.model.vit import Tokens, VisionTransformer
+from tcore.text import Progress
 
 BATCH = 64  # images that are encoded together; fixed, so that work that goes on gives the same numbers
 GPU_BUDGET = 2**32  # bytes of similarities held at a time on a GPU
@@ -69,7 +67,8 @@ def find_all(
     features = encode_all(encoder, store, work, key, say, workers)
     device = next(encoder.parameters()).device
     budget = {"budget": GPU_BUDGET} if device.type == "cuda" else {}
-    found = search(torch.tensor(features).to(device), k, progress=lines(say, "neighbors of"), **budget)
+    searched = Progress("neighbors of images", len(store), say=say)
+    found = search(torch.tensor(features).to(device), k, progress=searched.update, **budget)
     for line in report(found):
         say(line)
     neighbors = Neighbors(
@@ -155,7 +154,7 @@ def encode_all(
     done = _finished_batches(work, header, 4 * dim, len(store))
     if done:
         say(f"going on after {min(done * BATCH, len(store))} of {len(store)} images.")
-    progress = lines(say, "features of", done * BATCH)
+    progress = Progress("features of images", len(store), done * BATCH, say=say)
     with _open_work(work, "r+b" if done else "wb") as file:
         file.write(header)
         file.seek(len(header) + 4 * dim * min(done * BATCH, len(store)))
@@ -167,7 +166,7 @@ def encode_all(
             file.flush()
             os.fsync(file.fileno())
             done += 1
-            progress(min(done * BATCH, len(store)), len(store))
+            progress.update(min(done * BATCH, len(store)))
     return np.memmap(work, np.float32, "r", offset=len(header), shape=(len(store), dim))
 
 
@@ -221,19 +220,3 @@ def report(found: Found) -> list[str]:
     if int((found.copies >= n // 2).sum()) > n // 2:
         said.append("warning: this encoder tells most images not apart; its neighbors mean nothing.")
     return said
-
-
-def lines(say: Said, what: str, before: int = 0, every: float = 5.0) -> Progress:
-    """Progress as a line every few seconds, with the time that is left."""
-    started = last = time.perf_counter()
-
-    def progress(done: int, total: int) -> None:
-        nonlocal last
-        now = time.perf_counter()
-        if now - last >= every or done == total:
-            last = now
-            speed = (done - before) / max(1e-9, now - started)
-            left = timedelta(seconds=round((total - done) / speed))
-            say(f"{what} {done}/{total} images  {speed:.0f} images/s  ETA {left}")
-
-    return progress

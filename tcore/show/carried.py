@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Float
 
 from tcore.data.images import Frame, read_image
-from tcore.errors import InputError, did_you_mean
+from tcore.errors import InputError
 from tcore.evaluation import jhmdb
 from tcore.evaluation.benchmarks import Benchmark, Clip, open_benchmark
 from tcore.evaluation.davis import read_truth
@@ -19,6 +19,7 @@ from tcore.evaluation.protocols import RENDERED, TCORE, Protocol, Size
 from tcore.evaluation.rendered import propagate_video, true_joints
 from tcore.evaluation.scores import BOX_SHARE
 from tcore.show.clips import rendered_clip, rendered_name
+from tcore.text import did_you_mean
 from tcore.video.propagate_video import propagate
 from tcore.video.video_file import open_video
 
@@ -71,7 +72,7 @@ def carry_benchmark(
     opened = open_benchmark(benchmark, root, protocol, binary=binary, size=size)
     names = [clip.name for clip in opened.clips]
     if name and name not in names:
-        raise InputError(f"no clip {name!r} in {root}{did_you_mean(name, names)}.")
+        raise InputError(f"no clip {name!r} in {root}.{did_you_mean(name, names)}")
     clip = opened.clips[names.index(name) if name else 0]
     saved: dict[str, Any] = {}
     opened.run(encoder, clip, lambda _, file, values: saved.__setitem__(file, values))

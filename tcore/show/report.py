@@ -18,7 +18,7 @@ from tcore.show.report_figures import draw_figures, find_pictures
 from tcore.show.report_html import to_html
 from tcore.show.report_markdown import to_markdown
 from tcore.show.runs import Run, Series, read_runs
-from tcore.training.journal import format_seconds
+from tcore.text import format_seconds
 
 FORMATS = (".html", ".htm", ".md")
 WORST = 10

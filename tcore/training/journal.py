@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from tcore.files import atomic
+from tcore.text import format_seconds
 from tcore.training.health import Health
 
 METRICS = "metrics.jsonl"
@@ -191,14 +192,3 @@ def version(package: str) -> str:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return "not installed"
-
-
-def format_seconds(seconds: float) -> str:
-    """A duration as a person reads it.
-
-    >>> format_seconds(75), format_seconds(7260)
-    ('1:15', '2:01:00')
-    """
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

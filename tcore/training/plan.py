@@ -9,11 +9,11 @@ from tcore.data.loader import load
 from tcore.data.samples import Source
 from tcore.device import World, choose_device, world
 from tcore.errors import InputError
+from tcore.text import format_seconds
 from tcore.training import distributed
 from tcore.training.build import build_schedule
 from tcore.training.fit import GPU_CONTEXT, Place, free_memory, verdict
 from tcore.training.init import Init, apply_init, read_init
-from tcore.training.journal import format_seconds
 from tcore.training.loop import check_share, open_source, resolve
 from tcore.training.memory import FRAME_PIXELS, GIB
 from tcore.training.optim import Schedule

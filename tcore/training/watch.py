@@ -26,9 +26,9 @@ from tcore.evaluation.trajectory import FOLDER, Row, add_row, main_score, score_
 from tcore.files import write_text
 from tcore.model.vit import build_vit
 from tcore.model.weights import save_safetensors
+from tcore.text import format_seconds
 from tcore.training import distributed, guard
 from tcore.training.checkpoint import encoder_card
-from tcore.training.journal import format_seconds
 from tcore.training.signals import StopRequest
 from tcore.training.step import Clock, Trainer
 

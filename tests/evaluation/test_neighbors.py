@@ -1,5 +1,6 @@
 """Features of images, and the neighbors that they find."""
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,6 @@ from tcore.evaluation.neighbors import (
     find_all,
     image_features,
     input_size,
-    lines,
 )
 from tcore.evaluation.resize import normalize_images
 from tcore.model.vit import VisionTransformer
@@ -111,11 +111,11 @@ def test_killed_work_goes_on_and_ends_the_same(tmp_path: Path) -> None:
     whole = find_all(encoder, folder, out=tmp_path / "whole", workers=0)
 
     def stop_at(line: str) -> None:
-        if line.startswith("features of 12/18"):
+        if line.startswith("features of images 12/18"):
             raise KeyboardInterrupt
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(neighbors, "lines", lambda say, what, before=0: lines(say, what, before, every=0))
+        patch.setattr(neighbors, "Progress", partial(neighbors.Progress, every=0))
         with pytest.raises(KeyboardInterrupt):
             find_all(encoder, folder, out=tmp_path / "again", say=stop_at, workers=0)
     (work,) = tmp_path.glob("again.*.work")

@@ -1,0 +1,95 @@
+"""Text for people: durations, sizes, suggestions, and the progress of long work."""
+
+import difflib
+import sys
+import time
+from collections.abc import Callable, Iterable
+
+Say = Callable[[str], None]
+CLEAR = "\r\x1b[K"  # back to the start of a terminal's line, and empty it
+
+
+def format_seconds(seconds: float) -> str:
+    """A duration as a person reads it.
+
+    >>> [format_seconds(s) for s in (0.3, 42, 59.6, 75, 7260)]
+    ['0.3 s', '0:42', '1:00', '1:15', '2:01:00']
+    """
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def format_size(height: int, width: int) -> str:
+    """The size of an image, height first.
+
+    >>> format_size(480, 880)
+    '480x880'
+    """
+    return f"{height}x{width}"
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """A question that suggests the nearest known word, to go after a sentence; empty where none is near.
+
+    >>> did_you_mean("quikstart", ["quickstart", "vits16-k400"])
+    ' Did you mean quickstart?'
+    """
+    near = difflib.get_close_matches(word, list(known), n=1)
+    return f" Did you mean {near[0]}?" if near else ""
+
+
+def to_stderr(line: str) -> None:
+    """Print a line to stderr, in place of a progress line that may stand there."""
+    start = CLEAR if sys.stderr.isatty() else ""
+    print(start + line, file=sys.stderr, flush=True)
+
+
+def silent(line: str) -> None:
+    """Print nothing: for callers who want no progress."""
+
+
+class Progress:
+    """How far some long work is, how fast it goes, and how long it will take.
+
+    A line every few seconds, rewritten in place in a terminal (`to_stderr`); nothing of work that is quicker.
+    With every=0 each update is a line of its own.
+    """
+
+    def __init__(
+        self, what: str, total: int | None, done: int = 0, *, say: Say = to_stderr, every: float = 5.0
+    ) -> None:
+        self.what, self.total, self.done = what, total, done
+        self._say, self._every = say, every
+        self._in_place = every > 0 and say is to_stderr and sys.stderr.isatty()
+        self._every = min(every, 0.2) if self._in_place else every
+        self._before, self._started = done, time.monotonic()
+        self._last = self._started
+
+    def update(self, done: int, note: str = "") -> None:
+        """Note how much is done; print a line if it is time."""
+        self.done = done
+        now = time.monotonic()
+        due = now - self._last >= self._every
+        if due or (done == self.total and self._last > self._started):
+            self._last = now
+            line = self._line(now - self._started, note)
+            if self._in_place:
+                print(CLEAR + line, end="\n" if done == self.total else "", file=sys.stderr, flush=True)
+            else:
+                self._say(line)
+
+    def advance(self, note: str = "") -> None:
+        """One more is done."""
+        self.update(self.done + 1, note)
+
+    def _line(self, seconds: float, note: str) -> str:
+        speed = (self.done - self._before) / max(seconds, 1e-3)
+        parts = [f"{self.what} {self.done:,}" + ("" if self.total is None else f"/{self.total:,}")]
+        parts += [note] if note else []
+        parts += [f"{speed:.3g}/s"] if speed > 0 else []
+        if self.total is not None and speed > 0 and self.done < self.total:
+            parts.append(f"ETA {format_seconds((self.total - self.done) / speed)}")
+        return "  ".join(parts)
