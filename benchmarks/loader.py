@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 
 from tcore.config import Config
-from tcore.data import frames, packed, samples
+from tcore.data import packed, samples, stores
 from tcore.data.buffer import FrameBuffer
 from tcore.data.loader import load, render_batch
 from tcore.data.rendered import render_video
@@ -32,7 +32,7 @@ SAMPLES, TRIES = 1024, 3  # samples read to measure a figure, and how often: the
 # Functions that a batch goes through in a reading process, and what a person calls them.
 PARTS: dict[str, list[tuple[Any, str]]] = {
     "read": [(FolderStore, "read"), (PackedStore, "read")],
-    "decode": [(frames, "decode_image"), (packed, "decode_image")],
+    "decode": [(stores, "decode_image"), (packed, "decode_image")],
     "masks": [(samples, "step_masks")],
     "sandwich": [(samples, "sample_sandwich")],
     "views": [(samples, "sample_views")],

@@ -24,6 +24,7 @@ from tcore.evaluation.neighbors import (
 )
 from tcore.evaluation.resize import normalize_images
 from tcore.model.vit import VisionTransformer
+from tcore.text import Progress
 from tests.data.painted import Painted
 from tests.data.photos import save_images
 
@@ -115,7 +116,7 @@ def test_killed_work_goes_on_and_ends_the_same(tmp_path: Path) -> None:
             raise KeyboardInterrupt
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(neighbors, "Progress", partial(neighbors.Progress, every=0))
+        patch.setattr(neighbors, "Progress", partial(Progress, every=0))
         with pytest.raises(KeyboardInterrupt):
             find_all(encoder, folder, out=tmp_path / "again", say=stop_at, workers=0)
     (work,) = tmp_path.glob("again.*.work")
