@@ -12,8 +12,8 @@ from tcore.config import Config
 from tcore.data.check import check_kinetics, choose_videos, num_threads
 from tcore.data.check_sandwich import check_sandwich
 from tcore.data.findings import Findings, bars, commonest, count, for_each, name_some, say_seconds
-from tcore.data.look import STILL, Look, look_alike
-from tcore.data.video_files import Probe, VideoFiles, list_videos, probe
+from tcore.data.look import STILL, Look, look_alike, shrink
+from tcore.data.video import Probe, VideoFiles, list_videos, probe
 from tcore.errors import InputError
 
 SECONDS = (0, 1, 2, 4, 8, 12, 25, 60, 300, 3600)
@@ -100,10 +100,14 @@ def check_same(findings: Findings, root: Path, good: Sequence[Probe]) -> None:
         with (root / found.name).open("rb") as file:
             by_bytes[hashlib.file_digest(file, "sha256").digest()].append(found.name)
     exact = [group for group in by_bytes.values() if len(group) > 1]
-    looks = [
-        Look(i, 3, (found.size,), (), float(np.mean(found.changes)), max(found.changes), found.portrait)
-        for i, found in enumerate(good)
-    ]
+    looks = []
+    for i, found in enumerate(good):
+        assert found.thumbs is not None  # only a file with a problem has none
+        changes = [
+            float(np.abs(found.thumbs[0].astype(np.int16) - thumb).mean()) for thumb in found.thumbs[1:]
+        ]
+        portrait = np.stack([shrink(thumb) for thumb in found.thumbs])
+        looks.append(Look(i, 3, (found.size,), (), float(np.mean(changes)), max(changes), portrait))
     alike = [[good[video].name for video in group] for group in look_alike(looks)]
     near = [group for group in alike if not any(set(group) <= set(same) for same in exact)]
     still = [good[look.video].name for look in looks if look.most_motion < STILL]

@@ -383,6 +383,12 @@ def walk_frames(root: Path) -> list[tuple[str, list[str]]]:
     return [(folder, sorted(images, key=natural)) for folder, images in found if images]
 
 
+def list_images(folder: Path) -> tuple[Path, ...]:
+    """Images of a folder in natural order."""
+    names = [p.name for p in folder.iterdir() if p.suffix.lower() in IMAGE_SUFFIXES and p.name[0] != "."]
+    return tuple(folder / name for name in sorted(names, key=natural))
+
+
 def natural(name: str) -> tuple[list[tuple[int, int, str]], str]:
     """A sort key that puts 2 before 10, and always 01 before 1."""
     pieces = [piece for piece in re.split(r"([0-9]+)", name) if piece]

@@ -12,10 +12,10 @@ from PIL import Image
 
 from tcore.data.images import Frame
 from tcore.data.rendered import JOINT_NAMES, render_video
+from tcore.data.video import FileVideo
 from tcore.errors import InputError
 from tcore.evaluation.masks import Ids
 from tcore.video.tracked import by
-from tcore.video.video_file import FileVideo
 
 LONG_SIDE = 640  # of the frames that are shown and labeled
 SAMPLE_FRAMES, SAMPLE_SIZE, SAMPLE_RATE = 30, 256, Fraction(10)

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from tcore.data.video import h264_encoder, video_writer
 from tcore.demo.work import Work
 from tcore.errors import InputError
 from tcore.evaluation.masks import Ids, davis_palette
 from tcore.files import atomic
 from tcore.video.labels import Masks, Points
 from tcore.video.tracked import TrackedMasks, TrackedPoints
-from tcore.video.video_file import h264_encoder, video_writer
 
 
 def write_export(work: Work, name: str) -> Path:

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from PIL import Image
 
+from tcore.data.video import h264_encoder
 from tcore.demo.clips import SAMPLES, read_upload, render_sample
 from tcore.demo.engine import Engine, load_engine
 from tcore.demo.exports import write_export
@@ -27,7 +28,6 @@ from tcore.demo.work import Kind
 from tcore.errors import InputError
 from tcore.show.figures import PALETTE
 from tcore.video.labels import Masks
-from tcore.video.video_file import h264_encoder
 
 PAGE = {
     ".html": "text/html; charset=utf-8",

@@ -6,8 +6,9 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float
 
+from tcore.data.stores import list_images
 from tcore.errors import InputError
-from tcore.evaluation.masks import list_images, need_folder, read_list
+from tcore.evaluation.masks import need_folder, read_list
 from tcore.evaluation.matfile import read_mat
 from tcore.evaluation.pose import annotated_pixels
 

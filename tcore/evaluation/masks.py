@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import UInt8
 
-from tcore.data.images import BAD_IMAGE, IMAGE_SUFFIXES, image_problem, open_image
-from tcore.data.stores import natural
+from tcore.data.images import BAD_IMAGE, image_problem, open_image
+from tcore.data.stores import list_images
 from tcore.errors import InputError
 from tcore.files import read_text
 
@@ -65,12 +65,6 @@ def davis_palette() -> list[int]:
         for channel in range(3):
             colors[:, channel] |= (((ids >> (3 * bit + channel)) & 1) << (7 - bit)).astype(np.uint8)
     return colors.ravel().tolist()
-
-
-def list_images(folder: Path) -> tuple[Path, ...]:
-    """Images of a folder in natural order."""
-    names = [p.name for p in folder.iterdir() if p.suffix.lower() in IMAGE_SUFFIXES and p.name[0] != "."]
-    return tuple(folder / name for name in sorted(names, key=natural))
 
 
 def need_folder(root: Path, candidates: Sequence[str], what: str) -> Path:

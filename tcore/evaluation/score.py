@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from tcore.data.stores import list_images
 from tcore.errors import InputError
 from tcore.evaluation import davis, jhmdb, scores, vip
-from tcore.evaluation.masks import MaskClip, as_binary, list_images, read_ids
+from tcore.evaluation.masks import MaskClip, as_binary, read_ids
 from tcore.evaluation.scores import ObjectScores, Statistics
 from tcore.files import read_bytes
 

@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Float
 
 from tcore.data.images import Frame, read_image
+from tcore.data.video import open_video
 from tcore.errors import InputError
 from tcore.evaluation import jhmdb
 from tcore.evaluation.benchmarks import Benchmark, Clip, open_benchmark
@@ -21,7 +22,6 @@ from tcore.evaluation.scores import BOX_SHARE
 from tcore.show.clips import rendered_clip, rendered_name
 from tcore.text import did_you_mean
 from tcore.video.propagate_video import propagate
-from tcore.video.video_file import open_video
 
 Kind = Literal["objects", "parts", "joints"]
 Joints = Float[np.ndarray, "2 joints time"]

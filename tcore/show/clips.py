@@ -12,12 +12,12 @@ from torch import Tensor
 
 from tcore.data.images import Frame, read_image
 from tcore.data.rendered import RenderedVideo, render_video
+from tcore.data.video import open_video
 from tcore.errors import InputError
 from tcore.evaluation.encoder import Encoder
 from tcore.evaluation.rendered import HELDOUT_SEED
 from tcore.evaluation.rendered_benchmark import FRAMES, GRID
 from tcore.video.propagate_video import input_size
-from tcore.video.video_file import open_video
 
 RENDERED = "rendered"
 LONG_SIDE = 448

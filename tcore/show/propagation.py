@@ -11,11 +11,11 @@ from PIL import Image, ImageDraw
 
 from tcore.data.images import Frame
 from tcore.data.rendered_scene import LIMBS
+from tcore.data.video import h264_encoder, video_writer
 from tcore.errors import InputError
 from tcore.show.carried import Carried, score_frames
 from tcore.show.figures import overlay
 from tcore.show.plotting import caption, check_out, new_figure, save_figure, show_picture, styled
-from tcore.video.video_file import h264_encoder, video_writer
 
 SCORES = {"objects": "J", "parts": "IoU", "joints": "in place"}
 SHORTEST = 256  # a drawn frame is enlarged to this side, so that skeletons are fine lines

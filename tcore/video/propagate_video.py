@@ -14,6 +14,7 @@ from PIL import Image
 from torch import Tensor
 
 from tcore.data.images import Frame
+from tcore.data.video import FolderVideo, Video, h264_encoder, open_video, video_writer
 from tcore.errors import InputError
 from tcore.evaluation.carry import encode
 from tcore.evaluation.encoder import Encoder
@@ -22,7 +23,6 @@ from tcore.evaluation.protocols import TCORE, Protocol, Size
 from tcore.video.labels import Masks, Points, Said, read_labels
 from tcore.video.out_folder import check_out, own_folder, write_card
 from tcore.video.tracked import TrackedMasks, TrackedPoints, by, open_table
-from tcore.video.video_file import FolderVideo, Video, h264_encoder, open_video, video_writer
 
 LONG_SIDE = 880
 CONFIDENCE = ("frame", "confidence", "share", "given")

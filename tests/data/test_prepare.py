@@ -421,13 +421,13 @@ def test_a_killed_preparation_ends_with_the_same_bytes(videos: Path, whole: Path
 
 CRASH = """
 import os
-import tcore.data.decode as decode
-before = decode.SampledVideo.__iter__
+import tcore.data.video as video
+before = video.SampledVideo.__iter__
 def crash(self):
     if self.path.name == "shots.mp4":
         os.abort()
     return before(self)
-decode.SampledVideo.__iter__ = crash
+video.SampledVideo.__iter__ = crash
 """
 
 

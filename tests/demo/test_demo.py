@@ -175,7 +175,7 @@ def test_downloads_hold_every_frame(visitor: Visitor) -> None:
 
 def test_the_overlay_is_a_video_of_all_frames(visitor: Visitor, tmp_path: Path) -> None:
     need_av()
-    from tcore.video.video_file import open_video
+    from tcore.data.video import open_video
 
     visitor.post("sample", {"sample": "walker"})
     visitor.run({0: truth_of("walker")})

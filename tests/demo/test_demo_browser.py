@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tcore.data.video import h264_encoder
 from tcore.demo.engine import Engine
 from tcore.demo.server import Demo
-from tcore.video.video_file import h264_encoder
 from tests.demo.visitor import serve
 from tests.evaluation.clips import need_av, tiny_encoder, write_file
 from tests.show.browser import Browser, wait_for, why_no_browser

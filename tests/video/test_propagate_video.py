@@ -13,10 +13,12 @@ from PIL import Image
 from torch import Tensor
 
 from tcore.data.rendered import JOINT_NAMES, RenderedVideo
+from tcore.data.stores import list_images
+from tcore.data.video import open_video
 from tcore.errors import InputError
 from tcore.evaluation.carry import carry_ids
 from tcore.evaluation.encoder import Encoder
-from tcore.evaluation.masks import davis_palette, list_images, read_ids
+from tcore.evaluation.masks import davis_palette, read_ids
 from tcore.evaluation.propagate import Propagator
 from tcore.evaluation.protocols import RENDERED, TCORE
 from tcore.evaluation.rendered import true_joints
@@ -29,7 +31,6 @@ from tcore.video.propagate_video import (
     propagate_video_file,
 )
 from tcore.video.tracked import TrackedMasks
-from tcore.video.video_file import open_video
 from tests.evaluation.clips import cut, need_av, write_file, write_folder
 
 

@@ -1,0 +1,237 @@
+"""Video files and folders of images as frames, at a rate too; and the video that is written."""
+
+import itertools
+import sys
+from collections.abc import Sequence
+from fractions import Fraction
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tcore.data.cuts import color_difference, describe_colors, find_cuts
+from tcore.data.rendered import render_video
+from tcore.data.video import SampledVideo, UnreadableError, _Clock, open_video, upright, video_writer
+from tcore.errors import InputError
+from tests.evaluation.clips import cut, need_av, turn, write_file, write_folder
+
+
+@pytest.fixture(scope="module")
+def frames() -> np.ndarray:
+    need_av()
+    return render_video(0, 0, num_frames=8, size=64).frames[:, :, :48]
+
+
+def difference(found: Any, wanted: np.ndarray) -> float:
+    return float(np.abs(np.stack(list(found)).astype(int) - wanted).mean())
+
+
+def gray(levels: Sequence[int], size: tuple[int, int] = (48, 64)) -> np.ndarray:
+    return np.stack([np.full((*size, 3), level, np.uint8) for level in levels])
+
+
+def write_at(path: Path, frames: np.ndarray, milliseconds: Sequence[int]) -> Path:
+    """A video whose frames come at given times."""
+    import av
+
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("libx264", rate=1000, options={"crf": "5", "bf": "0"})
+        stream.height, stream.width, stream.pix_fmt = *frames.shape[1:3], "yuv420p"
+        stream.time_base = stream.codec_context.time_base = Fraction(1, 1000)
+        for frame, time in zip(frames, milliseconds, strict=True):
+            picture = av.VideoFrame.from_ndarray(frame, format="rgb24")
+            picture.pts, picture.time_base = time, Fraction(1, 1000)
+            container.mux(stream.encode(picture))
+        container.mux(stream.encode())
+    return path
+
+
+def levels(path: Path, fps: float = 2) -> list[int]:
+    """The gray level of every kept frame, rounded to ten."""
+    found = []
+    for pixels, times in SampledVideo(path, Fraction(fps), None):
+        found += [round(float(pixels.mean()) / 10) * 10] * times
+    return found
+
+
+def test_a_folder_gives_its_images_in_natural_order_one_at_a_time(frames: np.ndarray, tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "clip", frames)
+    for index in range(8):  # 0.png ... 6.png, then 10.png, which sorts before 2.png as text
+        (folder / f"{index:05d}.png").rename(folder / f"{index if index < 7 else 10}.png")
+    video = open_video(folder)
+    np.testing.assert_array_equal(np.stack(list(video)), frames)
+    assert (video.count, video.stems["10"], video.name(7)) == (8, 7, "10")
+    iterator = iter(video)
+    next(iterator)
+    (folder / "1.png").write_bytes(b"damaged since")
+    with pytest.raises(InputError, match=r"1\.png"):
+        next(iterator)
+
+
+def test_paths_without_frames_are_named(frames: np.ndarray, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="nowhere"):
+        open_video(tmp_path / "nowhere")
+    (tmp_path / "films").mkdir()
+    (tmp_path / "films" / "one.mp4").touch()
+    with pytest.raises(InputError, match=r"films/one\.mp4"):
+        open_video(tmp_path / "films")
+    folder = write_folder(tmp_path / "clip", frames[:2])
+    (folder / "00001.jpg").write_bytes((folder / "00001.png").read_bytes())
+    with pytest.raises(InputError, match="00001"):
+        open_video(folder)
+
+
+def test_a_file_gives_the_frames_that_were_written_each_time(frames: np.ndarray, tmp_path: Path) -> None:
+    video = open_video(write_file(tmp_path / "clip.mp4", frames))
+    assert (video.count, int(video.rate), video.name(3)) == (8, 10, "00003")
+    for _ in range(2):
+        assert difference(video, frames) < 2
+        assert video.problem == ""
+
+
+def test_rotated_videos_are_turned_upright(frames: np.ndarray, tmp_path: Path) -> None:
+    path = turn(write_file(tmp_path / "clip.mp4", frames))
+    clockwise = np.rot90(frames, -1, axes=(1, 2))
+    assert difference(open_video(path), clockwise) < 2
+    assert difference((kept.pixels for kept in SampledVideo(path, Fraction(10), None)), clockwise) < 4
+    assert upright(frames[0], 0).shape == (64, 48, 3)
+
+
+@pytest.mark.parametrize(("name", "said"), [("clip.mp4", "{} of 8 frames"), ("clip.mkv", "{} of about 8")])
+def test_what_is_left_of_a_cut_video_is_read(
+    frames: np.ndarray, tmp_path: Path, name: str, said: str
+) -> None:
+    """An mp4 states how many frames it holds, an mkv only how long it lasts."""
+    path = cut(write_file(tmp_path / name, frames), 0.6)
+    video = open_video(path)
+    found = list(video)
+    assert 2 <= len(found) < 7
+    assert difference(found, frames[: len(found)]) < 2
+    assert said.format(len(found)) in video.problem
+    sampled = SampledVideo(path, Fraction(10), None)
+    kept = [pixels for pixels, times in sampled for _ in range(times)]
+    assert difference(kept, frames[: len(kept)]) < 4
+    assert len(kept) >= 2
+    assert name == "clip.mkv" or "s of 0.8 s" in sampled.damage
+
+
+@pytest.mark.parametrize("data", [b"", b"hello world", b"\0" * 5000])
+def test_what_is_not_a_video_is_named_in_one_line(tmp_path: Path, data: bytes) -> None:
+    need_av()
+    (tmp_path / "v.mp4").write_bytes(data)
+    reason = "not a video" if data else "empty"
+    with pytest.raises(InputError, match=rf"v\.mp4.*{reason}") as caught:
+        open_video(tmp_path / "v.mp4")
+    assert "\n" not in str(caught.value)
+    with pytest.raises(UnreadableError, match=reason):
+        list(SampledVideo(tmp_path / "v.mp4", Fraction(2), None))
+
+
+def test_a_file_of_sound_alone_is_refused(tmp_path: Path) -> None:
+    need_av()
+    import av
+
+    with av.open(str(tmp_path / "v.mkv"), "w") as container:
+        stream = container.add_stream("pcm_s16le", rate=8000)
+        sound = av.AudioFrame.from_ndarray(np.zeros((1, 800), np.int16), format="s16", layout="mono")
+        sound.rate = 8000
+        container.mux(stream.encode(sound))
+        container.mux(stream.encode())
+    with pytest.raises(UnreadableError, match="audio only"):
+        list(SampledVideo(tmp_path / "v.mkv", Fraction(2), None))
+    with pytest.raises(InputError, match="audio only"):
+        open_video(tmp_path / "v.mkv")
+
+
+def test_a_missing_pyav_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "clip.mp4").write_bytes(b"anything")
+    monkeypatch.setitem(sys.modules, "av", None)  # importing it fails
+    with pytest.raises(InputError, match="pip install av"):
+        open_video(tmp_path / "clip.mp4")
+
+
+def test_frames_are_kept_at_even_times(tmp_path: Path) -> None:
+    need_av()
+    path = write_file(tmp_path / "v.mp4", gray(range(0, 200, 10)), rate=10)  # 2 seconds
+    assert levels(path, 2) == [0, 50, 100, 150]
+    assert levels(path, 5) == list(range(0, 200, 20))
+    assert levels(path, 10) == list(range(0, 200, 10))
+    slow = write_file(tmp_path / "slow.mp4", gray([20, 60, 100]), rate=1)
+    assert levels(slow) == [20, 20, 60, 60, 100, 100]
+    assert levels(write_file(tmp_path / "one.mp4", gray([70]), rate=30)) == [70]
+
+
+def test_frames_at_uneven_times_are_taken_by_their_times(tmp_path: Path) -> None:
+    need_av()
+    path = write_at(tmp_path / "v.mkv", gray([10, 50, 90, 130, 170]), [0, 400, 501, 1700, 1710])
+    assert levels(path) == [10, 50, 90, 90]  # on the screen at 0, 0.5, 1, 1.5 s
+    jump = write_at(tmp_path / "j.mkv", gray([10, 50, 90, 130, 170]), [0, 500, 1000, 90_000_000, 90_000_500])
+    found = levels(jump)  # not filled with stills
+    assert found[:3] == [10, 50, 90]
+    assert len(found) <= 6
+
+
+@pytest.mark.parametrize("stamps", [[None] * 6, [0, 1, 2, 3, 0, 1], [1, 4, 3, 5, 7, 6]])
+def test_missing_or_backward_time_stamps_do_not_stop_the_clock(stamps: list[int | None]) -> None:
+    stream = SimpleNamespace(average_rate=Fraction(30), guessed_rate=None, time_base=Fraction(1, 30))
+    clock = _Clock(stream)
+    dts: list[int | None] = [None] * 6 if None in stamps else [2, 3, 4, 5, 6, 7]
+    times = [
+        clock.advance(SimpleNamespace(pts=pts, dts=other, duration=1))
+        for pts, other in zip(stamps, dts, strict=True)
+    ]
+    assert times == sorted(times)
+    assert times[0] == 0
+    assert 4 <= times[-1] <= 8
+
+
+def test_large_frames_shrink_and_small_ones_stay(tmp_path: Path) -> None:
+    need_av()
+    path = write_file(tmp_path / "v.mp4", gray([50], (90, 130)))
+    shapes = {
+        side: next(iter(SampledVideo(path, Fraction(2), side))).pixels.shape for side in (None, 45, 90, 200)
+    }
+    assert shapes == {None: (90, 130, 3), 45: (45, 65, 3), 90: (90, 130, 3), 200: (90, 130, 3)}
+
+
+def test_odd_sizes_and_ten_bits_are_decoded(frames: np.ndarray, tmp_path: Path) -> None:
+    import av
+
+    odd = frames[:2, :51, :37]
+    with av.open(str(tmp_path / "v.mkv"), "w") as container:
+        stream = container.add_stream("libx264", rate=1, options={"crf": "1"})
+        stream.height, stream.width, stream.pix_fmt = 51, 37, "yuv444p10le"
+        for frame in odd:
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")))
+        container.mux(stream.encode())
+    assert difference((kept.pixels for kept in SampledVideo(tmp_path / "v.mkv", Fraction(1), None)), odd) < 3
+
+
+def test_what_is_written_can_be_read_and_odd_sides_are_padded(frames: np.ndarray, tmp_path: Path) -> None:
+    odd = frames[:, :63, :47]
+    with video_writer(tmp_path / "out.mp4", Fraction(10), (63, 47)) as write:
+        for frame in odd:
+            write(frame)
+        assert not (tmp_path / "out.mp4").exists()  # it appears when it is complete
+    found = np.stack(list(open_video(tmp_path / "out.mp4")))
+    assert found.shape == (8, 64, 48, 3)
+    assert difference(found[:, :63, :47], odd) < 12
+    with (
+        pytest.raises(InputError, match=r"out\.mp4/x\.mp4"),
+        video_writer(tmp_path / "out.mp4" / "x.mp4", Fraction(10), (63, 47)),
+    ):
+        pass
+
+
+def test_a_hard_cut_is_found_and_motion_is_not() -> None:
+    shots = [render_video(3, video, num_frames=12, size=96).frames for video in (0, 1, 2)]
+    for first, second in ((0, 1), (1, 2), (2, 0)):
+        described = [describe_colors(frame) for frame in np.concatenate([shots[first], shots[second][:9]])]
+        changes = [color_difference(a, b) for a, b in itertools.pairwise(described)]
+        assert find_cuts(changes) == [12]
+    # A still that begins to move is no cut.
+    assert find_cuts([0.0, 0.0, 0.3, 0.0, 0.3, 0.0]) == []
+    assert find_cuts([0.0, 0.5, 0.0, 0.5, 0.0, 0.5]) == []
+    assert find_cuts([]) == []
