@@ -19,15 +19,14 @@ from tcore.data.images import read_image
 from tcore.data.rendered import render_video
 from tcore.evaluation.benchmarks import open_benchmark
 from tcore.evaluation.card import device_name, peak_memory
-from tcore.evaluation.carry import carry_ids, encode, write_behind
 from tcore.evaluation.encoder import Encoder
 from tcore.evaluation.encoders import load_encoder
 from tcore.evaluation.evaluate import predictions_saver
 from tcore.evaluation.masks import Ids, MaskClip, as_binary, read_ids
-from tcore.evaluation.propagate import propagate_features
-from tcore.evaluation.propagate_plain import propagate_plainly
+from tcore.evaluation.propagate import propagate_features, propagate_plainly
 from tcore.evaluation.protocols import TCORE
 from tcore.evaluation.resize import grid_to_ids, ids_to_grid
+from tcore.evaluation.run_clip import encode, run_masks, write_behind
 
 SIZE = (480, 880)
 RELEASED = {"cpu": 0.16, "cuda": 5.5}  # frames/s of the authors' code on 2 cores, on an H200
@@ -78,7 +77,7 @@ def run(encoder: Encoder, clip: MaskClip, frames: int, out: Path) -> list[Ids]:
     first = as_binary(read_ids(clip.masks[0]))
     found = []
     with write_behind(predictions_saver(out)) as save:
-        for path, ids in zip(paths, carry_ids(encoder, paths, first, SIZE, TCORE, 2), strict=True):
+        for path, ids in zip(paths, run_masks(encoder, paths, first, SIZE, TCORE, 2), strict=True):
             save(clip.name, f"{path.stem}.png", ids)
             found.append(ids)
     return found
@@ -92,8 +91,9 @@ def stages(encoder: Encoder, clip: MaskClip, frames: int, found: list[Ids]) -> N
     first = torch.from_numpy(as_binary(read_ids(clip.masks[0])))
     grid = (SIZE[0] // encoder.patch_size, SIZE[1] // encoder.patch_size)
     start = ids_to_grid(first, input_size=SIZE, grid=grid, num_classes=2).to(device)
-    ours, labels = timed(device, lambda: propagate_features(features, start))
-    plain, twin = timed(device, lambda: propagate_plainly(features, start, dtype=torch.float32))
+    propagator = TCORE.propagator()
+    ours, labels = timed(device, lambda: torch.stack(list(propagate_features(features, start, propagator))))
+    plain, twin = timed(device, lambda: propagate_plainly(features, start, propagator, torch.float32))
     size = (first.shape[0], first.shape[1])
     expected = [grid_to_ids(x, input_size=SIZE, output_size=size).cpu().numpy() for x in twin]
     differing = sum(int((a != b).sum()) for a, b in zip(expected, found, strict=True))

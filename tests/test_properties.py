@@ -12,7 +12,7 @@ from tcore.config_file import flatten, from_dict, to_dict
 from tcore.data.masking import sample_step_masks
 from tcore.data.views import sample_views
 from tcore.evaluation import scores
-from tcore.evaluation.propagate import propagate_features
+from tcore.evaluation.propagate import Propagator, propagate_features
 from tcore.recipes import RECIPES, recipe
 from tcore.training.optim import Schedule
 from tcore.validation import validate
@@ -99,8 +99,9 @@ def test_identical_frames_keep_any_labels(
     generator = torch.Generator().manual_seed(seed)
     frame = torch.randn(1, 16, height, width, generator=generator)
     labels = torch.rand(height, width, 3, generator=generator).softmax(dim=2)
-    found = propagate_features(frame.expand(time, -1, -1, -1), labels, context=context, topk=1)
-    torch.testing.assert_close(found, labels.expand(time, -1, -1, -1), rtol=0, atol=1e-5)
+    propagator = Propagator(context=context, topk=1)
+    found = list(propagate_features(frame.expand(time, -1, -1, -1), labels, propagator))
+    torch.testing.assert_close(torch.stack(found), labels.expand(time, -1, -1, -1), rtol=0, atol=1e-5)
 
 
 @quick

@@ -13,11 +13,11 @@ from torch import Tensor
 
 from tcore.data.images import Frame
 from tcore.device import choose_device
-from tcore.evaluation.carry import exact_convolutions
 from tcore.evaluation.encoder import Encoder
 from tcore.evaluation.encoders import load_encoder
 from tcore.evaluation.protocols import TCORE, Protocol, Size
 from tcore.evaluation.resize import normalize_images, resize_images
+from tcore.evaluation.run_clip import exact_convolutions
 from tcore.evaluation.shipped import DEFAULT
 from tcore.show.matcher import Matcher, load_matcher
 from tcore.training.checkpoint import CONFIG

@@ -12,11 +12,12 @@ import torch
 from tcore.data.images import BAD_IMAGE, open_image, read_image
 from tcore.errors import InputError
 from tcore.evaluation import davis, jhmdb, scores, vip
-from tcore.evaluation.carry import carry, carry_ids
 from tcore.evaluation.encoder import Encoder
 from tcore.evaluation.masks import VOID, Ids, MaskClip, read_ids
 from tcore.evaluation.pose import grid_to_pixels, joint_label_map, pixels_to_grid, read_out
 from tcore.evaluation.protocols import Protocol, Size
+from tcore.evaluation.resize import input_size
+from tcore.evaluation.run_clip import read_ahead, run_clip, run_masks
 from tcore.evaluation.score import (
     PCK_THRESHOLDS,
     describe_confusion,
@@ -79,19 +80,14 @@ class Benchmark:
 
     def input_size(self, encoder: Encoder, frame: Size) -> Size:
         """The size at which frames of a clip go in."""
-        size = self.fixed_size
-        if size is None and self.name == "vip":
-            size = vip.input_size(frame)
-        if size is None and self.name == "jhmdb":
-            size = jhmdb.INPUT_SIZE
-        if size is None:
-            return self.protocol.input_size(frame, encoder.patch_size)
-        rows, columns = (side // encoder.patch_size for side in size)
-        if rows < 1 or columns < 1:
-            raise InputError(
-                f"input size {size[0]}x{size[1]} is smaller than a patch of {encoder.patch_size} pixels."
-            )
-        return rows * encoder.patch_size, columns * encoder.patch_size
+        patch_size = encoder.patch_size
+        if self.fixed_size is not None:
+            return input_size(self.fixed_size, patch_size)
+        if self.name == "vip":
+            return input_size(frame, patch_size, long=vip.LONG_SIDE, multiple=vip.MULTIPLE)
+        if self.name == "jhmdb":
+            return input_size(jhmdb.INPUT_SIZE, patch_size)
+        return self.protocol.input_size(frame, patch_size)
 
     def fingerprints(self, clip: Clip) -> tuple[str, str]:
         """Short names for the truth that a clip is scored against, and for its frames."""
@@ -120,7 +116,7 @@ class Benchmark:
         first, count = self._first_objects(clip)
         size = self.input_size(encoder, frame_size(clip.frames[0]))
         values: list[list[tuple[float, float]]] = [[] for _ in range(count)]
-        found = carry_ids(encoder, clip.frames, first, size, self.protocol, count + 1)
+        found = run_masks(encoder, clip.frames, first, size, self.protocol, count + 1)
         for index, ids in enumerate(found):
             if save:
                 save(clip.name, clip.frames[index].stem + ".png", ids)
@@ -143,7 +139,7 @@ class Benchmark:
         first = read_ids(clip.masks[0])
         size = self.input_size(encoder, frame_size(clip.frames[0]))
         confusion = np.zeros((vip.NUM_CLASSES, vip.NUM_CLASSES), dtype=np.int64)
-        found = carry_ids(encoder, clip.frames, first, size, self.protocol, vip.NUM_CLASSES)
+        found = run_masks(encoder, clip.frames, first, size, self.protocol, vip.NUM_CLASSES)
         for index, ids in enumerate(found):
             if save:
                 save(clip.name, clip.frames[index].stem + ".png", ids)
@@ -161,8 +157,8 @@ class Benchmark:
         points = pixels_to_grid(truth[:, :, 0], image, grid)
         stamps = joint_label_map(points.T, grid, corrected_border=self.protocol.round_border)
         first = torch.from_numpy(stamps).float()
-        labels = carry(encoder, clip.frames, size, self.protocol, first)
-        cells = np.stack([read_out(maps.cpu()).double().numpy() for maps in labels], axis=2)
+        labels = run_clip(encoder, read_ahead(clip.frames), first, size, self.protocol)
+        cells = np.stack([read_out(maps.cpu()).double().numpy() for _, maps in labels], axis=2)
         joints = grid_to_pixels(cells, image, grid)
         if save:
             save(clip.name, "joints.npz", joints)

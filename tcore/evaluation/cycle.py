@@ -13,11 +13,12 @@ from tcore.data.images import Frame
 from tcore.data.rendered import render_video
 from tcore.data.stores import FrameStore
 from tcore.errors import InputError
-from tcore.evaluation.carry import encode
 from tcore.evaluation.encoder import Encoder
+from tcore.evaluation.propagate import propagate_features
 from tcore.evaluation.protocols import RENDERED, Protocol
 from tcore.evaluation.rendered import HELDOUT_SEED
 from tcore.evaluation.rendered_benchmark import GRID
+from tcore.evaluation.run_clip import encode
 
 CLIPS, FRAMES = 8, 10  # enough to tell encoders apart: some seconds on a CPU
 DRAWS, REGIONS = 4, 6  # random segmentations of a frame, and regions of each: about as large as objects are
@@ -41,10 +42,7 @@ def share_returned(
     first = random_regions(features.shape[2], features.shape[3]).to(features.device)
     labels = first.flatten(0, 1).movedim(0, -1).float()
     for way in (features, features.flip(0)):
-        propagator = protocol.propagator()
-        propagator.start(way[0], labels)
-        for frame in way[1:]:
-            labels = propagator.step(frame)
+        *_, labels = propagate_features(way, labels, protocol.propagator())
     found = labels.movedim(-1, 0).unflatten(0, first.shape[:2]).argmax(dim=1, keepdim=True)
     near = F.max_pool2d(first.float(), 2 * reach + 1, stride=1, padding=reach)
     return float(near.gather(1, found).mean())

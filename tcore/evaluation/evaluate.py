@@ -14,11 +14,11 @@ from PIL import Image
 from tcore.errors import InputError
 from tcore.evaluation.benchmarks import Benchmark, open_benchmark
 from tcore.evaluation.card import Card, device_name, differences, peak_memory, versions
-from tcore.evaluation.carry import write_behind
 from tcore.evaluation.encoder import Encoder
 from tcore.evaluation.masks import davis_palette
 from tcore.evaluation.protocols import TCORE, Protocol, Size, for_other_benchmarks
 from tcore.evaluation.rendered_benchmark import RenderedBenchmark, open_rendered
+from tcore.evaluation.run_clip import write_behind
 from tcore.evaluation.sharing import deal, gather, join
 from tcore.files import atomic, read_json, write_text
 from tcore.text import Progress, format_seconds

@@ -1,7 +1,7 @@
 """Labels from frame to frame by similarity of features: streaming, any length, exact."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Literal, NamedTuple
 
 import torch
@@ -14,6 +14,8 @@ from tcore.errors import InputError
 FirstFrame = Literal["repeated", "once"]
 Precision = Literal["fp32", "bf16"]
 Window = Literal["disk", "square"]
+Labels = Float[Tensor, "rows columns classes"]
+GivenLabels = Callable[[int, Labels | None], Labels | None]
 
 
 class Keys(NamedTuple):
@@ -268,31 +270,74 @@ def key_weights(keys: Keys, *, topk: int, temperature: float) -> Float[Tensor, "
 
 
 def propagate_features(
+    features: Iterable[Float[Tensor, "channels height width"]],
+    labels: Labels | GivenLabels,
+    propagator: Propagator,
+) -> Iterator[Labels]:
+    """Soft labels of every frame: this is the one loop that drives a `Propagator`.
+
+    `labels` are those of the first frame, or a function of a frame's index and of the labels propagated to
+    it (None for the first frame) that returns the labels given for that frame, or None. Given labels
+    restart the propagation: what was propagated up to there has just been corrected, and as part of the
+    context it would outvote the correction in the very next frame.
+    """
+    for index, frame in enumerate(features):
+        soft = propagator.step(frame) if index else None
+        given = labels(index, soft) if callable(labels) else (None if index else labels)
+        if given is not None:
+            soft = given.to(frame.device, torch.float32)
+            propagator.start(frame, soft)
+        if soft is None:
+            raise InputError("the first frame has no labels: propagation starts from them.")
+        yield soft
+
+
+def label_sources(
+    features: Iterable[Float[Tensor, "channels height width"]],
+    cells: Iterable[tuple[int, int]],
+    propagator: Propagator,
+) -> list[list[LabelSource]]:
+    """Where the labels of some cells (row, column) of the last frame come from, in the frames before it.
+
+    Of a long video, the first frame and the last `context` before the one in question are enough.
+    """
+    first, *past, last = features
+    unlabeled = first.new_zeros(*first.shape[1:], 1)
+    propagator.start(first, unlabeled)
+    for frame in past:
+        propagator.skip(frame, unlabeled)
+    return [propagator.sources(last, row, column) for row, column in cells]
+
+
+@torch.no_grad()
+def propagate_plainly(
     features: Float[Tensor, "time channels height width"],
-    first_labels: Float[Tensor, "height width classes"],
-    *,
-    context: int = 20,
-    radius: float | int = 20,
-    topk: int = 7,
-    temperature: float = 0.7,
-    first_frame: FirstFrame = "repeated",
-    window: Window = "disk",
-    limit_first: bool = False,
-    precision: Precision = "fp32",
-    score_bytes: int | None = None,
+    labels: Labels,
+    settings: Propagator,
+    dtype: torch.dtype = torch.float64,
 ) -> Float[Tensor, "time height width classes"]:
-    """Carry the first frame's labels through a whole video; entry 0 is those labels themselves."""
-    propagator = Propagator(
-        context=context,
-        radius=radius,
-        topk=topk,
-        temperature=temperature,
-        first_frame=first_frame,
-        window=window,
-        limit_first=limit_first,
-        precision=precision,
-        score_bytes=score_bytes,
-    )
-    propagator.start(features[0], first_labels)
-    start = first_labels.to(features.device, torch.float32)
-    return torch.stack([start, *(propagator.step(frame) for frame in features[1:])])
+    """The plain twin of the propagation: all similarities at once, with real copies of the first frame.
+
+    Slow and simple, as the protocol is written down; the tests hold the `Propagator` against it.
+    """
+    unit = F.normalize(features.to(dtype), dim=1).flatten(2)
+    height, width = features.shape[2:]
+    y, x = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
+    points = torch.stack([y.flatten(), x.flatten()], dim=1).double().to(features.device)
+    offset = points[:, None] - points[None]
+    disk, square = offset.norm(dim=2) >= settings.radius, offset.abs().amax(dim=2) > settings.radius
+    far = disk if settings.window == "disk" else square
+    found = [labels.to(unit).flatten(0, 1)]
+    for time in range(1, len(features)):
+        if settings.first_frame == "repeated":
+            past = [max(0, index) for index in range(time - settings.context, time)]
+        else:
+            past = list(range(max(1, time - settings.context), time))
+        scores = [unit[time].T @ unit[index] for index in [0, *past]]
+        for score in scores if settings.limit_first else scores[1:]:
+            score.masked_fill_(far, -torch.inf)
+        together = torch.cat(scores, dim=1) / settings.temperature
+        best, index = together.topk(min(settings.topk, together.shape[1]), dim=1)
+        keys = torch.cat([found[frame] for frame in [0, *past]])
+        found.append((best.softmax(dim=1)[:, :, None] * keys[index]).sum(dim=1))
+    return torch.stack(found).unflatten(1, (height, width)).float()

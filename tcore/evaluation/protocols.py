@@ -5,8 +5,7 @@ from typing import Literal
 
 from tcore.errors import InputError
 from tcore.evaluation.propagate import FirstFrame, Precision, Propagator, Window
-
-Size = tuple[int, int]  # height, width
+from tcore.evaluation.resize import Size, input_size
 
 
 @dataclass(frozen=True)
@@ -59,19 +58,11 @@ class Protocol:
 
     def input_size(self, frame: Size, patch_size: int) -> Size:
         """The size at which a frame goes in: the protocol's, floored to a multiple of the patch."""
-        height, width = frame
-        if self.resize == "480x880":
-            size = (480, 880)
-        elif self.resize == "short480":
-            scale = 480 / min(height, width)
-            long = int(max(height, width) * scale) // 64 * 64
-            size = (480, long) if height <= width else (long, 480)
-        else:
-            size = (height, width)
-        rows, columns = size[0] // patch_size, size[1] // patch_size
-        if rows < 1 or columns < 1:
-            raise InputError(f"frames of {height}x{width} are smaller than one patch of {patch_size} pixels.")
-        return rows * patch_size, columns * patch_size
+        if self.resize == "native":
+            return input_size(frame, patch_size)
+        if self.resize == "short480":
+            return input_size(frame, patch_size, short=480, multiple=64)
+        return input_size((480, 880), patch_size)
 
 
 TCORE = Protocol("tcore")

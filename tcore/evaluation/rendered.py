@@ -11,6 +11,7 @@ from torch import Tensor
 from tcore.data.rendered import RenderedVideo, render_video
 from tcore.evaluation import scores
 from tcore.evaluation.pose import grid_to_pixels, joint_label_map, pixels_to_grid, read_out
+from tcore.evaluation.propagate import propagate_features
 from tcore.evaluation.protocols import RENDERED, Protocol
 from tcore.evaluation.resize import grid_to_ids, ids_to_grid
 
@@ -58,10 +59,8 @@ def propagate_video(video: RenderedVideo, features: Features, protocol: Protocol
     grid = (found.shape[2], found.shape[3])
     objects, parts, joints = first_labels(video, grid, round_border=protocol.round_border)
     channels = [objects.shape[2], parts.shape[2], joints.shape[2]]
-    propagator = protocol.propagator()
     first = torch.cat([objects, parts, joints], dim=2)
-    propagator.start(found[0], first)
-    labels = torch.stack([first, *(propagator.step(frame) for frame in found[1:])])
+    labels = torch.stack(list(propagate_features(found, first, protocol.propagator())))
     object_maps, part_maps, joint_maps = labels.split(channels, dim=-1)
     cells = torch.stack([read_out(maps) for maps in joint_maps], dim=-1).double().numpy()
     return Propagated(

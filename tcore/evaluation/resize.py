@@ -8,6 +8,37 @@ from torch import Tensor
 from tcore.data.render import MEAN, STD
 from tcore.errors import InputError
 
+Size = tuple[int, int]  # height, width
+
+
+def input_size(
+    frame: Size, patch_size: int, *, short: int | None = None, long: int | None = None, multiple: int = 1
+) -> Size:
+    """The size at which a frame goes into an encoder: both sides are multiples of the patch.
+
+    That is the frame's own size, or, with `short` or `long`, the size at which that side has this length;
+    the other side is then floored to `multiple`.
+
+    >>> input_size((480, 854), 16), input_size((480, 854), 16, short=480, multiple=64)
+    ((480, 848), (480, 832))
+    >>> input_size((1080, 1920), 14, long=448), input_size((720, 1280), 16, long=880, multiple=64)
+    ((252, 448), (448, 880))
+    """
+    if min(frame) < patch_size:
+        raise InputError(
+            f"frames of {frame[0]}x{frame[1]} are smaller than one patch of {patch_size} pixels."
+        )
+    wanted = short or long
+    if wanted is not None:
+        if wanted < patch_size:
+            raise InputError(f"input side is {wanted}; it must be at least one patch, {patch_size} pixels.")
+        fixed = min(frame) if short else max(frame)
+        other = (max(frame) if short else min(frame)) * wanted // fixed // multiple * multiple
+        taller = frame[0] > frame[1]
+        frame = (wanted, other) if taller != bool(short) else (other, wanted)
+    height, width = (max(1, side // patch_size) * patch_size for side in frame)
+    return height, width
+
 
 def resize_images(
     images: UInt8[Tensor, "*batch height width 3"], size: tuple[int, int]

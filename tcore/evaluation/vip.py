@@ -23,14 +23,3 @@ def find_clip(name: str, images: Path, masks: Path) -> MaskClip:
     if {p.stem for p in frames} != {p.stem for p in labels} or not frames:
         raise InputError(f"clip {name} has {len(frames)} frames and {len(labels)} masks; need one for each.")
     return MaskClip(name, frames, labels)
-
-
-def input_size(frame: tuple[int, int]) -> tuple[int, int]:
-    """Long side 880, the other one floored to a multiple of 64.
-
-    >>> input_size((720, 1280))
-    (448, 880)
-    """
-    height, width = frame
-    short = min(frame) * LONG_SIDE // max(frame) // MULTIPLE * MULTIPLE
-    return (short, LONG_SIDE) if width >= height else (LONG_SIDE, short)

@@ -16,10 +16,10 @@ from torch import Tensor
 from tcore.data.images import Frame
 from tcore.data.video import FolderVideo, Video, h264_encoder, open_video, video_writer
 from tcore.errors import InputError
-from tcore.evaluation.carry import encode
 from tcore.evaluation.encoder import Encoder
 from tcore.evaluation.propagate import Precision, Propagator
 from tcore.evaluation.protocols import TCORE, Protocol, Size
+from tcore.evaluation.run_clip import encode
 from tcore.video.labels import Masks, Points, Said, read_labels
 from tcore.video.out_folder import check_out, own_folder, write_card
 from tcore.video.tracked import TrackedMasks, TrackedPoints, by, open_table

@@ -10,8 +10,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tcore.errors import InputError
-from tcore.evaluation.propagate import FirstFrame, Propagator, Window, propagate_features
-from tcore.evaluation.propagate_plain import propagate_plainly
+from tcore.evaluation.propagate import (
+    FirstFrame,
+    Propagator,
+    Window,
+    label_sources,
+    propagate_features,
+    propagate_plainly,
+)
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 quick = settings(deadline=None, max_examples=20)
@@ -25,6 +31,10 @@ def random_video(seed: int, time: int, height: int, width: int) -> tuple[Tensor,
     return start + noise, labels
 
 
+def run(features: Tensor, first: Tensor, **knobs: Any) -> Tensor:
+    return torch.stack(list(propagate_features(features, first, Propagator(**knobs))))
+
+
 @pytest.mark.parametrize("name", sorted(path.stem for path in GOLDEN.glob("propagation_*.npz")))
 def test_labels_are_carried_as_published(name: str) -> None:
     with np.load(GOLDEN / f"{name}.npz") as golden:
@@ -34,7 +44,7 @@ def test_labels_are_carried_as_published(name: str) -> None:
         settings_of_file: dict[str, Any] = {
             k: golden[k].item() for k in ("context", "radius", "topk", "temperature")
         }
-    found = propagate_features(features, first, **settings_of_file)
+    found = run(features, first, **settings_of_file)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5 * float(expected.max()))
 
 
@@ -75,8 +85,8 @@ def test_streaming_agrees_with_the_full_matrix_and_real_copies(
         "window": window,
         "limit_first": limit_first,
     }
-    expected = propagate_plainly(features, first, **knobs)
-    found = propagate_features(features, first, **knobs, score_bytes=score_bytes)
+    expected = propagate_plainly(features, first, Propagator(**knobs))
+    found = run(features, first, **knobs, score_bytes=score_bytes)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
 
 
@@ -84,7 +94,7 @@ def test_streaming_agrees_with_the_full_matrix_and_real_copies(
 @given(seed=st.integers(0, 2**31), topk=st.integers(1, 9), temperature=st.floats(0.001, 2))
 def test_labels_stay_distributions(seed: int, topk: int, temperature: float) -> None:
     features, first = random_video(seed, 5, 4, 6)
-    found = propagate_features(features, first, context=2, radius=3, topk=topk, temperature=temperature)
+    found = run(features, first, context=2, radius=3, topk=topk, temperature=temperature)
     assert (found >= 0).all()
     torch.testing.assert_close(found.sum(dim=3), torch.ones(5, 4, 6))
 
@@ -92,17 +102,14 @@ def test_labels_stay_distributions(seed: int, topk: int, temperature: float) -> 
 @pytest.mark.parametrize("first_frame", ["repeated", "once"])
 def test_identical_frames_keep_their_labels_with_one_key(first_frame: FirstFrame) -> None:
     features, first = random_video(2, 1, 5, 8)
-    found = propagate_features(
-        features.expand(7, -1, -1, -1), first, context=3, topk=1, first_frame=first_frame
-    )
+    found = run(features.expand(7, -1, -1, -1), first, context=3, topk=1, first_frame=first_frame)
     torch.testing.assert_close(found, first.expand(7, -1, -1, -1), rtol=0, atol=1e-5)
 
 
 def test_copies_of_the_first_frame_crowd_out_other_keys_only_when_repeated() -> None:
     features, first = random_video(4, 3, 4, 4)
     repeated, once = (
-        propagate_features(features, first, context=9, topk=4, first_frame=rule)
-        for rule in ("repeated", "once")
+        run(features, first, context=9, topk=4, first_frame=rule) for rule in ("repeated", "once")
     )
     best = (F.normalize(features[1], dim=0).flatten(1).T @ F.normalize(features[0], dim=0).flatten(1)).argmax(
         1
@@ -131,15 +138,15 @@ def test_a_propagator_can_be_started_again() -> None:
     for _ in range(2):
         propagator.start(features[0], first)
         found = torch.stack([propagator.step(frame) for frame in features[1:]])
-        torch.testing.assert_close(found, propagate_features(features, first, context=2, radius=2)[1:])
+        torch.testing.assert_close(found, run(features, first, context=2, radius=2)[1:])
 
 
 def test_half_precision_features_and_autocast_are_computed_in_single_precision() -> None:
     features, first = random_video(7, 4, 5, 6)
     features = features.bfloat16()
-    expected = propagate_features(features.float(), first)
+    expected = run(features.float(), first)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        found = propagate_features(features, first)
+        found = run(features, first)
     assert found.dtype == torch.float32
     torch.testing.assert_close(found, expected)
 
@@ -166,13 +173,13 @@ def test_bad_settings_and_frames_are_named() -> None:
 
 def test_features_held_in_bf16_are_compared_in_single_precision() -> None:
     features, labels = random_video(3, time=4, height=5, width=7)
-    held = propagate_features(features, labels, context=2, radius=4, precision="bf16")
+    held = run(features, labels, context=2, radius=4, precision="bf16")
     unit = F.normalize(features, dim=1).bfloat16().float()
     propagator = Propagator(context=2, radius=4, precision="bf16")
     propagator.start(features[0], labels)
     assert propagator._features.dtype == torch.bfloat16
     assert torch.equal(propagator._features[0].float(), unit[0].permute(2, 1, 0).flatten(0, 1))
-    exact = propagate_features(features, labels, context=2, radius=4)
+    exact = run(features, labels, context=2, radius=4)
     assert not torch.equal(held, exact)
     assert (held - exact).abs().mean() < 0.02
 
@@ -182,7 +189,7 @@ def test_features_held_in_bf16_are_compared_in_single_precision() -> None:
 def test_the_sources_of_a_cell_make_its_label(grid: tuple[int, int], first_frame: FirstFrame) -> None:
     features, first = random_video(3, 9, *grid)
     knobs: dict[str, Any] = {"context": 3, "radius": 2.5, "topk": 5, "first_frame": first_frame}
-    labels = propagate_features(features, first, **knobs)
+    labels = run(features, first, **knobs)
     propagator = Propagator(**knobs)
     propagator.start(features[0], first)
     for time in range(1, 9):
@@ -200,3 +207,31 @@ def test_the_sources_of_a_cell_make_its_label(grid: tuple[int, int], first_frame
             assert s.similarity == pytest.approx(float(cosine), abs=1e-5)
         # Labels that are known are taken as they are; asking has changed nothing.
         propagator.skip(features[time], labels[time])
+
+
+def test_sources_of_the_last_frame_need_the_first_and_the_context_alone() -> None:
+    features, first = random_video(5, 7, 4, 6)
+    propagator = Propagator(context=2, radius=3)
+    list(propagate_features(features[:-1], first, propagator))
+    expected = [propagator.sources(features[-1], 1, 4), propagator.sources(features[-1], 3, 0)]
+    found = label_sources(features[[0, 4, 5, 6]], [(1, 4), (3, 0)], Propagator(context=2, radius=3))
+    again = [[s._replace(frame=[0, 4, 5][s.frame]) for s in sources] for sources in found]
+    assert [[s[:3] for s in sources] for sources in again] == [[s[:3] for s in one] for one in expected]
+
+
+def test_labels_given_for_a_later_frame_restart_the_propagation() -> None:
+    features, first = random_video(9, 6, 4, 5)
+    seen: list[Tensor | None] = []
+
+    def given(index: int, propagated: Tensor | None) -> Tensor | None:
+        seen.append(propagated)
+        return {0: first, 3: first.flip(0)}.get(index)
+
+    found = torch.stack(list(propagate_features(features, given, Propagator(context=2))))
+    assert torch.equal(found[:3], run(features[:3], first, context=2))
+    assert torch.equal(found[3:], run(features[3:], first.flip(0), context=2))
+    assert seen[0] is None
+    assert seen[3] is not None
+    assert not torch.equal(seen[3], found[3])
+    with pytest.raises(InputError, match="first frame has no labels"):
+        next(propagate_features(features, lambda index, propagated: None, Propagator()))

@@ -17,7 +17,7 @@ from torch import Tensor
 from tcore.config import LossForm
 from tcore.data.batch import Batch, make_batch
 from tcore.evaluation import pose, resize, scores
-from tcore.evaluation.propagate import propagate_features
+from tcore.evaluation.propagate import Propagator, propagate_features
 from tcore.model import losses
 from tcore.model.heads import ProjectionHead
 from tcore.model.matching import PatchMatchingModule
@@ -335,13 +335,15 @@ def check_propagation(arrays: Arrays) -> Iterator[Deviation]:
     ours = propagate_features(
         torch.from_numpy(arrays["features"]),
         torch.from_numpy(arrays["first_labels"]),
-        context=int(arrays["context"]),
-        radius=float(arrays["radius"]),
-        topk=int(arrays["topk"]),
-        temperature=float(arrays["temperature"]),
-        first_frame="repeated",
+        Propagator(
+            context=int(arrays["context"]),
+            radius=float(arrays["radius"]),
+            topk=int(arrays["topk"]),
+            temperature=float(arrays["temperature"]),
+            first_frame="repeated",
+        ),
     )
-    yield deviation("predictions", ours, arrays["predictions"])
+    yield deviation("predictions", torch.stack(list(ours)), arrays["predictions"])
 
 
 def check_pose_maps(arrays: Arrays) -> Iterator[Deviation]:

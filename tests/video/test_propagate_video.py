@@ -16,12 +16,12 @@ from tcore.data.rendered import JOINT_NAMES, RenderedVideo
 from tcore.data.stores import list_images
 from tcore.data.video import open_video
 from tcore.errors import InputError
-from tcore.evaluation.carry import carry_ids
 from tcore.evaluation.encoder import Encoder
 from tcore.evaluation.masks import davis_palette, read_ids
 from tcore.evaluation.propagate import Propagator
 from tcore.evaluation.protocols import RENDERED, TCORE
 from tcore.evaluation.rendered import true_joints
+from tcore.evaluation.run_clip import run_masks
 from tcore.video.labels import Masks
 from tcore.video.propagate_video import (
     carry_frames,
@@ -63,7 +63,7 @@ def test_masks_are_those_of_the_benchmark_and_the_first_is_as_given(
         progress=lambda *s: steps.append(s),
     )
     count = int(video.objects[0].max()) + 1
-    expected = list(carry_ids(encoder, list_images(clip), video.objects[0], (64, 64), RENDERED, count))
+    expected = list(run_masks(encoder, list_images(clip), video.objects[0], (64, 64), RENDERED, count))
     found = [read_ids(tmp_path / "out" / "masks" / f"{index:05d}.png") for index in range(8)]
     np.testing.assert_array_equal(found[0], ids)
     for index in range(1, 8):

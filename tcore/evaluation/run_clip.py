@@ -1,0 +1,138 @@
+"""One clip through the label propagation: frames are read ahead, encoded once and labeled one at a time."""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from itertools import tee
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from PIL import Image
+from torch import Tensor
+
+from tcore.data.images import Frame, read_image
+from tcore.errors import InputError
+from tcore.evaluation.encoder import Encoder
+from tcore.evaluation.masks import VOID, Ids
+from tcore.evaluation.propagate import GivenLabels, Labels, Precision, propagate_features
+from tcore.evaluation.protocols import Protocol
+from tcore.evaluation.resize import Size, grid_to_ids, ids_to_grid, normalize_images, resize_images
+
+THREADS = 4  # enough to read and write as fast as the fastest GPU computes
+AHEAD = 8  # decoded frames that wait for the encoder
+
+
+def run_clip(
+    encoder: Encoder,
+    frames: Iterable[Frame],
+    labels: Labels | GivenLabels,
+    size: Size,
+    protocol: Protocol,
+    *,
+    smooth: bool = False,
+) -> Iterator[tuple[Frame, Labels]]:
+    """Every frame with its soft labels; only the protocol's context is held in memory.
+
+    `labels` as in `propagate_features`: those of the first frame, or a function that returns labels where
+    a frame has some. Frames go in at `size`; `smooth` as in `encode`.
+    """
+    if encoder.copies:
+        first = labels(0, None) if callable(labels) else labels
+        assert first is not None
+        for frame in frames:
+            yield frame, first
+        return
+    shown, encoded = tee(_same_size(frames))
+    features = (encode(encoder, frame, size, protocol.precision, smooth=smooth) for frame in encoded)
+    yield from zip(shown, propagate_features(features, labels, protocol.propagator()), strict=True)
+
+
+def _same_size(frames: Iterable[Frame]) -> Iterator[Frame]:
+    first: tuple[int, ...] | None = None
+    for index, frame in enumerate(frames):
+        first = first or frame.shape
+        if frame.shape != first:
+            found, expected = (f"{shape[0]}x{shape[1]}" for shape in (frame.shape, first))
+            raise InputError(f"frame {index} is {found}, the first {expected}; all must have the same size.")
+        yield frame
+
+
+def run_masks(
+    encoder: Encoder, frames: Sequence[Path], first: Ids, size: Size, protocol: Protocol, num_classes: int
+) -> Iterator[Ids]:
+    """Ids of every frame on disk, at the size of the first mask, which passes through the grid as well."""
+    ids = torch.from_numpy(np.where(first == VOID, 0, first).astype(np.uint8))
+    grid = (size[0] // encoder.patch_size, size[1] // encoder.patch_size)
+    soft = ids_to_grid(
+        ids, input_size=size, grid=grid, num_classes=num_classes, nearest=protocol.labels == "nearest"
+    )
+    output_size = (first.shape[0], first.shape[1])
+    for _, labels in run_clip(encoder, read_ahead(frames), soft, size, protocol):
+        found = grid_to_ids(labels, input_size=size, output_size=output_size, stretch=protocol.stretch)
+        yield found.cpu().numpy()
+
+
+def encode(
+    encoder: Encoder, frame: Frame, size: Size, precision: Precision = "fp32", *, smooth: bool = False
+) -> Float[Tensor, "channels rows columns"]:
+    """Features of one frame at the input size.
+
+    The benchmarks' protocols resize without antialiasing; `smooth` adds it where a frame shrinks by 1.5
+    or more, as for large videos of one's own.
+    """
+    if smooth and frame.shape[0] >= 1.5 * size[0]:
+        frame = np.asarray(Image.fromarray(frame).resize((size[1], size[0]), Image.Resampling.BILINEAR))
+    device = next(encoder.parameters()).device
+    image = torch.from_numpy(frame.copy()).to(device)
+    with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"), exact_convolutions():
+        return encoder.features(normalize_images(resize_images(image, size))[None])[0].float()
+
+
+@contextmanager
+def exact_convolutions() -> Iterator[None]:
+    """Compute fp32 convolutions in fp32: on CUDA they are rounded to TF32 by default.
+
+    PyTorch has no argument for this, and `torch.backends.cudnn.flags` would also reset the precision of
+    matrix products; so one flag of the process is changed and restored.
+    """
+    before = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.allow_tf32 = before
+
+
+def read_ahead(paths: Iterable[Path]) -> Iterator[Frame]:
+    """Frames in order, decoded by threads ahead of their use; at most a few are held."""
+    pool = ThreadPoolExecutor(THREADS)
+    waiting: deque[Future[Frame]] = deque()
+    try:
+        for path in paths:
+            waiting.append(pool.submit(read_image, path))
+            if len(waiting) > AHEAD:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+@contextmanager
+def write_behind(write: Callable[..., None]) -> Iterator[Callable[..., None]]:
+    """The same function, called in threads; on exit all calls have ended, and the first error is raised."""
+    waiting: deque[Future[None]] = deque()
+    with ThreadPoolExecutor(THREADS) as pool:
+
+        def later(*values: Any) -> None:
+            waiting.append(pool.submit(write, *values))
+            if len(waiting) > 4 * AHEAD:
+                waiting.popleft().result()
+
+        yield later
+        while waiting:
+            waiting.popleft().result()
