@@ -5,7 +5,8 @@ from typing import Literal
 
 from tcore.errors import InputError
 from tcore.evaluation.propagate import FirstFrame, Precision, Propagator, Window
-from tcore.evaluation.resize import Size, input_size
+from tcore.evaluation.resize import Size as Size
+from tcore.evaluation.resize import input_size
 
 
 @dataclass(frozen=True)
