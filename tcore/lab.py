@@ -1,50 +1,102 @@
-"""Rows of an ablation table, trained and scored one after another or over several GPUs, as one table."""
+"""Ablation tables: train and score every row, one at a time or over several GPUs, and write one table."""
 
 import json
+import math
 import os
+import re
 import shlex
+import signal
+import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any
+from types import FrameType
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from tcore.errors import InputError
 from tcore.files import check_writable, read_json, write_text
-from tcore.lab_processes import Processes
-from tcore.lab_table import (
-    CURVES,
-    DONE,
-    HEALTH,
-    TABLE,
-    collect,
-    draw_curves,
-    markdown,
-    read_begun,
-    read_done,
-)
-from tcore.show.tables import TABLES, Row
-from tcore.text import did_you_mean
+from tcore.show.dynamics import dynamics_figure
+from tcore.show.runs import read_run
+from tcore.text import Say, did_you_mean, format_seconds
+from tcore.training.signals import SIGNALS
 
-BEGUN = "commands.json"  # of a run that need not be finished
-PLACES = ("--run", "--out", "evaluate")  # what the lab itself calls its folders: they may be moved
+STARTED = "commands.json"  # written when a run starts
+DONE = "lab.json"  # written when a run is trained and scored; beside the table: all rows
+TABLE, CURVES = "lab.md", "lab.png"
+LOCATIONS = ("--run", "--out", "evaluate")  # flags that hold paths of the lab itself, which may be moved
+RESAMPLES = 1000
+# Two-sided 95% quantiles of Student's t for 1, 2, ... degrees of freedom.
+STUDENT = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)
 
-Said = Callable[[str], None]
+
+class Row(NamedTuple):
+    """One row of a table: its name, the flags that define it, and what the paper reports (J&F, J, F)."""
+
+    name: str
+    flags: str = ""
+    published: tuple[float, float, float] | None = None
+
+    @property
+    def folder(self) -> str:
+        """The name as a folder."""
+        return re.sub(r"[^A-Za-z0-9._-]+", "-", self.name).strip("-.") or "row"
+
+
+ALONE = "--auxiliary none"
+# The masking setting that a row does not vary is the published one, whatever the recipe has.
+PROBABILITY, RATIO = "--masking.probability 0.5", "--masking.ratio 0.1 0.5"
+
+# The T-CoRe paper's ablation tables: ViT-S/16, 100 epochs, DAVIS-2017.
+TABLES: dict[str, tuple[Row, ...]] = {
+    "branch": (
+        Row("none", ALONE, (61.9, 59.7, 64.0)),
+        Row("past", "--auxiliary past", (63.4, 61.4, 65.3)),
+        Row("future", "--auxiliary future", (63.0, 61.0, 65.1)),
+        Row("both", "--loss.past-future 0", (63.5, 62.0, 65.0)),
+        Row("all", "", (64.4, 63.0, 65.9)),
+    ),
+    "alignment": (
+        Row("nothing", f"{ALONE} --views.no-fixed-space --views.no-fixed-time", (55.6, 53.4, 57.7)),
+        Row("space", f"{ALONE} --views.no-fixed-time", (57.9, 55.4, 60.4)),
+        Row("time", f"{ALONE} --views.no-fixed-space", (57.9, 55.5, 60.3)),
+        Row("both", ALONE, (61.9, 59.7, 64.0)),
+    ),
+    "offsets": (
+        Row(".05-.15", "--sandwich.offset 0.05 0.15", (64.0, 62.3, 65.7)),
+        Row(".10-.20", "--sandwich.offset 0.10 0.20", (64.2, 62.4, 66.0)),
+        Row(".15-.25", "--sandwich.offset 0.15 0.25", (64.4, 63.0, 65.9)),
+        Row(".20-.30", "--sandwich.offset 0.20 0.30", (62.8, 61.1, 64.5)),
+        Row("both past", "--sandwich.frames past-past", (63.4, 61.7, 65.1)),
+        Row("both future", "--sandwich.frames future-future", (63.3, 61.3, 65.3)),
+    ),
+    "masks": (
+        Row("probability .1", f"--masking.probability 0.1 {RATIO}", (60.1, 58.1, 62.2)),
+        Row("probability .3", f"--masking.probability 0.3 {RATIO}", (63.5, 61.8, 65.3)),
+        Row("probability .5", f"--masking.probability 0.5 {RATIO}", (64.4, 63.0, 65.9)),
+        Row("probability .7", f"--masking.probability 0.7 {RATIO}", (62.7, 61.3, 64.2)),
+        Row("ratio .2-.6", f"{PROBABILITY} --masking.ratio 0.2 0.6", (64.1, 62.3, 65.9)),
+        Row("ratio .3-.7", f"{PROBABILITY} --masking.ratio 0.3 0.7", (63.7, 61.9, 65.5)),
+    ),
+}
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is common to all rows: where to start from, on which data, for how long, scored on what."""
+    """What all rows share: recipe, data, length and benchmark."""
 
     recipe: str
     frames: str | None
     budget: int | None
-    """Steps of a run; the recipe's own length without it."""
+    """Steps of a run; None: the recipe's own length."""
     davis: Path | None
-    """Scored on these clips, otherwise on held-out rendered videos."""
+    """Score on these clips; None: on held-out rendered videos."""
     binary: bool
     size: tuple[int, int] | None
     videos: int = 24
@@ -55,14 +107,17 @@ class Plan:
 
 @dataclass(frozen=True)
 class Job:
-    """One row with one seed, in a folder of its own."""
+    """One row with one seed, in its own folder."""
 
     row: Row
     seed: int
     folder: Path
 
+    def __str__(self) -> str:
+        return f"{self.row.name}, seed {self.seed}"
+
     def commands(self, plan: Plan) -> list[list[str]]:
-        """Train, then score."""
+        """Train, then score; a row's own flags replace those of all rows."""
         run = self.folder / "run"
         common = ["--seed", str(self.seed)]
         common += ["--frames", plan.frames] if plan.frames else []
@@ -73,29 +128,19 @@ class Job:
         score += ["--binary"] if plan.binary else []
         score += ["--size", *map(str, plan.size)] if plan.size else []
         own = split_flags(self.row.flags, f"flags of row {self.row.name!r}")
-        return [["train", plan.recipe, "--run", str(run), *without(common, own), *own], score]
+        given = {flag_name(word) for word in own}
+        kept = [
+            word for name, words in by_flag(common).items() if flag_name(name) not in given for word in words
+        ]
+        return [["train", plan.recipe, "--run", str(run), *kept, *own], score]
 
 
 def split_flags(text: str, what: str) -> list[str]:
-    """The words of a line of flags, as a shell makes them."""
+    """Split a line of flags as a shell does."""
     try:
         return shlex.split(text)
     except ValueError as error:
         raise InputError(f"{what}, {text!r}: {str(error).lower()}; close it.") from error
-
-
-def without(flags: Sequence[str], own: Sequence[str]) -> list[str]:
-    """Flags with their values, but for those that a row gives itself.
-
-    >>> without(["--optim.steps", "9", "--teacher.momentum", "0.9", "1", "--x=2"], ["--optim.steps", "5"])
-    ['--teacher.momentum', '0.9', '1', '--x=2']
-    """
-    given = {flag_name(word) for word in own if word.startswith("--")}
-    kept, keeps = [], True
-    for word in flags:
-        keeps = flag_name(word) not in given if word.startswith("--") else keeps
-        kept += [word] if keeps else []
-    return kept
 
 
 def flag_name(flag: str) -> str:
@@ -103,45 +148,54 @@ def flag_name(flag: str) -> str:
     return flag.partition("=")[0].replace("_", "-")
 
 
+def by_flag(words: Sequence[str]) -> dict[str, list[str]]:
+    """The words of a command, grouped by the flag that they belong to.
+
+    >>> by_flag(["train", "quickstart", "--masking.ratio", ".1", ".5"])
+    {'train': ['train', 'quickstart'], '--masking.ratio': ['--masking.ratio', '.1', '.5']}
+    """
+    found: dict[str, list[str]] = {}
+    name = ""
+    for word in words:
+        name = word if word.startswith("--") or not found else name
+        found.setdefault(name, []).append(word)
+    return found
+
+
 def read_table(name: str) -> list[Row]:
-    """A table of the paper by its name, or rows of one's own from a JSON file."""
+    """A table of the paper by its name, or rows from a JSON file."""
     if name in TABLES:
         return list(TABLES[name])
     path = Path(name)
     if not path.is_file():
-        known = ", ".join(TABLES)
         raise InputError(
-            f"no table {name!r}: there are {known}, or give a JSON file.{did_you_mean(name, TABLES)}"
+            f"no table {name!r}: give {', '.join(TABLES)}, or a JSON file.{did_you_mean(name, TABLES)}"
         )
-    said = read_json(path, "rows from ")
-    if not isinstance(said, list) or not all(isinstance(row, dict) and "name" in row for row in said):
-        raise InputError(
-            f'{path} is no table: need a list such as [{{"name": "fast", "flags": "--optim.base-lr 0.004"}}].'
-        )
-    for row in said:
-        if unknown := sorted(set(row) - {"name", "flags"}):
-            raise InputError(f"{path}: row {row['name']!r} has {unknown[0]!r}; a row has a name and flags.")
-        if not isinstance(flags := row.get("flags", ""), str):
+    found = read_json(path, "rows from ")
+    example = '{"name": "fast", "flags": "--optim.base-lr 0.004"}'
+    if not isinstance(found, list) or not found:
+        raise InputError(f"{path} is not a table: need a list such as [{example}].")
+    rows, taken = [], {file: f"the file {file}" for file in (DONE, CURVES, TABLE)}
+    for entry in found:
+        if not (
+            isinstance(entry, dict)
+            and set(entry) <= {"name", "flags"}
+            and isinstance(entry.get("name"), str)
+            and isinstance(entry.get("flags", ""), str)
+        ):
+            raise InputError(f"{path}: row {json.dumps(entry)}: need a row such as {example}.")
+        row = Row(entry["name"], entry.get("flags", ""))
+        if row.folder in taken:
             raise InputError(
-                f"{path}: flags of row {row['name']!r} are {json.dumps(flags)}; need one text, as in "
-                '"--vit.depth 24 --seed 1".'
+                f"{path}: row {row.name!r} and {taken[row.folder]} share a path: rename the row."
             )
-    rows = [Row(str(row["name"]), row.get("flags", "")) for row in said]
-    if not rows or len({row.name for row in rows}) < len(rows):
-        raise InputError(f"{path} has {len(rows)} rows: need at least one, each with a name of its own.")
-    names: dict[str, str] = {}
-    for row in rows:
-        if row.folder in (DONE, CURVES, TABLE, HEALTH):
-            raise InputError(f"{path}: row {row.name!r} has the name of a file of the lab: rename it.")
-        if (other := names.setdefault(row.folder, row.name)) != row.name:
-            raise InputError(
-                f"{path}: rows {other!r} and {row.name!r} share a folder, {row.folder}: rename one."
-            )
+        taken[row.folder] = f"row {row.name!r}"
+        rows.append(row)
     return rows
 
 
 def choose_rows(rows: Sequence[Row], table: str, only: Sequence[str]) -> list[Row]:
-    """Rows of a table; some of them, where names are given."""
+    """All rows of a table, or those that are named."""
     names = [row.name for row in rows]
     for name in only:
         if name not in names:
@@ -151,123 +205,8 @@ def choose_rows(rows: Sequence[Row], table: str, only: Sequence[str]) -> list[Ro
     return [row for row in rows if not only or row.name in only]
 
 
-def run_jobs(
-    jobs: Sequence[Job], plan: Plan, devices: Sequence[str], say: Said, note: Callable[[], object]
-) -> list[InputError]:
-    """Run what is not done yet, as many at a time as there are devices; a failure does not end the others."""
-    free: SimpleQueue[str] = SimpleQueue()
-    for device in devices:
-        free.put(device)
-    waiting = [job for job in jobs if not is_done(job, plan)]
-    say(f"{len(jobs)} runs, {len(jobs) - len(waiting)} of them done before; {len(devices)} at a time")
-    failed = []
-    # A GPU has room for the next training while a run is scored; cores have not.
-    pool = ThreadPoolExecutor(sum(2 if device else 1 for device in devices))
-    with Processes() as processes:
-        try:
-            begun = [pool.submit(run_job, job, plan, free, say, processes) for job in waiting]
-            for finished in as_completed(begun):
-                try:
-                    finished.result()
-                    note()
-                except InputError as error:
-                    say(f"failed: {error}")
-                    failed.append(error)
-        except KeyboardInterrupt:
-            processes.ask()  # also whoever waits for a device, and would begin now
-            raise
-        finally:
-            pool.shutdown(cancel_futures=True)  # who interrupts it does not want the next run either
-    return failed
-
-
-def run_job(job: Job, plan: Plan, free: "SimpleQueue[str]", say: Said, processes: Processes) -> None:
-    """Train one row with one seed on a free device, then score it; each in a process of its own."""
-    train, score = job.commands(plan)
-    device = free.get()
-    try:
-        try:
-            processes.go_on()
-            write_text(job.folder / BEGUN, json.dumps([train, score], indent=1) + "\n")
-            trained = run_command(train, job, "train.log", device, processes)
-        finally:
-            free.put(device)
-        scored = run_command(score, job, "evaluate.log", device, processes)
-        done = {"commands": [train, score], "seconds": [trained, scored]}
-        write_text(job.folder / DONE, json.dumps(done, indent=1) + "\n")
-    except OSError as error:  # a full disk, a file where the folder should be: the other rows go on
-        where = f"{error.filename}: " if error.filename else ""
-        raise InputError(f"{job.row.name}, seed {job.seed}: {where}{error.strerror or error}.") from error
-    say(f"{job.row.name}, seed {job.seed}: trained in {trained:.0f} s, scored in {scored:.0f} s")
-
-
-def run_command(command: Sequence[str], job: Job, log_name: str, device: str, processes: Processes) -> float:
-    """Carry out a command for a job, keep what it says, and return how many seconds it took."""
-    job.folder.mkdir(parents=True, exist_ok=True)
-    environment = os.environ | ({"CUDA_VISIBLE_DEVICES": device} if device else {})
-    begun, log = time.perf_counter(), job.folder / log_name
-    before = log.stat().st_size if log.exists() else 0
-    code = processes.run([sys.executable, "-m", "tcore", *command], environment, log)
-    said = log.read_bytes()[before:].decode(errors="replace").strip().splitlines() or [""]
-    # Asked to leave, a training saves its step and ends with 0; only a whole one names its encoder.
-    if code or (command[0] == "train" and not any(line.startswith("encoder: ") for line in said)):
-        raise InputError(
-            f"{job.row.name}, seed {job.seed}: `tcore {shlex.join(command)}` ended with {code}: {said[-1]}"
-        )
-    return round(time.perf_counter() - begun, 1)
-
-
-def is_done(job: Job, plan: Plan) -> bool:
-    """Whether these very commands were carried out; other ones in their place are refused."""
-    done, begun = job.folder / DONE, job.folder / BEGUN
-    if done.is_file():
-        check_same(job, read_done(done)["commands"], plan, "give another --out")
-    elif begun.is_file():
-        check_same(job, read_begun(begun), plan, "give another --out, or remove this unfinished run")
-    return done.is_file()
-
-
-def check_same(job: Job, before: Sequence[Sequence[str]], plan: Plan, advice: str) -> None:
-    """Refuse other commands than before, and name the first flag that differs."""
-    for then, command in zip(before, job.commands(plan), strict=True):
-        was, will = by_flag(then), by_flag(command)
-        for name in was | will:
-            if was.get(name) != will.get(name):
-                raise InputError(
-                    f"{job.folder} was made by other commands, `tcore {shlex.join(then)}` "
-                    f"(now {will.get(name, f'without {name}')}): {advice}."
-                )
-
-
-def by_flag(command: Sequence[str]) -> dict[str, str]:
-    """The flags of a command with their values, less the places that the lab gives it.
-
-    >>> by_flag(["train", "quickstart", "--run", "lab/none", "--seed", "0", "--masking.ratio", ".1", ".5"])
-    {'train': 'train quickstart', '--seed': '--seed 0', '--masking.ratio': '--masking.ratio .1 .5'}
-    """
-    found: dict[str, str] = {}
-    for word in command:
-        if word.startswith("--") or not found:
-            name = word
-        found[name] = f"{found[name]} {word}" if name in found else word
-    return {name: words for name, words in found.items() if name not in PLACES}
-
-
-def check_folder(out: Path, rows: Sequence[Row], table: str, plan: Plan) -> None:
-    """Refuse a folder with runs of another table or of other commands: they would stand under our names."""
-    known = {row.folder: row for row in rows}
-    for folder in sorted(out.glob("*/seed-*")):
-        if not any((folder / name).is_file() for name in (DONE, BEGUN)):
-            continue
-        row, seed = known.get(folder.parent.name), folder.name.removeprefix("seed-")
-        if row is None:
-            raise InputError(f"{folder.parent} is no row of {table}: give another --out.")
-        if seed.isdecimal():
-            is_done(Job(row, int(seed), folder), plan)
-
-
 def lab(
-    table: str, out: Path, plan: Plan, *, seeds: int, only: Sequence[str], devices: Sequence[str], say: Said
+    table: str, out: Path, plan: Plan, *, seeds: int, only: Sequence[str], devices: Sequence[str], say: Say
 ) -> list[str]:
     """Run a table and write lab.md and lab.json; rows of earlier calls in the same folder are kept."""
     rows = read_table(table)
@@ -277,21 +216,267 @@ def lab(
     jobs = [Job(row, seed, out / row.folder / f"seed-{seed}") for seed in range(seeds) for row in chosen]
     title = f"{Path(table).stem}, recipe {plan.recipe}"
 
-    def note() -> list[dict[str, Any]]:
-        """Write down what there is so far: who is cut off has that."""
+    def write_rows() -> list[dict[str, Any]]:
+        """Write the rows known so far, so that an interrupted lab has its table."""
         found = collect(out, rows)
         if found:
             write_text(out / DONE, json.dumps(found, indent=1) + "\n")
             write_text(out / TABLE, "\n".join(markdown(title, found)) + "\n")
         return found
 
-    failed = run_jobs(jobs, plan, devices, say, note)
-    found = note()
+    failed = run_jobs(jobs, plan, devices, say, write_rows)
+    found = write_rows()
     lines = list(markdown(title, found))
     if found:
         lines += draw_curves(out, rows, title)
         write_text(out / TABLE, "\n".join(lines) + "\n")
     if failed:
-        kept = f"; {out / TABLE} has the {len(found)} rows that there are" if found else ""
+        kept = f"; {out / TABLE} has the {len(found)} finished rows" if found else ""
         raise InputError(f"{len(failed)} of {len(jobs)} runs failed{kept}. The first: {failed[0]}")
     return lines
+
+
+def check_folder(out: Path, rows: Sequence[Row], table: str, plan: Plan) -> None:
+    """Refuse a folder that holds runs of another table or of other commands: the table would list them."""
+    known = {row.folder: row for row in rows}
+    for folder in sorted(out.glob("*/seed-*")):
+        if not any((folder / name).is_file() for name in (DONE, STARTED)):
+            continue
+        row, seed = known.get(folder.parent.name), folder.name.removeprefix("seed-")
+        if row is None:
+            raise InputError(f"{folder.parent} is not a row of {table}: give another --out.")
+        if seed.isdecimal():
+            is_done(Job(row, int(seed), folder), plan)
+
+
+def is_done(job: Job, plan: Plan) -> bool:
+    """Whether these commands have finished; other commands in the same folder are refused."""
+    done, started = job.folder / DONE, job.folder / STARTED
+    if done.is_file():
+        _check_same(job, _read_commands(done), plan, "give another --out")
+    elif started.is_file():
+        _check_same(job, _read_commands(started), plan, "give another --out, or remove this unfinished run")
+    return done.is_file()
+
+
+def _read_commands(path: Path) -> list[list[str]]:
+    """The two commands that a run noted when it started or finished."""
+    try:
+        found = read_json(path)
+        train, score = found["commands"] if isinstance(found, dict) else found
+        return [[str(word) for word in words] for words in (train, score)]
+    except (InputError, KeyError, TypeError, ValueError) as error:
+        raise InputError(f"{path} is damaged: remove it, then rerun the same command.") from error
+
+
+def _check_same(job: Job, before: Sequence[Sequence[str]], plan: Plan, advice: str) -> None:
+    """Refuse commands that differ from those before, naming the first flag that differs."""
+    for then, now in zip(before, job.commands(plan), strict=True):
+        was, will = by_flag(then), by_flag(now)
+        for name in was | will:
+            if name not in LOCATIONS and was.get(name) != will.get(name):
+                value = shlex.join(will[name]) if name in will else f"without {name}"
+                raise InputError(
+                    f"{job.folder} was made by other commands, `tcore {shlex.join(then)}` (now {value}): "
+                    f"{advice}."
+                )
+
+
+class Processes:
+    """The processes of a lab; a signal to stop is passed on, so that a training saves its step and exits.
+
+    A terminal interrupts all processes by itself; a scheduler or `kill` reaches only the lab.
+    """
+
+    def __init__(self) -> None:
+        self._running: set[subprocess.Popen[bytes]] = set()
+        self._signal: int | None = None
+        self._handlers: dict[signal.Signals, Any] = {}
+
+    def check_stop(self) -> None:
+        """Start nothing once a stop was requested."""
+        if self._signal is not None:
+            raise KeyboardInterrupt
+
+    def run(self, command: Sequence[str], environment: Mapping[str, str], log: Path) -> int:
+        """Run a command, append its output to a log, and return its exit code."""
+        self.check_stop()
+        with log.open("a") as output:
+            process = subprocess.Popen(command, env=environment, stdout=output, stderr=output)
+        self._running.add(process)
+        if self._signal is not None:  # started while the others were being stopped
+            process.send_signal(self._signal)
+        try:
+            return process.wait()
+        finally:
+            self._running.discard(process)
+
+    def stop(self, number: int = signal.SIGTERM) -> bool:
+        """Signal what is running; False if that was done before."""
+        if self._signal is not None:
+            return False
+        self._signal = number
+        for process in list(self._running):
+            process.send_signal(number)
+        return True
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.stop(number):
+            raise KeyboardInterrupt
+
+    def __enter__(self) -> "Processes":
+        if threading.current_thread() is threading.main_thread():  # Python sets handlers nowhere else
+            self._handlers = {number: signal.signal(number, self._handle) for number in SIGNALS}
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        for number, handler in self._handlers.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+
+def run_jobs(
+    jobs: Sequence[Job], plan: Plan, devices: Sequence[str], say: Say, write_rows: Callable[[], object]
+) -> list[InputError]:
+    """Run the unfinished jobs, one per device at a time; a failure does not stop the others."""
+    free: SimpleQueue[str] = SimpleQueue()
+    for device in devices:
+        free.put(device)
+    waiting = [job for job in jobs if not is_done(job, plan)]
+    say(f"{len(jobs)} runs, {len(jobs) - len(waiting)} of them already done; {len(devices)} at a time")
+    failed = []
+    # A GPU can train the next run while one is scored; CPU cores cannot.
+    pool = ThreadPoolExecutor(sum(2 if device else 1 for device in devices))
+    with Processes() as processes:
+        try:
+            futures = [pool.submit(run_job, job, plan, free, say, processes) for job in waiting]
+            for future in as_completed(futures):
+                try:
+                    future.result()
+                    write_rows()
+                except InputError as error:
+                    say(f"failed: {error}")
+                    failed.append(error)
+        except KeyboardInterrupt:
+            processes.stop()  # also jobs that wait for a device and would start now
+            raise
+        finally:
+            pool.shutdown(cancel_futures=True)
+    return failed
+
+
+def run_job(job: Job, plan: Plan, free: "SimpleQueue[str]", say: Say, processes: Processes) -> None:
+    """Train one row with one seed on a free device, then score it, each in a process of its own."""
+    train, score = job.commands(plan)
+    device = free.get()
+    try:
+        try:
+            processes.check_stop()
+            write_text(job.folder / STARTED, json.dumps([train, score], indent=1) + "\n")
+            trained = run_command(train, job, "train.log", device, processes)
+        finally:
+            free.put(device)
+        scored = run_command(score, job, "evaluate.log", device, processes)
+        done = {"commands": [train, score], "seconds": [trained, scored]}
+        write_text(job.folder / DONE, json.dumps(done, indent=1) + "\n")
+    except OSError as error:  # a full disk, or a file in place of the folder: the other rows continue
+        where = f"{error.filename}: " if error.filename else ""
+        raise InputError(f"{job}: {where}{error.strerror or error}.") from error
+    say(f"{job}: trained in {format_seconds(trained)}, scored in {format_seconds(scored)}")
+
+
+def run_command(command: Sequence[str], job: Job, log_name: str, device: str, processes: Processes) -> float:
+    """Run a command of a job, log its output, and return how many seconds it took."""
+    environment = os.environ | ({"CUDA_VISIBLE_DEVICES": device} if device else {})
+    started, log = time.perf_counter(), job.folder / log_name
+    before = log.stat().st_size if log.exists() else 0
+    code = processes.run([sys.executable, "-m", "tcore", *command], environment, log)
+    lines = log.read_bytes()[before:].decode(errors="replace").strip().splitlines() or [""]
+    # A training that was stopped saves its step and exits with 0; only a finished one names its encoder.
+    if code or (command[0] == "train" and not any(line.startswith("encoder: ") for line in lines)):
+        raise InputError(f"{job}: `tcore {shlex.join(command)}` ended with {code}: {lines[-1]}")
+    return round(time.perf_counter() - started, 1)
+
+
+def collect(out: Path, rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """What is known of every row: mean over seeds, intervals over seeds and over clips, cost."""
+    found = []
+    for row in rows:
+        folders = [path for path in sorted((out / row.folder).glob("seed-*")) if (path / DONE).is_file()]
+        if not folders:
+            continue
+        cards = [read_json(folder / "scores" / "results.json", "scores ") for folder in folders]
+        benchmarks = [next(iter(card["benchmarks"].values())) for card in cards]
+        scores = {name: [100 * b["scores"][name] for b in benchmarks] for name in ("J&F", "J", "F")}
+        clips = np.array([[100 * clip["J&F"] for clip in b["clips"].values()] for b in benchmarks])
+        found.append(
+            {
+                "row": row.name,
+                "flags": row.flags,
+                "seeds": len(cards),
+                **{name: float(np.mean(values)) for name, values in scores.items()},
+                "over_seeds": over_seeds(scores["J&F"]),
+                "over_clips": over_clips(clips.mean(axis=0)),
+                "minutes": float(np.mean([_training_seconds(folder) for folder in folders])) / 60,
+                "published": row.published,
+            }
+        )
+    return found
+
+
+def _training_seconds(folder: Path) -> float:
+    """The time of all steps of a run, those before a stop included; without metrics, of its process."""
+    steps = read_run(folder / "run").seconds() if (folder / "run").is_dir() else None
+    return float(read_json(folder / DONE)["seconds"][0]) if steps is None else steps
+
+
+def over_seeds(values: Sequence[float]) -> float | None:
+    """Half the 95% interval of the mean by Student's t; None for one seed."""
+    if len(values) < 2:
+        return None
+    quantile = STUDENT[min(len(values) - 1, len(STUDENT)) - 1]
+    return float(quantile * np.std(values, ddof=1) / math.sqrt(len(values)))
+
+
+def over_clips(values: np.ndarray) -> list[float] | None:
+    """95% interval of the mean over resampled clips; None for one clip."""
+    if len(values) < 2:
+        return None
+    rng = np.random.default_rng(0)
+    means = values[rng.integers(len(values), size=(RESAMPLES, len(values)))].mean(axis=1)
+    return [float(x) for x in np.percentile(means, [2.5, 97.5])]
+
+
+def markdown(title: str, rows: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """The table for people."""
+    over = ("95% over seeds", "95% over clips")
+    columns = ("row", "flags", "seeds", "J&F", *over, "J", "F", "minutes", "published")
+    yield from (f"# {title}", "", f"| {' | '.join(columns)} |", "|---" * len(columns) + "|")
+    for row in rows:
+        cells = (
+            row["row"],
+            f"`{row['flags']}`" if row["flags"] else "-",
+            str(row["seeds"]),
+            f"{row['J&F']:.1f}",
+            "-" if row["over_seeds"] is None else f"± {row['over_seeds']:.1f}",
+            "-" if row["over_clips"] is None else "{:.1f} to {:.1f}".format(*row["over_clips"]),
+            f"{row['J']:.1f}",
+            f"{row['F']:.1f}",
+            f"{row['minutes']:.1f}",
+            "-" if row["published"] is None else "{:.1f} ({:.1f} / {:.1f})".format(*row["published"]),
+        )
+        yield f"| {' | '.join(cells)} |"
+
+
+def draw_curves(out: Path, rows: Sequence[Row], title: str) -> list[str]:
+    """Draw losses and health of the first seed of every row; returns the lines that show the picture."""
+    folders = {row.name: out / row.folder / "seed-0" for row in rows}
+    runs = [
+        replace(read_run(folder / "run"), name=name)
+        for name, folder in folders.items()
+        if (folder / DONE).is_file() and (folder / "run").is_dir()
+    ]
+    try:
+        dynamics_figure(runs, out / CURVES, title=title)
+    except InputError as error:  # nothing to draw
+        return ["", f"No curves: {error}"]
+    return ["", f"![Losses and health of every row, first seed]({CURVES})"]

@@ -9,8 +9,8 @@ import pytest
 from tcore import train
 from tcore.cli.train import parse_train
 from tcore.config import Config
+from tcore.lab import TABLES, Row
 from tcore.recipes import recipe
-from tcore.show.tables import TABLES, Row
 
 SHRUNK = (
     "--views.global-size 64 --views.local-size 32 --views.num-local 2 --head.prototypes 64 --head.hidden 32 "

@@ -52,7 +52,7 @@ class SandwichFigure:
 
 @dataclass(frozen=True)
 class FailuresFigure:
-    """The worst clips of a score card, where they break, and the paper's classes that they belong to."""
+    """The worst clips of a score card, and where they break."""
 
     card: Positional[Path] = Path()
     """results.json of tcore evaluate, or its folder."""
@@ -124,7 +124,7 @@ def failures(argv: list[str]) -> None:
     if command.card == Path():
         raise InputError(f"{prog} needs a score card: {prog} results.json --out FILE.png.")
     from tcore.evaluation.encoders import load_encoder
-    from tcore.show.failures import describe, failures_figure, find_failures, read_card
+    from tcore.show.failures import failures_figure, find_failures, read_card
     from tcore.show.plotting import check_out, title_of
 
     check_out(out)
@@ -136,8 +136,6 @@ def failures(argv: list[str]) -> None:
     )
     failures_figure(found, out, title=f"worst clips of {title_of(encoder.name, '')}")
     for one in found:
-        tags = ", ".join(one.difficulty.classes()) or "none of the classes"
         word = "breaks" if one.lasting else "worst"
-        tags += f"  ({describe(one.difficulty)})"
-        print(f"{one.clip}  {100 * one.score:.1f}  {word} at frame {one.breaks}  {tags}")
+        print(f"{one.clip}  {100 * one.score:.1f}  {word} at frame {one.breaks}")
     print(f"picture: {out}")

@@ -2,7 +2,6 @@
 
 import os
 import sys
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -44,8 +43,6 @@ class LabCommand:
     """Held-out rendered videos to score on, without --davis."""
     extra: str = ""
     """More flags for every training, in quotes: --extra "--optim.batch 8 --vit.depth 4"."""
-    health: tuple[Path, ...] = ()
-    """Train nothing: which health figure foretells the score, over these runs or those in these folders."""
     gpus: tuple[str, ...] = ()
     """GPUs by number, a run at a time on each; one named twice takes two (default: one run at a time)."""
 
@@ -61,19 +58,11 @@ def lab_verb(argv: list[str]) -> None:
     command = parse(LabCommand, argv, "tcore lab", LabCommand())
     from tcore.evaluation.benchmarks import open_benchmark
     from tcore.evaluation.protocols import TCORE
-    from tcore.lab import Plan, lab, split_flags
-    from tcore.show.health_scores import health_lines
-    from tcore.show.tables import TABLES
+    from tcore.lab import TABLES, Plan, lab, split_flags
 
-    if command.health:
-        if command.table or command.out is not None:
-            raise InputError("--health reads runs that are there: give it alone, tcore lab --health RUN ...")
-        print("\n".join(health_lines(command.health)))
-        return
     if not command.table or command.out is None:
         raise InputError(
-            f"tcore lab needs a table and --out OUT: one of {', '.join(TABLES)}, or a JSON file "
-            "(or --health RUN ..., which trains nothing)."
+            f"tcore lab needs a table and --out OUT: one of {', '.join(TABLES)}, or a JSON file."
         )
     for name in ("seeds", "budget", "videos"):
         value = getattr(command, name)
@@ -106,7 +95,6 @@ def lab_verb(argv: list[str]) -> None:
         say=lambda line: print(line, file=sys.stderr, flush=True),
     )
     print("\n".join(lines))
-    _write_health(command.out)
 
 
 def check_rows(command: LabCommand, plan: "Plan") -> None:
@@ -166,15 +154,3 @@ def check_gpus(gpus: tuple[str, ...]) -> None:
         if gpu not in there:
             known = f"there are {', '.join(there)}" if there else "there is none here"
             raise InputError(f"--gpus {gpu}: {known}. Give numbers apart by spaces, as in --gpus 0 1.")
-
-
-def _write_health(out: Path) -> None:
-    """Beside the table: which health figure foretells the score, where there are runs enough to ask."""
-    from tcore.files import write_text
-    from tcore.lab_table import HEALTH
-    from tcore.show.health_scores import health_lines
-
-    with suppress(InputError):  # too few
-        lines = health_lines([out])
-        write_text(out / HEALTH, "\n".join(lines) + "\n")
-        print("\n".join(("", *lines)))

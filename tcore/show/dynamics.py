@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from tcore.errors import InputError
 from tcore.evaluation.card import MAIN_SCORE
 from tcore.show.plotting import COLORS, FAINT, check_out, new_figure, save_figure, styled
-from tcore.show.runs import LOSSES, Run
+from tcore.show.runs import Run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -45,7 +45,7 @@ REST = (
 
 def panels(runs: Sequence[Run]) -> list[Panel]:
     """The diagrams that some run has figures for."""
-    losses = [name for name in LOSSES if any(name in run.losses() for run in runs)]
+    losses = dict.fromkeys(name for run in runs for name in run.losses())
     shown = [Panel(f"loss: {name}", {name: ""}) for name in losses]
     others = [p for p in (*HEALTH, *REST) if any(run.series(name) for run in runs for name in p.figures)]
     return shown + others

@@ -1,4 +1,4 @@
-"""The worst clips of a score card: where each breaks, and which of the paper's classes it belongs to."""
+"""The worst clips of a score card, and the frame where each breaks."""
 
 import math
 from collections.abc import Callable
@@ -15,7 +15,6 @@ from tcore.evaluation.encoder import Encoder
 from tcore.evaluation.protocols import Protocol
 from tcore.files import read_json
 from tcore.show.carried import Carried, carry_benchmark, carry_rendered, score_frames
-from tcore.show.failure_classes import Difficulty, measure
 from tcore.show.plotting import (
     COLORS,
     FAINT,
@@ -46,7 +45,6 @@ class Failure:
     """The frame where it breaks; the worst one where none is broken for long."""
     lasting: bool
     scores: Float[np.ndarray, " time"]
-    difficulty: Difficulty
     carried: Carried
 
 
@@ -100,7 +98,7 @@ def find_failures(
         carried = _again(card, encoder, benchmark, clip, roots)
         scores = score_frames(carried)
         breaks, lasting = breaking_frame(scores)
-        found.append(Failure(benchmark, clip, score, breaks, lasting, scores, measure(carried), carried))
+        found.append(Failure(benchmark, clip, score, breaks, lasting, scores, carried))
     return found
 
 
@@ -159,18 +157,13 @@ def failures_figure(failures: list[Failure], out: Path, *, title: str = "") -> N
         show_picture(axes[row, 1], paint(carried, carried.truth, at), f"truth, {word} frame {at}")
         show_picture(axes[row, 2], paint(carried, carried.found, at), f"prediction, frame {at}")
         _draw_scores(axes[row, 3], failure, row + 1 == len(failures))
-    text = (
-        f"Breaks: first of {LASTING} frames in a row with a mean below {BROKEN:g}. Classes of the paper "
-        "where measurable, with their thresholds: docs/figures.md."
-    )
-    caption(figure, text)
+    caption(figure, f"Breaks: first of {LASTING} frames in a row with a mean below {BROKEN:g}.")
     save_figure(figure, out, title)
 
 
 def _draw_scores(axes: "Axes", failure: Failure, last: bool) -> None:
     from matplotlib.ticker import MaxNLocator
 
-    tags = failure.difficulty.classes()
     axes.plot(failure.scores, color=COLORS[0], linewidth=1.6)
     axes.axhline(BROKEN, color=FAINT, linewidth=0.8, linestyle=":")
     axes.axvline(failure.breaks, color=COLORS[1], linewidth=1.2)
@@ -181,17 +174,3 @@ def _draw_scores(axes: "Axes", failure: Failure, last: bool) -> None:
     axes.set_ylabel(SCORES[failure.carried.kind], labelpad=1)
     if last:
         axes.set_xlabel("frame", labelpad=1)
-    told = " · ".join(tags) if tags else "none of the classes"
-    axes.set_title(f"{told}\n{describe(failure.difficulty)}", loc="left", fontsize=7)
-
-
-def describe(difficulty: Difficulty) -> str:
-    """The measured figures in words."""
-    parts = []
-    if difficulty.contact is not None:
-        parts.append(f"contact {difficulty.contact:.0%}")
-    if difficulty.motion is not None:
-        parts.append(f"motion {difficulty.motion:.2f}/frame")
-    if difficulty.camera is not None:
-        parts.append(f"camera {100 * difficulty.camera:.1f}%/frame")
-    return ", ".join(parts)

@@ -1,5 +1,6 @@
 """A run folder, read for figures and reports: settings, metrics, scores, environment; nothing is changed."""
 
+import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from tcore.errors import InputError
 from tcore.evaluation.trajectory import CHECKPOINTS, FOLDER, read_checkpoints
 from tcore.training.journal import METRICS
 
-LOSSES = ("dino", "past_teacher", "future_teacher", "past_future", "patch_teacher", "koleo")
+GRADIENT_NORM = "gradient_norm_"
 
 
 @dataclass(frozen=True)
@@ -60,8 +61,10 @@ class Run:
         return Series(np.array(steps, dtype=np.float64), np.array(values, dtype=np.float64))
 
     def losses(self) -> list[str]:
-        """The losses that the run has."""
-        return [name for name in LOSSES if any(name in line for line in self.metrics[-1:])]
+        """The names of the run's losses: what a line of metrics lists between total and gradient norms."""
+        names = list(self.metrics[-1]) if self.metrics else []
+        after = names[names.index("total") + 1 :] if "total" in names else []
+        return list(itertools.takewhile(lambda name: not name.startswith(GRADIENT_NORM), after))
 
     def settings(self) -> dict[str, Any]:
         """Every setting by its dotted name."""

@@ -1,4 +1,4 @@
-"""A lab is asked to leave, and so are its processes."""
+"""A stopped lab stops its processes, and scores no half training."""
 
 import json
 import os
@@ -16,11 +16,8 @@ import pytest
 
 from tcore.errors import InputError
 from tcore.files import is_alive
-from tcore.lab import Job, lab, run_command
-from tcore.lab_processes import Processes
-from tcore.lab_table import DONE
-from tcore.show.tables import Row
-from tests.lab.test_lab import PLAN, TINY, wait_for
+from tcore.lab import DONE, Job, Processes, Row, run_command
+from tests.lab.test_lab import PLAN, TINY, run_lab, wait_for
 
 
 @pytest.fixture
@@ -35,9 +32,7 @@ def endless(tmp_path: Path) -> Iterator["subprocess.Popen[str]"]:
             os.killpg(process.pid, signal.SIGKILL)
 
 
-def test_who_ends_a_lab_by_a_signal_ends_its_training_too(
-    endless: "subprocess.Popen[str]", tmp_path: Path
-) -> None:
+def test_a_signal_to_a_lab_stops_its_training_too(endless: "subprocess.Popen[str]", tmp_path: Path) -> None:
     """`kill` and schedulers know the lab alone; a training left behind would hold its run."""
     run = tmp_path / "none" / "seed-0" / "run"
     assert wait_for(run / "metrics.jsonl")
@@ -45,54 +40,62 @@ def test_who_ends_a_lab_by_a_signal_ends_its_training_too(
     endless.terminate()
     said = endless.communicate(timeout=60)[1]
     assert endless.returncode == 130
-    assert "interrupted; the same command goes on" in said
+    assert "interrupted" in said
     assert not is_alive(training)
-    assert "SIGTERM: saved step" in (run.parent / "train.log").read_text()
+    assert "saved step" in (run.parent / "train.log").read_text()
     assert not (run.parent / "evaluate.log").exists(), "half a training was scored"
     assert not (run.parent / DONE).exists()
 
 
-def test_a_training_that_was_asked_to_leave_is_not_scored(tmp_path: Path) -> None:
-    """It ends with 0, as schedulers like it, and leaves an encoder of the step that it was at."""
+class Printing(Processes):
+    """Prints some lines and exits."""
 
-    class Leaving(Processes):
-        def run(self, line: Any, environment: Any, log: Path) -> int:
-            log.write_text("SIGTERM: saved step 3 of 9; the same command goes on.\n")
-            return 0
+    def __init__(self, text: str, code: int = 0) -> None:
+        super().__init__()
+        self.text, self.code = text, code
 
+    def run(self, command: Any, environment: Any, log: Path) -> int:
+        with log.open("a") as output:
+            output.write(self.text)
+        return self.code
+
+
+def test_only_a_training_that_names_its_encoder_is_finished(tmp_path: Path) -> None:
+    """One that was stopped exits with 0, as schedulers like it; an earlier attempt does not count."""
     job = Job(Row("none"), 0, tmp_path)
+    train = job.commands(PLAN)[0]
+    whole = "encoder: run/encoder.safetensors\nsemaphores were leaked\n"
+    assert run_command(train, job, "train.log", "", Printing(whole)) >= 0
     with pytest.raises(InputError, match=r"ended with 0: SIGTERM: saved step 3 of 9"):
-        run_command(job.commands(PLAN)[0], job, "train.log", "", Leaving())
+        run_command(train, job, "train.log", "", Printing("SIGTERM: saved step 3 of 9\n"))
+    with pytest.raises(InputError, match=r"none, seed 0: `tcore train .*` ended with 2: no such store"):
+        run_command(train, job, "train.log", "", Printing(whole + "no such store\n", 2))
 
 
-@pytest.fixture
-def heeded() -> Iterator[None]:
-    """Ctrl-C works, also where the tests were started in the background, by a shell that ignores it."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-@pytest.mark.usefixtures("heeded")
 def test_ctrl_c_ends_a_lab_whose_next_run_waits_for_the_gpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A GPU has a thread that waits for it: it must not begin when the run before it is interrupted."""
-    begun: list[str] = []
+    """A thread waits for the GPU: it must not start when the run before it is interrupted."""
+    started: list[str] = []
     here = threading.get_ident()
 
-    def run(self: Processes, line: Any, environment: Any, log: Path) -> int:
-        begun.append(log.parent.parent.name)
-        if len(begun) == 1:
+    def run(self: Processes, command: Any, environment: Any, log: Path) -> int:
+        started.append(log.parent.parent.name)
+        if len(started) == 1:
             signal.pthread_kill(here, signal.SIGINT)
         last = time.monotonic() + 10
         while time.monotonic() < last:
-            self.go_on()  # as a training, which leaves when it is asked to
+            self.check_stop()  # as a training, which exits when it is told to
             time.sleep(0.01)
         return 0
 
     monkeypatch.setattr(Processes, "run", run)
-    with pytest.raises(KeyboardInterrupt):
-        lab("branch", tmp_path, PLAN, seeds=1, only=(), devices=("0",), say=lambda line: None)
-    assert begun == ["none"]
+    # A shell that starts the tests in the background makes them ignore Ctrl-C.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run_lab(tmp_path, gpu="0")
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert started == ["none"]
     assert not (tmp_path / "past").exists()

@@ -1,5 +1,11 @@
-"""Health against score: over several runs, which figure of training goes along with the score."""
+"""Health against score: over several runs, which training figure ranks the runs as the score does.
 
+    python experiments/health_scores.py RUN RUN ... | LAB_FOLDER
+
+The study and its outcome are in experiments/README.md.
+"""
+
+import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -11,17 +17,17 @@ from jaxtyping import Float
 from tcore.errors import InputError
 from tcore.evaluation.trajectory import way_of
 from tcore.files import read_json
-from tcore.show.runs import LOSSES, Run, read_run
+from tcore.show.runs import Run, read_run
 from tcore.training.journal import METRICS
 
 SCORE = "J&F"
-FEWEST = 3  # runs: two are always in order
+FEWEST = 3  # two runs are always in order
 LAST = 20  # steps whose mean is the last loss: single ones are noisy
 SHUFFLES = 1000
 
 
 class Observation(NamedTuple):
-    """What training said of a run at its end, and what its encoder scored, on which benchmark."""
+    """The figures at the end of a training, and the score of its encoder on a benchmark."""
 
     name: str
     figures: dict[str, float]
@@ -30,7 +36,7 @@ class Observation(NamedTuple):
 
 
 class Link(NamedTuple):
-    """How well the order of the runs by a figure is their order by score: Spearman, -1 to 1."""
+    """Rank correlation (Spearman, -1 to 1) between a figure and the score."""
 
     figure: str
     correlation: float
@@ -38,7 +44,7 @@ class Link(NamedTuple):
 
 
 def ranks(values: Sequence[float]) -> Float[np.ndarray, " n"]:
-    """Ranks from 1; equal values share the mean of theirs.
+    """Ranks from 1; equal values share their mean rank.
 
     >>> ranks([3.0, 1.0, 3.0]).tolist()
     [2.5, 1.0, 2.5]
@@ -49,7 +55,7 @@ def ranks(values: Sequence[float]) -> Float[np.ndarray, " n"]:
 
 
 def spearman(a: Sequence[float], b: Sequence[float]) -> float | None:
-    """Rank correlation; None from fewer than three pairs, or where one side is the same throughout.
+    """Rank correlation; None for fewer than three pairs, or where one side is constant.
 
     >>> spearman([1, 2, 3, 4], [10, 20, 40, 30])
     0.8
@@ -60,7 +66,7 @@ def spearman(a: Sequence[float], b: Sequence[float]) -> float | None:
 
 
 def health_against_score(runs: Sequence[Observation]) -> list[Link]:
-    """Every figure that at least three runs have, the one that goes along best with the score first."""
+    """Every figure that at least three runs have, the closest to the score first."""
     links = []
     for figure in dict.fromkeys(name for run in runs for name in run.figures):
         pairs = [(run.figures[figure], run.score) for run in runs if figure in run.figures]
@@ -71,7 +77,7 @@ def health_against_score(runs: Sequence[Observation]) -> list[Link]:
 
 
 def by_chance(runs: Sequence[Observation], best: float, seed: int = 0) -> float:
-    """Share of shuffled scores with which some figure goes along as well as the best one does."""
+    """Share of shuffles of the scores for which some figure correlates as well as the best one did."""
     rng = np.random.default_rng(seed)
     scores = [run.score for run in runs]
     hits = 0
@@ -85,12 +91,12 @@ def by_chance(runs: Sequence[Observation], best: float, seed: int = 0) -> float:
 
 
 def observe(run: Run) -> Observation | None:
-    """The figures of a run's end and its score; None where it was not scored."""
+    """The last figures of a run and its score; None if it was not scored."""
     scored = _score(run)
     if scored is None or not run.metrics:
         return None
     figures = {}
-    for name in ("total", *LOSSES):
+    for name in ("total", *run.losses()):
         values = [line[name] for line in run.metrics[-LAST:] if isinstance(line.get(name), int | float)]
         if values:
             figures[f"loss {name}"] = float(np.mean(values))
@@ -102,7 +108,7 @@ def observe(run: Run) -> Observation | None:
 
 
 def _score(run: Run) -> tuple[str, float] | None:
-    """Benchmark with its way of scoring, and J&F: of the run's card, or its last evaluated step."""
+    """Benchmark (with a name for how it was scored) and J&F of the run's card, or of its last scored step."""
     beside = run.path.parent / "scores" / "results.json"
     cards = [*run.cards.values()]
     if not cards and run.path.name == "run" and beside.is_file():  # ROW/seed-0/run and ROW/seed-0/scores
@@ -111,27 +117,29 @@ def _score(run: Run) -> tuple[str, float] | None:
         found = [(way_of(card), {n: r["scores"] for n, r in card["benchmarks"].items()}) for card in cards]
         found += [(row["way"], row["scores"]) for row in list(run.checkpoints.values())[-1:]]
     except (KeyError, TypeError, AttributeError) as error:
-        raise InputError(f"scores of {run.path} are no score card ({error!r}): evaluate it again.") from error
+        raise InputError(
+            f"scores of {run.path} are not a score card ({error!r}): evaluate it again."
+        ) from error
     for way, scores in found:
-        for name in ("davis", "synthetic"):
-            if SCORE in scores.get(name, {}):
-                return f"{name} ({way})", float(scores[name][SCORE])
+        for name, values in scores.items():
+            if SCORE in values:
+                return f"{name} ({way})", float(values[SCORE])
     return None
 
 
 def find_runs(paths: Sequence[str | Path]) -> list[Path]:
-    """Run folders among some folders: themselves, or below them, as in the folder of a lab."""
+    """Run folders among these folders or below them, as in the folder of a lab."""
     found: dict[Path, None] = {}
     for path in map(Path, paths):
         if not path.is_dir():
-            raise InputError(f"{path} is no folder: give run folders, or the folder of a lab.")
+            raise InputError(f"{path} is not a folder: give run folders, or the folder of a lab.")
         here = [path] if (path / METRICS).is_file() else []
         found |= dict.fromkeys(here or sorted(file.parent for file in path.glob(f"*/**/{METRICS}")))
     return list(found)
 
 
 def health_lines(paths: Sequence[str | Path]) -> list[str]:
-    """The table for people, and which figure to watch."""
+    """The table, and which figure to watch."""
     places = find_runs(paths)
     seen, unreadable = [], []
     for path in places:
@@ -165,10 +173,17 @@ def _lines(runs: Sequence[Observation], given: int, benchmark: str) -> Iterator[
         yield "No figure differs between these runs."
         return
     best = links[0]
-    which = "higher" if best.correlation > 0 else "lower"
+    which = "a higher" if best.correlation > 0 else "a lower"
     chance = by_chance(runs, best.correlation)
     few = ": these runs are too few to tell" if chance > 0.05 else ""
     yield (
-        f"Watch {best.figure} ({which} goes with a better score). With shuffled scores, some figure does as "
-        f"well in {chance:.0%} of {SHUFFLES} draws{few}."
+        f"Watch {best.figure} ({which} value goes with a better score). With shuffled scores, some figure "
+        f"does as well in {chance:.0%} of {SHUFFLES} draws{few}."
     )
+
+
+if __name__ == "__main__":
+    try:
+        print("\n".join(health_lines(sys.argv[1:])))
+    except InputError as error:
+        sys.exit(f"error: {error}")

@@ -1,0 +1,1 @@
+"""Studies that ended, outside the package."""
