@@ -1,17 +1,22 @@
 """Self-supervised video representation by temporal correspondence."""
 
-from tcore.config import Config
-from tcore.data.stores import FrameStore
-from tcore.errors import InputError
-from tcore.evaluation.encoders import load_encoder
-from tcore.evaluation.evaluate import evaluate
-from tcore.model.tcore import TCoRe
-from tcore.model.vit import VisionTransformer
-from tcore.recipes import recipe
-from tcore.training.loop import train
-from tcore.training.watch import Watch
-from tcore.video.propagate_video import propagate
+import importlib
+from typing import TYPE_CHECKING, Any
 
+if TYPE_CHECKING:
+    from tcore.config import Config
+    from tcore.data.stores import FrameStore
+    from tcore.errors import InputError
+    from tcore.evaluation.encoders import load_encoder
+    from tcore.evaluation.evaluate import evaluate
+    from tcore.model.tcore import TCoRe
+    from tcore.model.vit import VisionTransformer
+    from tcore.recipes import recipe
+    from tcore.training.loop import train
+    from tcore.training.watch import Watch
+    from tcore.video.propagate_video import propagate
+
+__version__ = "0.1.0"
 __all__ = [
     "Config",
     "FrameStore",
@@ -25,4 +30,29 @@ __all__ = [
     "recipe",
     "train",
 ]
-__version__ = "0.1.0"
+
+# Where each public name lives; it is imported on first use, so that `import tcore` alone does not load torch.
+_HOMES = {
+    "Config": "tcore.config",
+    "FrameStore": "tcore.data.stores",
+    "InputError": "tcore.errors",
+    "TCoRe": "tcore.model.tcore",
+    "VisionTransformer": "tcore.model.vit",
+    "Watch": "tcore.training.watch",
+    "evaluate": "tcore.evaluation.evaluate",
+    "load_encoder": "tcore.evaluation.encoders",
+    "propagate": "tcore.video.propagate_video",
+    "recipe": "tcore.recipes",
+    "train": "tcore.training.loop",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'tcore' has no attribute {name!r}")
+    globals()[name] = value = getattr(importlib.import_module(_HOMES[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
