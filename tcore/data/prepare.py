@@ -1,30 +1,51 @@
-"""`tcore prepare`: a folder of videos becomes a packed store, once, whatever stops it in between."""
+"""`tcore prepare`: turn a folder of videos into a packed store; stopped at any point, it resumes exactly.
+
+`plan.json` is there while a store is unfinished; each finished shard has a record under `parts/`.
+"""
 
 import csv
 import hashlib
 import io
 import json
 import math
+import multiprocessing
 import os
 import shlex
 import shutil
-from collections.abc import Sequence
+import signal
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from tcore.data.engines import Tell, run_here, run_processes, run_ray
-from tcore.data.packed import STORE, shard_path, write_index
-from tcore.data.packing import Note, Settings, Task, read_record, record_path
+from tcore.data.packed import STORE, write_index
+from tcore.data.packing import (
+    Note,
+    Outcome,
+    Settings,
+    Task,
+    read_record,
+    record_path,
+    remove_leftovers,
+    without_main,
+    write_guarded,
+    write_shard,
+)
 from tcore.data.sandwich import usable
-from tcore.data.sources import Listing, list_source, plan_shards
+from tcore.data.sources import SHARD_VIDEOS, Listing, list_source, plan_shards
 from tcore.data.stores import PackedStore
+from tcore.data.workers import die_with_parent
 from tcore.errors import InputError
 from tcore.files import TEMPORARY, lock, read_json, write_text
 
-PLAN = "plan.json"  # there while a store is unfinished
+PLAN = "plan.json"
 SKIPPED = "skipped.csv"
 VIDEO_FPS, VIDEO_SHORT_SIDE = 2.0, 256
+TRIES = 3  # times that processes may die in a row without any new finding about which video kills them
+RESUME = "rerun the same tcore prepare command to resume"
 
 
 @dataclass(frozen=True)
@@ -53,12 +74,19 @@ class Summary:
         where = shlex.quote(os.fspath(root))
         if store.kind == "images":
             first = f"tcore train vits16-imagenet --auxiliary none --frames {where} --run RUN"
-            return [
-                *lines,
-                "each image is a video of one frame",
-                f"next: {first} (stage 1 of docs/images.md)",
-            ]
+            lines.append("each image is a video of one frame")
+            return [*lines, f"next: {first} (stage 1 of docs/images.md)"]
         return [*lines, f"next: tcore train quickstart --frames {where} --run RUN"]
+
+
+class Progress:
+    """Told how the work advances; this one says nothing."""
+
+    def begin(self, videos: int, done: int) -> None:
+        """Called first: the number of videos, and how many were finished by an earlier run."""
+
+    def tell(self, what: str, frames: int) -> None:
+        """Called for every video: whole, partial or skipped, and its frames."""
 
 
 def prepare(
@@ -72,12 +100,20 @@ def prepare(
     workers: int = 1,
     part: tuple[int, int] | None = None,
     engine: str = "processes",
-    tell: "Progress | None" = None,
+    tell: Progress | None = None,
 ) -> Summary | None:
-    """Make a store, or go on with one; None where other parts are still to come."""
-    _check_numbers(fps, short_side, quality, workers, part, engine)
-    _keep_apart(source, store)
-    if not store.is_dir() and store.exists():
+    """Make a store, or resume one; None where other parts are still to be made."""
+    _check_numbers(fps, short_side, quality)
+    if workers < 1:
+        raise InputError(f"--workers {workers}: need at least 1 process.")
+    if part is not None and not 1 <= part[0] <= part[1]:
+        raise InputError(f"--part {part[0]}/{part[1]}: need i/n with i between 1 and n.")
+    if engine not in ("processes", "ray", "here"):
+        raise InputError(f"--engine {engine}: need processes, ray or here.")
+    a, b = source.resolve(), store.resolve()
+    if a == b or a in b.parents or b in a.parents:
+        raise InputError(f"store {store} and source {source} are inside each other: give another folder.")
+    if store.exists() and not store.is_dir():
         raise InputError(f"store {store} is a file: give a new folder.")
     listing = list_source(source, images)
     try:
@@ -86,21 +122,23 @@ def prepare(
         raise InputError(f"cannot write to {store}: {error.strerror}; choose another folder.") from error
     settings = _settings(listing.kind, fps, short_side, quality)
     shards = plan_shards(listing.items)
-    plan = _plan(settings, listing, len(shards))
-    if _begin(store, plan):
+    if _begin(store, _plan(settings, listing, len(shards))):
         return Summary(PackedStore(store), read_skipped(store))
     number, parts = part or (1, 1)
-    mine = range(number - 1, len(shards), parts)
-    if part:
-        write_text(store / "parts" / f"{number}-of-{parts}.part", "")
     own = f"{number}-of-{parts}"
+    if part:
+        write_text(store / "parts" / f"{own}.part", "")
+    tasks = [
+        Task(listing.root.resolve(), store.resolve(), settings, n, tuple(shards[n]))
+        for n in range(number - 1, len(shards), parts)
+    ]
     with lock(store / "parts" / f"lock-{own}", f"store {store} (part {own})", "give another STORE"):
-        _run(listing, store, settings, [(n, shards[n]) for n in mine], workers, engine, tell)
+        _run(tasks, workers, engine, tell or Progress())
     return None if part else merge(store)
 
 
 def merge(store: Path) -> Summary:
-    """Make the index when every shard is there, and remove what was only needed until then."""
+    """Write the index when every shard is there, and remove what only an unfinished store needs."""
     if not (store / PLAN).is_file():
         if (store / STORE).is_file():
             return Summary(PackedStore(store), read_skipped(store))
@@ -113,7 +151,7 @@ def merge(store: Path) -> Summary:
     notes = [note for _, found in records for note in found]
     write_text(store / SKIPPED, _table(notes))
     if not any(shard.videos for shard, _ in records):
-        raise InputError(f"not one of {plan['videos']} videos could be read: see {store / SKIPPED}.")
+        raise InputError(f"none of {plan['videos']} videos could be read: see {store / SKIPPED}.")
     kept = plan["settings"]
     write_index(store, [shard for shard, _ in records], kept["kind"], kept["fps"], plan)
     _clean(store)
@@ -126,44 +164,109 @@ def read_skipped(store: Path) -> list[Note]:
         return [Note(row[0], row[1], int(row[2]), row[3]) for row in list(csv.reader(file))[1:]]
 
 
-class Progress:
-    """What is told about work that goes on; the number of videos comes first."""
-
-    def begin(self, videos: int, done: int) -> None:
-        """There are so many videos, of which some were done before."""
-
-    def tell(self, what: str, frames: int) -> None:
-        """A video was taken in whole, in part, or skipped; `not` before that takes it back."""
+def printable(name: str) -> str:
+    """A file name in which bytes that are not UTF-8 are escaped."""
+    return os.fsencode(name).decode("utf-8", "backslashreplace")
 
 
-def _run(
-    listing: Listing,
-    store: Path,
-    settings: Settings,
-    shards: Sequence[tuple[int, Any]],
-    workers: int,
-    engine: str,
-    progress: Progress | None,
-) -> None:
+def _run(tasks: list[Task], workers: int, engine: str, progress: Progress) -> None:
     """Write the shards that are not there yet."""
-    left = [(n, items) for n, items in shards if not record_path(store, n).is_file()]
-    tasks = [Task(listing.root.resolve(), store.resolve(), settings, n, tuple(items)) for n, items in left]
-    progress = progress or Progress()
-    videos = sum(len(items) for _, items in shards)
-    progress.begin(videos, videos - sum(len(items) for _, items in left))
-    tell: Tell = progress.tell
+    left = [task for task in tasks if not task.record.is_file()]
+    videos, waiting = (sum(len(task.items) for task in some) for some in (tasks, left))
+    progress.begin(videos, videos - waiting)
+
+    def report(outcomes: list[Outcome]) -> None:
+        for outcome, frames in outcomes:
+            progress.tell(outcome, frames)
+
     try:
-        if tasks and engine == "ray":
-            run_ray(tasks, tell)
+        if left and engine == "ray":
+            _run_ray(left, report)
         elif engine == "here":
-            run_here(tasks, tell)
-        elif tasks:
-            run_processes(tasks, workers, tell)
+            for task in left:
+                report(write_shard(task))
+        else:
+            _run_processes(left, workers, report)
     finally:
-        for number, _ in left:  # what a process that was stopped left behind
-            path = shard_path(store, number)
-            for leftover in path.parent.glob(f".{path.name}.*{TEMPORARY}"):
-                leftover.unlink(missing_ok=True)
+        for task in left:
+            remove_leftovers(task)
+
+
+Report = Callable[[list[Outcome]], None]
+
+
+def _run_processes(tasks: list[Task], workers: int, report: Report) -> None:
+    """Write shards in a pool of processes; when one dies, a new pool tries the unfinished shards again."""
+    suspects: list[set[int]] = []
+    stalled = 0
+    while tasks:
+        tasks = _run_pool(tasks, min(workers, len(tasks)), report)
+        before, suspects = suspects, [task.suspects() for task in tasks]
+        stalled = stalled + 1 if suspects == before else 0
+        if tasks and stalled == TRIES:
+            raise InputError(f"processes keep dying: too little memory? Use fewer --workers; {RESUME}.")
+
+
+def _run_pool(tasks: list[Task], workers: int, report: Report) -> list[Task]:
+    """Write shards in one pool; returns those that are unfinished because a process died."""
+    # Neither torch nor PyAV survives a fork in any state; a fork server is clean, and imports them once.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tcore.data.packing"])
+    pool = ProcessPoolExecutor(workers, context, initializer=_start_process)
+    futures: dict[Future[list[Outcome]], Task] = {}
+    done: set[int] = set()
+    try:
+        with without_main(), suppress(BrokenProcessPool):
+            for task in tasks:
+                futures[pool.submit(write_guarded, task)] = task
+        for future in as_completed(futures):
+            if not isinstance(future.exception(), BrokenProcessPool):
+                report(future.result())
+                done.add(futures[future].number)
+    except BaseException:
+        for process in list(pool._processes.values()):
+            process.terminate()
+        raise
+    finally:
+        pool.shutdown(cancel_futures=True)
+    return [task for task in tasks if task.number not in done]
+
+
+def _start_process() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
+    die_with_parent()
+
+
+def _run_ray(tasks: list[Task], report: Report) -> None:
+    """Write shards by Ray tasks; the store must be on a file system that all machines share."""
+    try:
+        import ray
+    except ImportError as error:
+        raise InputError(
+            f"--engine ray needs Ray, which cannot be imported ({error}): pip install ray."
+        ) from error
+    if not ray.is_initialized():
+        ray.init(log_to_driver=False)
+    # Ray repeats a task whose process died; each time one more video is read by a process of its own.
+    write: Any = ray.remote(max_retries=SHARD_VIDEOS + TRIES)(write_guarded)
+    pending = [write.remote(task) for task in tasks]
+    while pending:
+        done, pending = ray.wait(pending, num_returns=1)
+        try:
+            report(ray.get(done[0]))
+        except ray.exceptions.WorkerCrashedError as error:
+            raise InputError(f"a Ray task keeps dying: too little memory? {RESUME}.") from error
+        except ray.exceptions.RayTaskError as error:
+            raise error.cause if isinstance(error.cause, OSError | InputError) else error from None
+
+
+def _check_numbers(fps: float | None, short_side: int | None, quality: int) -> None:
+    if fps is not None and not (math.isfinite(fps) and 0.001 <= fps <= 1000):
+        raise InputError(f"--fps {fps:g}: need frames per second between 0.001 and 1000.")
+    if short_side is not None and not 16 <= short_side <= 8192:
+        raise InputError(f"--short-side {short_side}: need pixels between 16 and 8192.")
+    if not 1 <= quality <= 100:
+        raise InputError(f"--quality {quality}: need a JPEG quality between 1 and 100.")
 
 
 def _settings(kind: str, fps: float | None, short_side: int | None, quality: int) -> Settings:
@@ -171,7 +274,7 @@ def _settings(kind: str, fps: float | None, short_side: int | None, quality: int
     if kind == "videos":
         return Settings(kind, fps or VIDEO_FPS, short_side or VIDEO_SHORT_SIDE, quality)
     if kind in ("images", "rendered") and fps is not None:
-        raise InputError(f"--fps {fps:g} has no meaning for {kind}: leave it out.")
+        raise InputError(f"--fps {fps:g} does not apply to {kind}: leave it out.")
     if kind == "rendered":
         return Settings(kind, VIDEO_FPS, short_side or VIDEO_SHORT_SIDE, quality)
     return Settings(kind, fps, short_side, quality)
@@ -191,43 +294,42 @@ def _plan(settings: Settings, listing: Listing, shards: int) -> dict[str, Any]:
 
 
 def _begin(store: Path, plan: dict[str, Any]) -> bool:
-    """Claim the folder of a store; True where the store is finished already, another one is refused."""
-    if (store / STORE).is_file():
+    """Claim a folder for a store and return whether it is finished already; refuse any other contents."""
+    finished = (store / STORE).is_file()
+    if finished:
         found = PackedStore(store).about["made"]
     elif (store / PLAN).is_file():
         found = read_json(store / PLAN)
-    elif store.is_dir() and any(not p.name.endswith(TEMPORARY) for p in store.iterdir()):
+    elif any(not path.name.endswith(TEMPORARY) for path in store.iterdir()):
         raise InputError(f"{store} is not empty and holds no store: give a new folder.")
     else:
         write_text(store / PLAN, json.dumps(plan, indent=1) + "\n")
         found = plan
     if found != plan:
         raise InputError(f"{store} holds another store ({_difference(found, plan)}): give a new folder.")
-    if (store / STORE).is_file():
+    if finished:
         _clean(store)
-        return True
-    return False
+    return finished
 
 
 def _difference(found: dict[str, Any], wanted: dict[str, Any]) -> str:
-    """The first setting that is not the same."""
-    for name, value in wanted["settings"].items():
-        if (other := found.get("settings", {}).get(name)) != value:
-            return f"{name} {other} there, {value} here"
-    if found.get("videos") != wanted["videos"]:
-        return f"{found.get('videos')} videos there, {wanted['videos']} here"
+    """The first thing that differs between two plans."""
+    there, here = (plan.get("settings", {}) | {"videos": plan.get("videos")} for plan in (found, wanted))
+    for name, value in here.items():
+        if there.get(name) != value:
+            return f"{name} {there.get(name)} there, {value} here"
     return "files of other names or sizes"
 
 
 def _explain_missing(store: Path, missing: list[int], shards: int) -> str:
-    """Which parts are to be done, or done again."""
-    parts = {int(p.stem.split("-of-")[1]) for p in (store / "parts").glob("*-of-*.part")}
-    said = f"{store} is not complete: {len(missing)} of {shards} shards are missing"
+    """Which parts have to run first."""
+    parts = {int(path.stem.split("-of-")[1]) for path in (store / "parts").glob("*-of-*.part")}
+    problem = f"{store} is not complete: {len(missing)} of {shards} shards are missing"
     if len(parts) != 1:
-        return f"{said}; give the same tcore prepare command again; it goes on."
+        return f"{problem}; {RESUME}."
     total = parts.pop()
     wanted = sorted({n % total + 1 for n in missing})
-    return f"{said}, of --part {', '.join(f'{n}/{total}' for n in wanted)}: run or finish these first."
+    return f"{problem}, of --part {', '.join(f'{n}/{total}' for n in wanted)}: run or finish these first."
 
 
 def _clean(store: Path) -> None:
@@ -243,37 +345,3 @@ def _table(notes: Sequence[Note]) -> str:
     rows.writerow(["file", "outcome", "frames", "reason"])
     rows.writerows([printable(note.file), note.outcome, note.frames, note.reason] for note in notes)
     return text.getvalue()
-
-
-def printable(name: str) -> str:
-    """A file name whose strange bytes can be printed."""
-    return os.fsencode(name).decode("utf-8", "backslashreplace")
-
-
-def _keep_apart(source: Path, store: Path) -> None:
-    """Nothing is written into a source, nor is a store its own source."""
-    a, b = source.resolve(), store.resolve()
-    if a == b or a in b.parents or b in a.parents:
-        raise InputError(f"store {store} and source {source} lie inside each other: give another folder.")
-
-
-def _check_numbers(
-    fps: float | None,
-    short_side: int | None,
-    quality: int,
-    workers: int,
-    part: tuple[int, int] | None,
-    engine: str,
-) -> None:
-    if fps is not None and not (math.isfinite(fps) and 0.001 <= fps <= 1000):
-        raise InputError(f"--fps {fps:g}: need frames per second between 0.001 and 1000.")
-    if short_side is not None and not 16 <= short_side <= 8192:
-        raise InputError(f"--short-side {short_side}: need pixels between 16 and 8192.")
-    if not 1 <= quality <= 100:
-        raise InputError(f"--quality {quality}: need a JPEG quality between 1 and 100.")
-    if workers < 1:
-        raise InputError(f"--workers {workers}: need at least 1 process.")
-    if part is not None and not 1 <= part[0] <= part[1]:
-        raise InputError(f"--part {part[0]}/{part[1]}: need i/n with i between 1 and n.")
-    if engine not in ("processes", "ray", "here"):
-        raise InputError(f"--engine {engine}: need processes, ray or here.")

@@ -115,5 +115,5 @@ def test_rendered_videos_can_be_packed_beforehand(tmp_path: Path) -> None:
     expected = FrameStore.rendered(videos=3, size=64).read(2, [7])[0]
     found = store.read(2, [7])[0]
     assert np.abs(found.astype(int) - expected).mean() < 12  # JPEG
-    with pytest.raises(InputError, match="--fps 3 has no meaning for rendered"):
+    with pytest.raises(InputError, match="--fps 3 does not apply to rendered"):
         prepare(Path("rendered:3"), tmp_path / "other", fps=3)
