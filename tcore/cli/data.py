@@ -7,10 +7,10 @@ from pathlib import Path
 
 from tyro.conf import FlagCreatePairsOff, Positional
 
-from tcore import text
 from tcore.cli.parsing import check_flags, parse
-from tcore.data.prepare import Progress, merge, prepare
+from tcore.data.prepare import merge, prepare
 from tcore.errors import InputError
+from tcore.text import to_stderr
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def prepare_verb(argv: list[str]) -> None:
         workers=num_cores() if command.workers is None else command.workers,
         part=part,
         engine=command.engine,
-        tell=ProgressLine(),
+        say=to_stderr,
     )
     if summary:
         print("\n".join(summary.lines()))
@@ -81,27 +81,3 @@ def _part(text: str | None) -> tuple[int, int] | None:
     if not match:
         raise InputError(f"--part {text!r}: need i/n, such as 1/8.")
     return int(match[1]), int(match[2])
-
-
-class ProgressLine(Progress):
-    """Videos done and skipped, speed and time to go."""
-
-    def __init__(self) -> None:
-        self._skipped = self._frames = 0
-
-    def begin(self, videos: int, done: int) -> None:
-        """Note how much there is to do."""
-        self._shown = text.Progress("videos", videos, done)
-        if done:
-            text.to_stderr(f"{done:,} of {videos:,} videos were done before")
-
-    def tell(self, what: str, frames: int) -> None:
-        """Count, and say so when it is time."""
-        word = what.removeprefix("not ")
-        sign = 1 if word == what else -1
-        done = self._shown.done
-        if word != "frame":
-            done += sign
-            self._skipped += sign * (word == "skipped")
-            self._frames += sign * frames
-        self._shown.update(done, f"skipped {self._skipped:,}  frames {self._frames:,}")

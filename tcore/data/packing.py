@@ -17,11 +17,11 @@ import numpy as np
 from PIL import Image
 
 from tcore.data.cuts import color_difference, describe_colors, find_cuts
-from tcore.data.video import SampledVideo, UnreadableError
 from tcore.data.images import BAD_IMAGE, Frame, decode_image, encode_jpeg, image_problem, open_image
 from tcore.data.packed import PackedVideo, Shard, ShardWriter, shard_path, shard_writer
 from tcore.data.rendered import render_video
 from tcore.data.sources import Item
+from tcore.data.video import SampledVideo, UnreadableError
 from tcore.data.workers import die_with_parent
 from tcore.errors import InputError
 from tcore.files import TEMPORARY, read_bytes, write_text

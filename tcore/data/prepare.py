@@ -40,11 +40,13 @@ from tcore.data.stores import PackedStore
 from tcore.data.workers import die_with_parent
 from tcore.errors import InputError
 from tcore.files import TEMPORARY, lock, read_json, write_text
+from tcore.text import Progress, Say, silent
 
 PLAN = "plan.json"
 SKIPPED = "skipped.csv"
 VIDEO_FPS, VIDEO_SHORT_SIDE = 2.0, 256
 TRIES = 3  # times that processes may die in a row without any new finding about which video kills them
+Report = Callable[[list[Outcome]], None]
 RESUME = "rerun the same tcore prepare command to resume"
 
 
@@ -79,16 +81,6 @@ class Summary:
         return [*lines, f"next: tcore train quickstart --frames {where} --run RUN"]
 
 
-class Progress:
-    """Told how the work advances; this one says nothing."""
-
-    def begin(self, videos: int, done: int) -> None:
-        """Called first: the number of videos, and how many were finished by an earlier run."""
-
-    def tell(self, what: str, frames: int) -> None:
-        """Called for every video: whole, partial or skipped, and its frames."""
-
-
 def prepare(
     source: Path,
     store: Path,
@@ -100,7 +92,7 @@ def prepare(
     workers: int = 1,
     part: tuple[int, int] | None = None,
     engine: str = "processes",
-    tell: Progress | None = None,
+    say: Say = silent,
 ) -> Summary | None:
     """Make a store, or resume one; None where other parts are still to be made."""
     _check_numbers(fps, short_side, quality)
@@ -133,7 +125,7 @@ def prepare(
         for n in range(number - 1, len(shards), parts)
     ]
     with lock(store / "parts" / f"lock-{own}", f"store {store} (part {own})", "give another STORE"):
-        _run(tasks, workers, engine, tell or Progress())
+        _run(tasks, workers, engine, say)
     return None if part else merge(store)
 
 
@@ -169,15 +161,20 @@ def printable(name: str) -> str:
     return os.fsencode(name).decode("utf-8", "backslashreplace")
 
 
-def _run(tasks: list[Task], workers: int, engine: str, progress: Progress) -> None:
+def _run(tasks: list[Task], workers: int, engine: str, say: Say) -> None:
     """Write the shards that are not there yet."""
     left = [task for task in tasks if not task.record.is_file()]
     videos, waiting = (sum(len(task.items) for task in some) for some in (tasks, left))
-    progress.begin(videos, videos - waiting)
+    if waiting < videos:
+        say(f"{videos - waiting:,} of {videos:,} videos were done before")
+    progress = Progress("videos", videos, videos - waiting, say=say)
+    skipped = frames = 0
 
     def report(outcomes: list[Outcome]) -> None:
-        for outcome, frames in outcomes:
-            progress.tell(outcome, frames)
+        nonlocal skipped, frames
+        for outcome, length in outcomes:
+            skipped, frames = skipped + (outcome == "skipped"), frames + length
+        progress.update(progress.done + len(outcomes), f"skipped {skipped:,}  frames {frames:,}")
 
     try:
         if left and engine == "ray":
@@ -190,9 +187,6 @@ def _run(tasks: list[Task], workers: int, engine: str, progress: Progress) -> No
     finally:
         for task in left:
             remove_leftovers(task)
-
-
-Report = Callable[[list[Outcome]], None]
 
 
 def _run_processes(tasks: list[Task], workers: int, report: Report) -> None:
