@@ -28,7 +28,6 @@ from tcore.files import read_json, write_text
 from tcore.recipes import recipe
 from tcore.training.build import build_schedule
 from tcore.training.loop import resolve
-from tcore.training.memory import GIB, estimate
 from tcore.training.step import Trainer
 
 WARMUP = 2
@@ -81,20 +80,18 @@ class Point(NamedTuple):
     batch: int
     samples_per_second: float
     measured_gib: float
-    estimated_gib: float
 
     def row(self) -> str:
         """A line of the Markdown table."""
-        ratio = self.estimated_gib / self.measured_gib
         return (
             f"| {self.axis} {self.value:,} | {self.batch} | {self.samples_per_second:,.1f} | "
-            f"{self.measured_gib:.2f} | {self.estimated_gib:.2f} | {ratio:.2f} |"
+            f"{self.measured_gib:.2f} |"
         )
 
 
 HEADER = """\
-| setting | batch | samples/s | measured GiB | estimated GiB | estimated / measured |
-|---|---|---|---|---|---|"""
+| setting | batch | samples/s | peak GiB |
+|---|---|---|---|"""
 
 
 def main() -> None:
@@ -167,7 +164,7 @@ def measure_axes(
             if found is None:
                 continue
             kept[name] = found
-            numbers = (found[figure] for figure in ("speed", "memory", "said"))
+            numbers = (found[figure] for figure in ("speed", "memory"))
             yield Point(axis, int(found[axis]), int(found["batch"]), *numbers)
 
 
@@ -212,7 +209,6 @@ def measure(config: Config, steps: int) -> dict[str, float]:
             unread.pop(0).metrics()
     unread.pop(0).metrics()
     seconds = (now(trainer) - started) / steps
-    said = estimate(config, 1, trainer.device.type)
     return {
         "batch": config.optim.batch,
         "K": config.head.prototypes,
@@ -220,7 +216,6 @@ def measure(config: Config, steps: int) -> dict[str, float]:
         "size": config.vit.dim,
         "speed": config.optim.batch / seconds,
         "memory": peak_memory_gib(trainer.device),  # on a CPU of the whole process, libraries included
-        "said": said.total / GIB,
     }
 
 
@@ -241,8 +236,7 @@ def draw(points: list[Point], path: Path) -> None:
         values = [point.value for point in own]
         speed, memory = grid[0, column], grid[1, column]
         speed.plot(values, [point.samples_per_second for point in own], "o-", color="C0")
-        memory.plot(values, [point.measured_gib for point in own], "o-", color="C3", label="measured")
-        memory.plot(values, [point.estimated_gib for point in own], "x--", color="0.5", label="estimated")
+        memory.plot(values, [point.measured_gib for point in own], "o-", color="C3")
         memory.set_xlabel(labels[axis])
         memory.set_xscale("log", base=2)
         memory.set_xticks(values, [f"{value:,}" for value in values], minor=False)
@@ -258,7 +252,6 @@ def draw(points: list[Point], path: Path) -> None:
             panel.set_ylim(0, 1.1 * panel.get_ylim()[1])
     grid[0, 0].set_ylabel("samples/s")
     grid[1, 0].set_ylabel("GiB at the peak")
-    grid[1, 0].legend(frameon=False)
     figure.savefig(path, dpi=100)
     pyplot.close(figure)
 

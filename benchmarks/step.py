@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
 
 from tcore.config import Config
 from tcore.data.images import Frame
@@ -24,12 +26,12 @@ from tcore.device import peak_memory_gib
 from tcore.model.tcore import at_holes
 from tcore.recipes import recipe
 from tcore.training.build import build_schedule
-from tcore.training.flops import flops_per_sample
 from tcore.training.loop import resolve
 from tcore.training.step import Trainer
 
 PEAK_TFLOPS = {"NVIDIA H200": 790.0}  # bf16 matrix products, measured
 HEIGHT, WIDTH = 256, 340
+COUNTED = 8  # samples whose operations are counted
 
 
 class NoiseStore(FrameStore):
@@ -69,8 +71,6 @@ def attention_of(whose: str) -> AbstractContextManager[Any]:
     """Attention by the kernels of one maker, where torch would choose."""
     if whose == "any":
         return nullcontext()
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-
     backend = SDPBackend.CUDNN_ATTENTION if whose == "cudnn" else SDPBackend.FLASH_ATTENTION
     return sdpa_kernel([backend, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH], set_priority=True)
 
@@ -117,6 +117,21 @@ def report(config: Config, name: str, steps: int, breakdown: bool, kernels: int)
         print_kernels(lambda: trainer.step(feed, steps, schedule.at(steps)).metrics(), kernels)
     if breakdown:
         print_breakdown(trainer, raws[0], seconds)
+
+
+def flops_per_sample(config: Config) -> float:
+    """Floating-point operations of one sample in a step as torch counts them, a multiply-add as 2."""
+    # Plain and uncompiled: the counter sees neither Triton kernels nor, on a CPU, fused attention.
+    plain = replace(
+        config,
+        vit=replace(config.vit, drop_path=0.0),
+        optim=replace(config.optim, batch=COUNTED, accumulate=1),
+        runtime=replace(config.runtime, compile="off"),
+    )
+    trainer, parts = Trainer(plain), iter([Source(NoiseStore(2 * COUNTED), plain)[0]])
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        trainer.step(parts, 0, build_schedule(plain, 1000).at(0)).check()
+    return counter.get_total_flops() / COUNTED
 
 
 def print_kernels(step: Callable[[], Any], count: int) -> None:

@@ -23,7 +23,7 @@ from tcore.cli.images import neighbors_verb
 from tcore.cli.lab import lab_verb
 from tcore.cli.parsing import check_flags, parse, suggest
 from tcore.cli.report import report_verb
-from tcore.cli.train import parse_train, train_verb
+from tcore.cli.train import train_verb
 from tcore.errors import EchoError, InputError
 from tcore.recipes import RECIPES, recipe
 
@@ -87,28 +87,17 @@ def main(argv: Sequence[str] | None = None) -> None:
         where = f"{error.filename}: " if error.filename else ""
         _fail(f"{where}{error.strerror or error}. What was saved before is intact.", 2)
     except torch.OutOfMemoryError:
-        _fail(f"the GPU is out of memory: use {_lighter(words)}.", 1)
+        _fail(f"the GPU is out of memory: use {LIGHTER.get(words[0], 'smaller inputs')}.", 1)
     except KeyboardInterrupt:
         _fail("interrupted; the same command goes on from what was saved.", 130)
 
 
 # What takes less memory, by verb.
 LIGHTER = {
+    "train": "a larger --optim.accumulate (--plan tells which one fits), or a smaller --optim.batch",
     "evaluate": "--precision bf16, or a smaller --size",
     "propagate": "a smaller --long-side",
 }
-
-
-def _lighter(words: list[str]) -> str:
-    """What takes less memory than the command that ran out of it."""
-    if words[0] != "train":
-        return LIGHTER.get(words[0], "smaller inputs")
-    from tcore.device import choose_device, world
-    from tcore.training.fit import Place, advice, free_memory
-
-    config = parse_train(words[1:]).config
-    device = choose_device(config.runtime.device)
-    return advice(config, Place(free_memory(device), device.type, world().size))
 
 
 def _fail(text: str, code: int) -> NoReturn:

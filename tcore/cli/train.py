@@ -33,7 +33,8 @@ class TrainCommand:
     plan: FlagCreatePairsOff[bool] = False
     """Train nothing: print sizes, memory, speed and first losses, measured in a few real steps."""
     plan_memory: float | None = None
-    """Train nothing: print what would fit on a GPU of so many GiB, from the settings alone."""
+    """Like --plan, and say whether the batch fits a GPU of this many GiB, or which --optim.accumulate would;
+    measured on a GPU."""
     evaluate_every: int | None = None
     """Score the encoder every so many steps and at the end, and keep the best as encoder-best.safetensors."""
     davis: Path | None = None
@@ -63,19 +64,13 @@ def train_verb(argv: list[str]) -> None:
         raise EchoError(str(error)) from error
     from tcore.evaluation.sharing import leave
 
-    if command.plan and command.plan_memory is not None:
-        raise InputError(f"--plan and --plan-memory {command.plan_memory:g}: choose one.")
     watch = make_watch(command)
-    if command.plan_memory is not None:
-        from tcore.training.plan import plan_memory
-
-        said = plan_memory(command.config, command.plan_memory)
-    elif command.plan:
+    if command.plan or command.plan_memory is not None:
         from tcore.training.plan import plan
 
         if watch is not None:
             watch.check(command.config.vit.patch_size)
-        said = plan(command.config, store, command.neighbors)
+        said = plan(command.config, store, command.neighbors, command.plan_memory)
         said += "\n(scoring along the way is not counted)" if watch is not None else ""
     else:
         from tcore.training.loop import train
@@ -97,7 +92,7 @@ def need_frames(command: TrainCommand) -> None:
     """Refuse a recipe without the data that it needs."""
     if command.frames == "":
         raise InputError("--frames is empty: give a folder of frame folders, or rendered.")
-    if command.frames is None and command.recipe != "quickstart" and command.plan_memory is None:
+    if command.frames is None and command.recipe != "quickstart":
         raise InputError(_what_frames(command))
 
 

@@ -1,137 +1,203 @@
-"""`tcore train ... --plan`: what a run would take, from the settings and a few real steps."""
+"""`tcore train ... --plan`: what a run takes, measured in a few real steps at two sizes of a batch.
+
+Memory and time grow in a straight line with the samples that are in memory at a time, whatever the method:
+two sizes give the line, and the line tells which --optim.accumulate fits a given GPU.
+"""
 
 import math
 import time
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
+
+import torch
 
 from tcore.config import Config
 from tcore.data.loader import load
-from tcore.data.samples import Source
-from tcore.device import World, choose_device, world
+from tcore.device import World, choose_device, peak_memory_gib, world
 from tcore.errors import InputError
 from tcore.text import format_seconds
 from tcore.training import distributed
 from tcore.training.build import build_schedule
-from tcore.training.fit import GPU_CONTEXT, Place, free_memory, verdict
 from tcore.training.init import Init, apply_init, read_init
-from tcore.training.loop import check_share, open_source, resolve
-from tcore.training.memory import FRAME_PIXELS, GIB
-from tcore.training.optim import Schedule
+from tcore.training.loop import open_source, resolve
 from tcore.training.step import Trainer
-from tcore.validation import validate
 
 WARMUP_STEPS, TIMED_STEPS = 1, 3
-LOOKED_AT = 8  # frames, for their size
+KEPT_FREE = 0.1  # of a GPU: the CUDA context and gaps between allocations
 
 
-def plan(config: Config, frames: str | Path | None, neighbors: str | Path | None = None) -> str:
-    """Sizes, memory, speed and first losses of a run, as a table for a person.
+class Cost(NamedTuple):
+    """What a step took at one size."""
 
-    Where the estimate says that a step does not fit into memory, none is made.
-    """
+    at_a_time: int
+    """Samples in the memory of one process."""
+    samples: int
+    """Samples of the whole step."""
+    gib: float
+    seconds: float
+    losses: dict[str, float]
+    parameters: dict[str, int]
+
+
+class Line(NamedTuple):
+    """A straight line through two measurements; through one, a constant."""
+
+    start: float
+    slope: float
+
+    @classmethod
+    def through(cls, a: tuple[float, float], b: tuple[float, float]) -> "Line":
+        """The line through two points; noise does not make it fall."""
+        slope = max(0.0, (b[1] - a[1]) / (b[0] - a[0])) if a[0] != b[0] else 0.0
+        return cls(b[1] - slope * b[0], slope)
+
+    def at(self, x: float) -> float:
+        """Its value at a point."""
+        return self.start + self.slope * x
+
+
+def plan(
+    config: Config,
+    frames: str | Path | None,
+    neighbors: str | Path | None = None,
+    gpu_gib: float | None = None,
+) -> str:
+    """Sizes, memory, speed, first losses and duration of a run; `gpu_gib` asks about another GPU's memory."""
+    if gpu_gib is not None and not (math.isfinite(gpu_gib) and gpu_gib > 0):
+        raise InputError(f"--plan-memory {gpu_gib}: need the GiB of a GPU, as in --plan-memory 24.")
     with distributed.guarded(config.runtime.device, config.runtime.patience):
-        return _plan(config, frames, neighbors)
+        return _plan(config, frames, neighbors, gpu_gib)
 
 
-def _plan(config: Config, frames: str | Path | None, neighbors: str | Path | None) -> str:
-    """The table, measured by processes that look after one another."""
+def _plan(
+    config: Config, frames: str | Path | None, neighbors: str | Path | None, gpu_gib: float | None
+) -> str:
     own = world()
     config = distributed.together(lambda: resolve(config))
+    device = choose_device(config.runtime.device)
+    if gpu_gib is not None and device.type != "cuda":
+        raise InputError(f"--plan-memory {gpu_gib:g} measures real steps on a GPU, and there is none here.")
     init = distributed.together(lambda: read_init(config))
     source = distributed.together(lambda: open_source(config, frames, neighbors))
     schedule = build_schedule(config, source.steps_per_epoch)
-    place = _here(config, own, source)
-    if not place.has_room(config):
-        return _table(_sizes(config, source, schedule, init, own) | _estimate(config, place))
+
+    def measure(size: Config) -> Cost:
+        return _measure(size, frames, neighbors, init)
+
+    small, large = _measure_two(config, own, measure)
+    memory = Line.through((small.at_a_time, small.gib), (large.at_a_time, large.gib))
+    seconds = Line.through((small.samples, small.seconds), (large.samples, large.seconds))
+    step = large.seconds if large.samples == config.optim.batch else seconds.at(config.optim.batch)
+    if device.type == "cuda" and gpu_gib is None:
+        gpu_gib = torch.cuda.get_device_properties(device).total_memory / 2**30
+    each = " in each process" if own.size > 1 else ""
+    rows = {
+        **_start(init, config),
+        config.source: f"{len(source.clips.video):,} usable of {len(source.all_clips.video):,}",
+        "batch": _batch(config),
+        **_processes(config, own),
+        "steps": f"{schedule.num_steps:,} ({source.steps_per_epoch:,} an epoch)",
+        "parameters": _parameters(large.parameters),
+        "device": f"{device}, {config.optim.precision}",
+        "memory": f"{memory.at(_at_a_time(config, own)):.2f} GiB at the peak{each}: {memory.start:.2f} and "
+        f"{1024 * memory.slope:.1f} MiB for each sample at a time (measured at {small.at_a_time} and "
+        f"{large.at_a_time})",
+        **({} if gpu_gib is None else {"fits": verdict(config, own.size, memory, gpu_gib)}),
+        "a step": f"{step:.3f} s, {config.optim.batch / step:.1f} samples/s (mean of {TIMED_STEPS})",
+        "the run": f"{format_seconds(step * schedule.num_steps)} at that speed",
+        "first losses": ", ".join(f"{name} {value:.4f}" for name, value in large.losses.items()),
+    }
+    width = max(map(len, rows))
+    return "\n".join(f"{name:{width}}  {value}" for name, value in rows.items())
+
+
+def _at_a_time(config: Config, world: World) -> int:
+    """Samples that one process has in memory at a time."""
+    return config.optim.batch // (world.size * config.optim.accumulate)
+
+
+def _measure_two(config: Config, world: World, measure: Callable[[Config], Cost]) -> tuple[Cost, Cost]:
+    """The costs of half of the samples at a time and of the run's own; smaller, where memory runs out."""
+    full = _at_a_time(config, world)
+
+    def with_samples(count: int) -> Config:
+        return replace(config, optim=replace(config.optim, batch=max(1, count) * world.size, accumulate=1))
+
+    small = measure(with_samples(full // 2))
+    try:
+        return small, measure(config)
+    except torch.OutOfMemoryError:
+        if world.size > 1:
+            raise  # the others may have gone on
+    return measure(with_samples(full // 4)), small
+
+
+def _measure(
+    config: Config, frames: str | Path | None, neighbors: str | Path | None, init: Init | None
+) -> Cost:
+    """Make a few steps with these settings; on a CPU the memory is that of the whole process."""
+    source = distributed.together(lambda: open_source(config, frames, neighbors))
+    schedule = build_schedule(config, source.steps_per_epoch)
     trainer = Trainer(config)
+    if trainer.device.type == "cuda":
+        torch.compiler.reset()  # graphs of another size
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(trainer.device)
     if init is not None:
         apply_init(init, trainer.model)
     parts = load(source, 0, WARMUP_STEPS + TIMED_STEPS, trainer.device)
-    first = trainer.step(parts, 0, schedule.at(0)).metrics()
-    started = time.perf_counter()
-    for step in range(WARMUP_STEPS, WARMUP_STEPS + TIMED_STEPS):
-        last = trainer.step(parts, step, schedule.at(min(step, schedule.num_steps - 1))).metrics()
+    first: dict[str, float] = {}
+    for step in range(WARMUP_STEPS + TIMED_STEPS):
+        if step == WARMUP_STEPS:
+            started = time.perf_counter()
+        found = trainer.step(parts, step, schedule.at(min(step, schedule.num_steps - 1))).check()
+        first = first or found
     seconds = (time.perf_counter() - started) / TIMED_STEPS
-    each = " in each process" if own.size > 1 else ""
-    rows = {
-        **_sizes(config, source, schedule, init, own),
-        "parameters": _parameters(trainer),
-        "device": f"{trainer.device}, {config.optim.precision}",
-        "weights, teacher, AdamW": f"{_state_gib(trainer):.2f} GiB{each}",
-        "memory": f"{last['memory_gib']:.2f} GiB at the peak{each}, measured",
-        **_estimate(config, place),
-        "a step": f"{seconds:.3f} s, {config.optim.batch / seconds:.1f} samples/s (mean of {TIMED_STEPS})",
-        "the run": f"{format_seconds(seconds * schedule.num_steps)} at that speed",
+    gib, seconds = distributed.largest([peak_memory_gib(trainer.device), seconds])
+    losses = {name: value for name, value in first.items() if not name.startswith("gradient_norm")}
+    parameters = {
+        part: sum(p.numel() for p in parameters) for part, parameters in trainer.optimizer.parameters.items()
     }
-    return "\n".join([_table(rows), "", *_first_losses(first, config)])
+    at_a_time = config.optim.batch // (trainer.world.size * config.optim.accumulate)
+    return Cost(at_a_time, config.optim.batch, gib, seconds, losses, parameters)
 
 
-def plan_memory(config: Config, gib: float) -> str:
-    """What would fit into the memory of another machine's GPU; no step is made, no data needed."""
-    if not (math.isfinite(gib) and gib > 0):
-        raise InputError(f"--plan-memory {gib}: need the GiB of a GPU, as in --plan-memory 24.")
-    config = validate(config)
-    check_share(config.optim.batch, config.optim.accumulate)
-    if config.runtime.device.split(":")[0] not in ("auto", "cpu", "cuda"):
-        raise InputError(f"runtime.device={config.runtime.device} is no device: use auto, cpu or cuda.")
-    device = "cpu" if config.runtime.device.startswith("cpu") else "cuda"
-    room = gib * GIB - (GPU_CONTEXT if device == "cuda" else 0.0)
-    place = Place(max(0.0, room), device, world().size)
-    return _table({"batch": _batch(config)} | _estimate(config, place))
+def verdict(config: Config, processes: int, memory: Line, gpu_gib: float) -> str:
+    """Whether a step fits into a GPU's memory and, if not, in how many parts it would.
 
+    >>> from tcore import recipe
+    >>> verdict(recipe("vits16-k400"), 1, Line(2.0, 0.125), 24.0)
+    'no: batch 256 needs 34.0 of 24.0 GiB, 10% kept free; add --optim.accumulate 2 (18.0 GiB)'
+    """
+    batch, room = config.optim.batch, (1 - KEPT_FREE) * gpu_gib
 
-def _here(config: Config, world: World, source: Source) -> Place:
-    """The memory at hand: the least of all processes, which share a machine's where they have no GPU."""
-    device = choose_device(config.runtime.device)
-    free = free_memory(device) / (1 if device.type == "cuda" else world.here)
-    return Place(min(distributed.gather_objects(free)), device.type, world.size, _frame_pixels(source))
+    def needs(parts: int) -> float:
+        return memory.at(batch // (processes * parts))
 
-
-def _frame_pixels(source: Source) -> int:
-    """Pixels of a frame: the most of some, since those of a step are padded to the largest."""
-    videos = source.clips.video[:: max(1, len(source.clips.video) // LOOKED_AT)]
-    try:
-        frames = [source.store.read(int(video), range(1))[0] for video in videos]
-        return max(frame.shape[0] * frame.shape[1] for frame in frames)
-    except InputError:  # unreadable: training will say so
-        return FRAME_PIXELS
-
-
-def _estimate(config: Config, place: Place) -> dict[str, str]:
-    """Memory from the settings alone, and what follows from it."""
-    return {"memory, estimated": place.needs(config).in_gib(), "room": verdict(config, place)}
-
-
-def _sizes(
-    config: Config, source: Source, schedule: Schedule, init: Init | None, world: World
-) -> dict[str, str]:
-    """What is known before a step is made."""
-    return _start(init, config) | {
-        config.source: f"{len(source.clips.video):,} usable of {len(source.all_clips.video):,}",
-        "batch": _batch(config),
-        **_processes(config, world),
-        "steps": f"{schedule.num_steps:,} ({source.steps_per_epoch:,} an epoch)",
-    }
-
-
-def _table(rows: dict[str, str]) -> str:
-    width = max(map(len, rows))
-    return "\n".join(f"{name:{width}}  {value}" for name, value in rows.items())
+    now = config.optim.accumulate
+    what = f"batch {batch}" + (f" in {now} parts" if now > 1 else "")
+    said = f"{what} needs {needs(now):.1f} of {gpu_gib:.1f} GiB, {KEPT_FREE:.0%} kept free"
+    if needs(now) <= room:
+        return f"yes: {said}"
+    for parts in range(now + 1, batch // processes + 1):
+        if batch % (processes * parts) == 0 and needs(parts) <= room:
+            return f"no: {said}; add --optim.accumulate {parts} ({needs(parts):.1f} GiB)"
+    return f"no: {said}, and no --optim.accumulate helps: use a smaller encoder or a GPU with more memory"
 
 
 def _start(init: Init | None, config: Config) -> dict[str, str]:
     """What the run starts from, where that is not random weights."""
     rows = {}
     if init is not None:
-        first, *others = (line.strip().removeprefix("starts from ") for line in init.lines)
-        rows["starts from"] = "; ".join([first, *others])
+        rows["starts from"] = "; ".join(line.strip().removeprefix("starts from ") for line in init.lines)
     if config.optim.freeze_backbone_steps:
         rows["backbone"] = f"does not move for {config.optim.freeze_backbone_steps:,} steps"
     return rows
 
 
-def _parameters(trainer: Trainer) -> str:
-    counts = {part: sum(p.numel() for _, p in named) for part, named in trainer.model.parts().items()}
+def _parameters(counts: dict[str, int]) -> str:
     listed = ", ".join(f"{part} {count:,}" for part, count in counts.items())
     return f"{sum(counts.values()):,} trained ({listed})"
 
@@ -147,40 +213,9 @@ def _processes(config: Config, world: World) -> dict[str, str]:
     if world.size == 1:
         return {}
     machines = world.size // world.here
-    own = config.optim.batch // world.size
     what = "a share of the model" if config.runtime.sharding == "shard" else "the whole model"
     return {
         "processes": f"{world.size} ({world.here} on each of {machines} machine{'s'[: machines > 1]})",
-        "each process": f"{own} {config.source}, {own // config.optim.accumulate} at a time, and {what}",
+        "each process": f"{config.optim.batch // world.size} {config.source}, "
+        f"{_at_a_time(config, world)} at a time, and {what}",
     }
-
-
-def _state_gib(trainer: Trainer) -> float:
-    """Weights, gradients and two moments of what is trained, and the teacher, in fp32, of one process."""
-    trained = sum(p.numel() for named in trainer.model.parts().values() for _, p in named)
-    teacher = sum(p.numel() for p in trainer.model.teacher.parameters())
-    shares = trainer.world.size if trainer.config.runtime.sharding == "shard" else 1
-    return 4 * (4 * trained + teacher) / shares / 2**30
-
-
-def _first_losses(first: dict[str, float], config: Config) -> list[str]:
-    """Losses of the first step beside what an untrained network should give."""
-    uniform = math.log(config.head.prototypes)
-    # The released form counts masked crops among all crops.
-    share = config.masking.probability if config.loss.form == "release" else 1.0
-    expected = {
-        "dino": uniform,
-        "past_teacher": share * uniform,
-        "future_teacher": share * uniform,
-        "patch_teacher": share * uniform,
-        "past_future": 0.0,
-    }
-    lines = [f"{'first losses':16}{'measured':>10}{'expected':>10}"]
-    for name, value in expected.items():
-        if name in first:
-            lines.append(f"{name:16}{first[name]:10.4f}{value:10.4f}")
-    return [
-        *lines,
-        f"expected: uniform predictions over K = {config.head.prototypes:,} prototypes, ln K = {uniform:.2f}",
-        "(the centers start at 0: the first few losses can lie some percent below; sharp targets lie above)",
-    ]

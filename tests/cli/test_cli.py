@@ -164,7 +164,7 @@ def test_plan_prints_what_a_run_takes_and_writes_nothing(
     monkeypatch.chdir(tmp_path)
     main(["train", "quickstart", "--plan", *TINY])
     printed = capsys.readouterr().out
-    for word in ("parameters", "batch", "steps", "memory", "samples/s", "dino", "ln K = 2.77"):
+    for word in ("parameters", "batch", "steps", "memory", "samples/s", "dino"):
         assert word in printed
     assert list(tmp_path.iterdir()) == []
 

@@ -205,8 +205,8 @@ def test_model_of_another_package_is_refused(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_plan_shows_the_start_and_writes_nothing(file: Path) -> None:
     said = plan(tiny(init=str(file), optim__freeze_backbone_steps=2), None)
-    assert f"starts from              {file} (weights " in said
-    assert "backbone                 does not move for 2 steps" in said
+    assert f"starts from   {file} (weights " in said
+    assert "backbone      does not move for 2 steps" in said
     assert list(file.parent.iterdir()) == [file]
 
 
