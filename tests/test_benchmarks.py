@@ -56,8 +56,8 @@ def test_a_loss_falls_from_its_plateau_not_from_below_it_and_not_from_above() ->
 
 
 def test_a_point_is_a_row_of_the_table() -> None:
-    point = cost.Point("K", 65536, 256, 1440.0, 32.4, 33.04)
-    assert point.row() == "| K 65,536 | 256 | 1,440.0 | 32.40 | 33.04 | 1.02 |"
+    point = cost.Point("K", 65536, 256, 1440.0, 32.4)
+    assert point.row() == "| K 65,536 | 256 | 1,440.0 | 32.40 |"
     assert point.row().count("|") == cost.HEADER.splitlines()[0].count("|")
 
 

@@ -8,6 +8,7 @@ import torch
 
 from tcore import InputError, recipe, train
 from tcore.cli.main import VERBS, main
+from tcore.device import World
 from tcore.training import plan as planning
 from tcore.training.plan import Cost, Line, plan, verdict
 from tests.tiny import tiny
@@ -58,7 +59,7 @@ def test_where_memory_runs_out_smaller_sizes_are_measured() -> None:
             raise torch.OutOfMemoryError
         return Cost(size, size, LINE.at(size), 1.0, {}, {})
 
-    small, large = planning._measure_two(VITS, planning.World(), measure)
+    small, large = planning._measure_two(VITS, World(), measure)
     assert asked == [128, 256, 64]
     assert (small.at_a_time, large.at_a_time) == (64, 128)
 
