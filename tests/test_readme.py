@@ -1,4 +1,4 @@
-"""The README is executed: its Python runs, its files exist, its flags are understood."""
+"""The README is executed and the docs are checked: code runs, flags are understood, links exist."""
 
 import re
 import shlex
@@ -14,6 +14,13 @@ from tcore.recipes import RECIPES
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+
+
+def anchors(page: Path) -> set[str]:
+    """The fragments that a link into a page may have: one for each of its headings."""
+    titles = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
 def test_python_of_the_readme_runs(tmp_path: Path) -> None:
@@ -28,12 +35,14 @@ def test_python_of_the_readme_runs(tmp_path: Path) -> None:
         assert "torch.Size([3, 192, 4, 6])" in done.stdout
 
 
-@pytest.mark.parametrize("line", re.findall(r"^tcore .*$", README, flags=re.MULTILINE))
-def test_commands_of_the_readme_are_understood(line: str) -> None:
-    verb, *arguments = shlex.split(line.split("#")[0])[1:]
-    assert verb in VERBS
-    if verb == "train":
-        assert parse_train(arguments).recipe in RECIPES
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_of_the_docs_are_understood(page: Path) -> None:
+    fences = re.findall(r"```\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    for line in re.findall(r"^tcore .*$", "\n".join(fences), flags=re.MULTILINE):
+        verb, *arguments = shlex.split(line.split("#")[0])[1:]
+        assert verb in VERBS, line
+        if verb == "train" and arguments[0] != "RECIPE":
+            assert parse_train(arguments).recipe in RECIPES, line
 
 
 def test_make_targets_of_the_readme_exist() -> None:
@@ -42,11 +51,38 @@ def test_make_targets_of_the_readme_exist() -> None:
         assert f"\n{target}:" in makefile
 
 
-def test_links_and_pictures_of_the_readme_exist() -> None:
-    for link in re.findall(r"\]\(([^)]+)\)", README):
-        assert (ROOT / link).stat().st_size > 0, link
-    assert not re.findall(r"^[A-Z]+_[A-Z_]+$", README, flags=re.MULTILINE), "a placeholder was left"
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_and_pictures_of_the_docs_exist(page: Path) -> None:
+    for link in re.findall(r"\]\(([^)]+)\)", page.read_text(encoding="utf-8")):
+        if link.startswith("https://"):
+            continue
+        name, _, fragment = link.partition("#")
+        target = page.parent / name if name else page
+        assert target.stat().st_size > 0, link
+        assert not fragment or fragment in anchors(target), link
 
 
+def test_readme_is_short_and_every_page_is_linked_from_it() -> None:
+    lines = README.splitlines()
+    assert 120 <= len(lines) <= 150
+    assert not [line for line in lines if len(line) > 120]
+    assert not [page.name for page in PAGES if page.name not in README and page.name != "README.md"]
+
+
+def test_changelog_names_every_old_word_beside_the_new_one() -> None:
+    rows = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").splitlines()
+    for old, new in (
+        ("views.colour", "views.color"),
+        ("control:colour", "control:color"),
+        ("--synthetic", "--rendered"),
+        ("evaluate(synthetic=", "evaluate(rendered="),
+        ("Watch", "Scoring"),
+    ):
+        assert [row for row in rows if old in row and new in row], old
+
+
+@pytest.mark.parametrize(
+    "flags", re.findall(r"\| `(--[^`]+)` \|", (ROOT / "docs" / "reproduce.md").read_text(encoding="utf-8"))
+)
 def test_ablation_flags_of_the_docs_are_understood(flags: str) -> None:
     parse_train(["vits16-k400-100ep", *flags.split()])
