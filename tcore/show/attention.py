@@ -20,12 +20,12 @@ from tcore.show.matcher import Matcher
 from tcore.show.plotting import (
     COLORS,
     Cell,
-    bare,
     caption,
     check_out,
+    hide_axes,
+    mask_patches,
     new_figure,
     outline,
-    punch_holes,
     save_figure,
     show_heat,
     show_picture,
@@ -138,7 +138,7 @@ def attention_figure(
     axes = figure.subplots(3, columns, squeeze=False)
     for row, name in enumerate(("past", "current", "future")):
         picture = clip.frames[row]
-        seen = punch_holes(picture, found.mask) if row == 1 else picture
+        seen = mask_patches(picture, found.mask) if row == 1 else picture
         show_picture(axes[row, 0], seen, f"{name}: {clip.names[row]}")
         if looks is not None:
             show_heat(axes[row, 1], picture, looks[row].mean(axis=0), "frame token" if row == 0 else "")
@@ -150,7 +150,7 @@ def attention_figure(
             told = _peak(heat, found.matched)
             show_heat(axes[row, column], clip.frames[row], heat, f"{name}: {told}" if row == 0 else told)
             mark_peak(axes[row, column], heat, patch_size, color)
-        show_picture(axes[1, column], punch_holes(clip.frames[1], found.mask))
+        show_picture(axes[1, column], mask_patches(clip.frames[1], found.mask))
         outline(axes[1, column], cell, patch_size, color)
     caption(figure, _explain(found))
     save_figure(figure, out, title)
@@ -166,10 +166,10 @@ def _draw_heads(clip: Clip, found: Attention, out: Path, patch_size: int, title:
     for index, cell in enumerate(found.queries):
         color = COLORS[index % len(COLORS)]
         show_picture(
-            axes[2 * index, 0], punch_holes(clip.frames[1], found.mask), f"patch {cell[0]}, {cell[1]}"
+            axes[2 * index, 0], mask_patches(clip.frames[1], found.mask), f"patch {cell[0]}, {cell[1]}"
         )
         outline(axes[2 * index, 0], cell, patch_size, color)
-        bare(axes[2 * index + 1, 0])
+        hide_axes(axes[2 * index + 1, 0])
         for row, (name, maps) in enumerate((("past", found.past), ("future", found.future))):
             picture = clip.frames[2 * row]
             for head in range(-1, count):

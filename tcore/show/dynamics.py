@@ -2,149 +2,147 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
+
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
 
 from tcore.errors import InputError
 from tcore.evaluation.card import MAIN_SCORE
-from tcore.show.plotting import COLORS, FAINT, check_out, new_figure, save_figure, styled
-from tcore.show.runs import Run
+from tcore.show.plotting import COLORS, FAINT, GRID, check_out, new_figure, save_figure, styled
+from tcore.show.runs import GRADIENT_NORM, Run, Series
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+STYLES = ("-", (0, (4, 2)), (0, (1, 1.5)))
+COLUMNS = 4
+NOISY = 60  # a longer series is drawn faintly, with its means over it
+SPARSE = 12  # a shorter one has a mark for each value
+GROUPED = ("rank", "cosine", "entropy")  # health figures that share a panel, by the last word of their name
+SCORES, CYCLE = "scores of checkpoints, percent", "cycle: labels that return, percent"
+
+
+class Line(NamedTuple):
+    """One curve of a panel."""
+
+    run: str
+    label: str
+    """What sets it apart from the other curves of its run in this panel; may be empty."""
+    color: int
+    style: int
+    series: Series
+
+    @property
+    def name(self) -> str:
+        """The run, and the label if there is one."""
+        return f"{self.run} {self.label}".strip()
 
 
 class Panel(NamedTuple):
-    """A diagram: its title, and the figures in it with what each is called."""
+    """Some curves under one title."""
 
     title: str
-    figures: dict[str, str]
+    lines: list[Line]
 
 
-HEALTH = (
-    Panel("effective rank", {"health.patch_rank": "patches", "health.frame_rank": "frames"}),
-    Panel(
-        "targets, nats",
-        {"health.target_entropy": "entropy of each", "health.target_information": "told apart"},
-    ),
-    Panel("prototypes in use", {"health.prototypes_used": ""}),
-    Panel("cosine", {"health.past_future_cosine": "from past, from future", "health.frame_cosine": "frames"}),
-)
-STYLES = ("-", (0, (4, 2)), (0, (1, 1.5)))
-REST = (
-    Panel(
-        "gradient norm",
-        {
-            "gradient_norm_backbone": "backbone",
-            "gradient_norm_head": "head",
-            "gradient_norm_match": "matching",
-        },
-    ),
-    Panel("samples per second", {"samples_per_second": ""}),
-)
+def words(name: str) -> str:
+    """The name of a figure without underscores."""
+    return name.replace("_", " ")
 
 
-def panels(runs: Sequence[Run]) -> list[Panel]:
-    """The diagrams that some run has figures for."""
-    losses = dict.fromkeys(name for run in runs for name in run.losses())
-    shown = [Panel(f"loss: {name}", {name: ""}) for name in losses]
-    others = [p for p in (*HEALTH, *REST) if any(run.series(name) for run in runs for name in p.figures)]
-    return shown + others
+def curves(run: Run) -> dict[str, dict[str, Series]]:
+    """Everything that a run recorded over its steps: by the title of its panel, then by label."""
+    found: dict[str, dict[str, Series]] = {}
 
+    def add(title: str, label: str, series: Series | None) -> None:
+        if series is not None:
+            found.setdefault(title, {})[label] = series
 
-def scores_of(run: Run) -> dict[str, tuple[list[int], list[float]]]:
-    """Main scores over the evaluated checkpoints of a run, in percent, by benchmark."""
-    found: dict[str, tuple[list[int], list[float]]] = {}
+    for name in run.losses():
+        add(f"loss: {words(name)}", "", run.series(name))
+    for name in dict.fromkeys(name for line in run.metrics for name in line.get("health", {})):
+        first, _, last = name.rpartition("_")
+        title, label = (last, words(first)) if last in GROUPED else (words(name), "")
+        add(f"health: {title}", label, run.series(f"health.{name}"))
+    for name in (name for name in run.metrics[-1] if name.startswith(GRADIENT_NORM)):
+        add("gradient norm", words(name.removeprefix(GRADIENT_NORM)), run.series(name))
+    add("samples per second", "", run.series("samples_per_second"))
+    scores: dict[str, dict[int, float]] = {}
     for step, row in run.checkpoints.items():
-        for benchmark, scores in row["scores"].items():
-            steps, values = found.setdefault(f"{benchmark} {MAIN_SCORE[benchmark]}", ([], []))
-            steps.append(step)
-            values.append(100 * scores[MAIN_SCORE[benchmark]])
+        for benchmark, values in row["scores"].items():
+            score = MAIN_SCORE[benchmark]
+            scores.setdefault(f"{benchmark} {score}", {})[step] = 100 * values[score]
+    for label, values in scores.items():
+        add(SCORES, label, Series.of(values))
+    cycles = {step: 100 * row["cycle"] for step, row in run.checkpoints.items() if "cycle" in row}
+    add(CYCLE, "", Series.of(cycles))
     return found
 
 
-def cycles_of(run: Run) -> tuple[list[int], list[float]]:
-    """Cycle consistency over the evaluated checkpoints of a run, in percent."""
-    found = {step: 100 * row["cycle"] for step, row in run.checkpoints.items() if "cycle" in row}
-    return list(found), list(found.values())
+def panels(runs: Sequence[Run]) -> list[Panel]:
+    """A panel for every title that some run has; a color for each run, or for each curve of a single run."""
+    recorded = {run.name: curves(run) for run in runs if run.metrics}
+    if not recorded:
+        raise InputError("none of these runs has a metrics.jsonl: train first.")
+    several = len(recorded) > 1
+    found = []
+    for title in dict.fromkeys(title for own in recorded.values() for title in own):
+        labels = list(dict.fromkeys(label for own in recorded.values() for label in own.get(title, {})))
+        found.append(
+            Panel(
+                title,
+                [
+                    Line(name, label, number if several else style, style, series)
+                    for number, (name, own) in enumerate(recorded.items())
+                    for label, series in own.get(title, {}).items()
+                    for style in [labels.index(label)]
+                ],
+            )
+        )
+    return found
+
+
+def draw_panel(axes: Axes, panel: Panel) -> None:
+    """Draw the curves of a panel; the legend names labels, not runs."""
+    labeled: set[str] = set()
+    for line in panel.lines:
+        color, series = COLORS[line.color % len(COLORS)], line.series
+        if len(series.steps) > NOISY:
+            axes.plot(series.steps, series.values, color=color, alpha=0.22, linewidth=0.7)
+            series = series.smoothed(NOISY // 2)
+        axes.plot(
+            series.steps,
+            series.values,
+            color=color,
+            linewidth=1.7,
+            linestyle=STYLES[line.style % len(STYLES)],
+            marker="o" if len(series.steps) <= SPARSE else "",
+            markersize=3,
+            label=None if line.label in labeled else line.label,
+        )
+        labeled.add(line.label)
+    axes.margins(x=0.02)
+    if any(labeled):
+        axes.legend(fontsize=7.5, loc="best", labelcolor=FAINT)
+    axes.tick_params(labelsize=7.5, length=2.5)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
+    axes.ticklabel_format(axis="y", useOffset=False)
+    axes.grid(axis="y", color=GRID, linewidth=0.7)
+    axes.set_axisbelow(True)
 
 
 @styled
 def dynamics_figure(runs: Sequence[Run], out: Path, *, title: str = "") -> None:
-    """Draw a diagram for every loss, for health, and for scores and cycles of evaluated checkpoints."""
+    """Draw a panel for every loss and health figure, and for scores and cycles of evaluated checkpoints."""
     check_out(out)
-    runs = [run for run in runs if run.metrics]
-    if not runs:
-        raise InputError("none of these runs has a metrics.jsonl: train first.")
     shown = panels(runs)
-    curves = [_draw_scores] if any(run.checkpoints for run in runs) else []
-    curves += [_draw_cycles] if any(cycles_of(run)[0] for run in runs) else []
-    count = len(shown) + len(curves)
-    columns = 4
-    rows = -(-count // columns)
+    rows = -(-len(shown) // COLUMNS)
     figure = new_figure(11.2, 2.15 * rows + 0.8)
-    axes = list(figure.subplots(rows, columns, squeeze=False).flat)
-    for place, panel in zip(axes, shown, strict=False):
-        _draw(place, panel, runs)
-    for place, draw in zip(axes[len(shown) :], curves, strict=False):
-        draw(place, runs)
-    for place in axes[count:]:
-        place.set_visible(False)
-    if len(runs) > 1:
-        from matplotlib.lines import Line2D
-
-        lines = [Line2D([], [], color=COLORS[i % len(COLORS)], linewidth=2) for i in range(len(runs))]
-        figure.legend(lines, [run.name for run in runs], loc="outside lower left", ncols=min(4, len(runs)))
+    for index, panel in enumerate(shown):
+        axes = figure.add_subplot(rows, COLUMNS, index + 1)
+        axes.set_title(panel.title, loc="left", fontweight="bold")
+        draw_panel(axes, panel)
+    names = [run.name for run in runs if run.metrics]
+    if len(names) > 1:
+        lines = [Line2D([], [], color=COLORS[i % len(COLORS)], linewidth=2) for i in range(len(names))]
+        figure.legend(lines, names, loc="outside lower left", ncols=min(4, len(names)))
     save_figure(figure, out, title)
-
-
-def _draw(axes: "Axes", panel: Panel, runs: Sequence[Run]) -> None:
-    """One diagram: a color for each run, or for each figure where there is one run."""
-    labeled = set()
-    for number, run in enumerate(runs):
-        for index, (name, label) in enumerate(panel.figures.items()):
-            series = run.series(name)
-            if series is None:
-                continue
-            color = COLORS[(number if len(runs) > 1 else index) % len(COLORS)]
-            style = STYLES[index % len(STYLES)]
-            if len(series.steps) > 60:
-                axes.plot(series.steps, series.values, color=color, alpha=0.22, linewidth=0.7)
-                series = series.smoothed(30)
-            axes.plot(
-                series.steps,
-                series.values,
-                color=color,
-                linewidth=1.7,
-                linestyle=style,
-                label=None if name in labeled else label,
-            )
-            labeled.add(name)
-    axes.set_title(panel.title, loc="left", fontweight="bold")
-    axes.margins(x=0.02)
-    if any(panel.figures.values()):
-        axes.legend(fontsize=7.5, loc="best", labelcolor=FAINT)
-    axes.tick_params(labelsize=7.5, length=2.5)
-    axes.ticklabel_format(axis="y", useOffset=False)
-    axes.grid(axis="y", color="#e8e6e1", linewidth=0.7)
-    axes.set_axisbelow(True)
-
-
-def _draw_scores(axes: "Axes", runs: Sequence[Run]) -> None:
-    marks = "osD^v"
-    for number, run in enumerate(runs):
-        for index, (name, (steps, values)) in enumerate(scores_of(run).items()):
-            color = COLORS[(number if len(runs) > 1 else index) % len(COLORS)]
-            label = name if number == 0 else None
-            axes.plot(steps, values, f"{marks[index % 5]}-", color=color, markersize=4, label=label)
-    axes.set_title("scores of checkpoints, percent", loc="left", fontweight="bold")
-    axes.legend(fontsize=7.5, loc="best", labelcolor=FAINT)
-    axes.tick_params(labelsize=7.5, length=2.5)
-    axes.grid(axis="y", color="#e8e6e1", linewidth=0.7)
-
-
-def _draw_cycles(axes: "Axes", runs: Sequence[Run]) -> None:
-    for number, run in enumerate(runs):
-        axes.plot(*cycles_of(run), "o-", color=COLORS[number % len(COLORS)], markersize=4)
-    axes.set_title("cycle: labels that return, percent", loc="left", fontweight="bold")
-    axes.tick_params(labelsize=7.5, length=2.5)
-    axes.grid(axis="y", color="#e8e6e1", linewidth=0.7)

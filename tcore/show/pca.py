@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tcore.evaluation.encoder import Encoder
 from tcore.show.clips import Clip, encode_clip
-from tcore.show.plotting import bare, caption, new_figure, save_figure, show_picture, styled
+from tcore.show.plotting import caption, hide_axes, new_figure, save_figure, show_picture, styled
 
 
 def pca_colors(
@@ -45,7 +45,7 @@ def pca_figure(encoder: Encoder, clip: Clip, out: Path, *, title: str = "") -> f
     for column in range(count):
         show_picture(axes[0, column], clip.frames[column], clip.names[column])
         axes[1, column].imshow(colors[column], interpolation="nearest", aspect="equal")
-        bare(axes[1, column])
+        hide_axes(axes[1, column])
     text = f"Colors: first three principal components over all frames, {explained:.0%} of the variance."
     caption(figure, text)
     save_figure(figure, out, title)

@@ -1,27 +1,46 @@
-"""What all figures share: one look, files by their ending, frames in frames."""
+"""What all figures share: one look, files by their ending, pictures without axes, heat maps, outlines."""
 
 import functools
+import io
+import re
 import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 from jaxtyping import Bool, Float, UInt8
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 from PIL import Image
 
 from tcore.errors import InputError
 from tcore.files import atomic
 
-if TYPE_CHECKING:  # matplotlib takes seconds to import: only who draws waits for it
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-INK, FAINT, HOLE = "#22252b", "#7a7f89", "#d9d6cf"
+INK, FAINT, GRID = "#22252b", "#7a7f89", "#e8e6e1"
+MASKED = (217, 214, 207)
 # Colors that stay apart for most kinds of color blindness, in the order in which they are used.
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b8860b", "#56b4e9", "#7f4fc9", "#666666")
 FORMATS = (".png", ".pdf")
 DPI = 130
+LOOK: dict[Any, Any] = {
+    "font.sans-serif": ["DejaVu Sans"],
+    "font.size": 9.0,
+    "axes.titlesize": 9.0,
+    "axes.edgecolor": FAINT,
+    "axes.labelcolor": INK,
+    "text.color": INK,
+    "text.parse_math": False,  # a dollar sign in a name is a dollar sign
+    "xtick.color": FAINT,
+    "ytick.color": FAINT,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "legend.frameon": False,
+    "pdf.fonttype": 42,
+    "svg.fonttype": "none",
+}
 
 Given = ParamSpec("Given")
 Made = TypeVar("Made")
@@ -30,63 +49,42 @@ Cell = tuple[int, int]  # row, column
 
 
 def check_out(out: Path, formats: Sequence[str] = FORMATS) -> Path:
-    """A file that can be written as its ending says."""
+    """Refuse a file whose ending names no format that can be written."""
     if out.suffix.lower() not in formats:
-        raise InputError(f"--out {out}: the ending says what is written, {' or '.join(formats)}.")
+        raise InputError(f"--out {out}: the file must end in {' or '.join(formats)}.")
     return out
 
 
-LOOK: dict[Any, Any] = {
-    "font.size": 9.0,
-    "axes.titlesize": 9.0,
-    "axes.edgecolor": FAINT,
-    "axes.labelcolor": INK,
-    "text.color": INK,
-    "xtick.color": FAINT,
-    "ytick.color": FAINT,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "legend.frameon": False,
-    "pdf.fonttype": 42,
-}
-
-
 def styled(draw: Callable[Given, Made]) -> Callable[Given, Made]:
-    """A function that draws in our look, and leaves the look of other figures as it was."""
+    """Let a function draw in our look, and leave the look of other figures as it was."""
 
     @functools.wraps(draw)
     def drawn(*args: Given.args, **kwargs: Given.kwargs) -> Made:
-        try:
-            from matplotlib import rc_context
-        except ImportError as error:
-            raise InputError("figures need matplotlib: pip install matplotlib.") from error
         with rc_context(LOOK):
             return draw(*args, **kwargs)
 
     return drawn
 
 
-def new_figure(width: float, height: float) -> "Figure":
-    """An empty figure of some inches; no window and no global state."""
-    from matplotlib.figure import Figure
-
+def new_figure(width: float, height: float) -> Figure:
+    """An empty figure, in inches; no window and no global state."""
     return Figure(figsize=(width, height), dpi=DPI, layout="constrained", facecolor="white")
 
 
-def caption(figure: "Figure", text: str) -> None:
-    """A faint line below a figure, broken where the figure ends."""
+def caption(figure: Figure, text: str) -> None:
+    """A faint line below a figure, wrapped to its width."""
     wrapped = textwrap.fill(text, width=max(40, int(figure.get_figwidth() * 16.5)))
     figure.supxlabel(wrapped, x=0.008, ha="left", fontsize=7.5, color=FAINT)
 
 
 def title_of(encoder: str, source: str) -> str:
-    """What a figure is of: the encoder by its last name, and the clip."""
+    """The title of a figure: the last part of the encoder's name, and the clip."""
     name = encoder if ":" in encoder else Path(encoder).resolve().name
     return f"{name}, {source}" if source else name
 
 
-def save_figure(figure: "Figure", out: Path, title: str = "") -> None:
-    """Write a figure as PNG or PDF, whole or not at all; the title goes above and into the file."""
+def save_figure(figure: Figure, out: Path, title: str = "") -> None:
+    """Write a figure as PNG or PDF, with a title above it."""
     check_out(out)
     if title:
         figure.suptitle(title, x=0.008, ha="left", fontsize=11, fontweight="bold")
@@ -94,8 +92,22 @@ def save_figure(figure: "Figure", out: Path, title: str = "") -> None:
         figure.savefig(temporary, format=out.suffix.lower()[1:], facecolor="white")
 
 
+def to_svg(figure: Figure, salt: str) -> str:
+    """A figure as an SVG element for an HTML page, whose CSS variables color it; `salt` keeps ids unique."""
+    buffer = io.StringIO()
+    nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+    with rc_context({"svg.hashsalt": salt}):
+        figure.savefig(buffer, format="svg", transparent=True, metadata=nothing)
+    svg = buffer.getvalue()
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r' xmlns(:\w+)?="[^"]*"| id="[\w.]+_\d+"', "", svg)
+    for index, color in enumerate(COLORS):
+        svg = svg.replace(color, f"var(--c{index})")
+    return svg.replace(INK, "var(--ink)").replace(FAINT, "var(--faint)").replace(GRID, "var(--rule)")
+
+
 def save_picture(picture: Image.Image, out: Path) -> None:
-    """Write a drawn picture, whole or not at all: PDF where the ending says so, otherwise PNG."""
+    """Write a drawn picture as PDF if its ending says so, otherwise as PNG."""
     with atomic(out) as temporary:
         if out.suffix.lower() == ".pdf":
             picture.save(temporary, format="PDF", resolution=DPI)
@@ -103,16 +115,16 @@ def save_picture(picture: Image.Image, out: Path) -> None:
             picture.save(temporary, format="PNG")
 
 
-def show_picture(axes: "Axes", picture: Picture, title: str = "") -> None:
+def show_picture(axes: Axes, picture: Picture, title: str = "") -> None:
     """A picture without ticks, in pixel coordinates from 0 at the edge."""
     height, width = picture.shape[:2]
     axes.imshow(picture, extent=(0, width, height, 0), aspect="equal")
-    bare(axes)
+    hide_axes(axes)
     if title:
         axes.set_title(title, loc="left", pad=3)
 
 
-def bare(axes: "Axes") -> None:
+def hide_axes(axes: Axes) -> None:
     """Neither ticks nor a frame."""
     axes.set_xticks([])
     axes.set_yticks([])
@@ -120,10 +132,8 @@ def bare(axes: "Axes") -> None:
         spine.set_visible(False)
 
 
-def show_heat(
-    axes: "Axes", picture: Picture, heat: Float[np.ndarray, "rows columns"], title: str = ""
-) -> None:
-    """A map over a grayed picture: the more, the brighter, from its own lowest value to its highest."""
+def show_heat(axes: Axes, picture: Picture, heat: Float[np.ndarray, "rows columns"], title: str = "") -> None:
+    """A map over a grayed picture, scaled from its lowest value to its highest."""
     gray = picture.astype(np.float32).mean(axis=2, keepdims=True) * 0.55
     show_picture(axes, np.repeat(gray, 3, axis=2).astype(np.uint8), title)
     height, width = picture.shape[:2]
@@ -141,10 +151,8 @@ def show_heat(
     )
 
 
-def outline(axes: "Axes", cell: Cell, patch: int, color: str, *, width: float = 1.6) -> None:
-    """A square around a patch, with a light rim so that it is seen on any picture."""
-    from matplotlib.patches import Rectangle
-
+def outline(axes: Axes, cell: Cell, patch: int, color: str, *, width: float = 1.6) -> None:
+    """A square around a patch, with a light rim so that it shows on any picture."""
     margin = 0.12 * patch  # around the patch, not over it
     corner, side = (cell[1] * patch - margin, cell[0] * patch - margin), patch + 2 * margin
     for edge, thick in (("white", width + 1.2), (color, width)):
@@ -153,12 +161,10 @@ def outline(axes: "Axes", cell: Cell, patch: int, color: str, *, width: float = 
         axes.add_patch(square)
 
 
-def punch_holes(
-    picture: Picture, mask: Bool[np.ndarray, "rows columns"], color: tuple[int, int, int] = (217, 214, 207)
-) -> Picture:
+def mask_patches(picture: Picture, mask: Bool[np.ndarray, "rows columns"]) -> Picture:
     """The picture with its masked patches filled, a thin line of the picture between them."""
     patch = picture.shape[0] // mask.shape[0]
     inside = np.zeros((patch, patch), dtype=bool)
     inside[: max(1, patch - 1), : max(1, patch - 1)] = True
-    holes = np.kron(mask, inside).astype(bool)
-    return np.where(holes[..., None], np.array(color, dtype=np.uint8), picture)
+    filled = np.kron(mask, inside).astype(bool)
+    return np.where(filled[..., None], np.array(MASKED, dtype=np.uint8), picture)

@@ -1,256 +1,316 @@
 """`tcore report`: runs side by side in one file, HTML or Markdown."""
 
+import base64
+import io
 import math
-from collections.abc import Callable, Iterator, Sequence
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from statistics import median
+from typing import Any, ClassVar, NamedTuple
+from urllib.parse import quote
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from PIL import Image
 
 from tcore.config import Config
 from tcore.config_file import OPERATIONAL, flatten
 from tcore.errors import InputError
 from tcore.evaluation.card import MAIN_SCORE
+from tcore.evaluation.encoders import load_encoder
 from tcore.evaluation.published import COLUMNS, OFFICIAL_CLIPS, PUBLISHED
 from tcore.files import write_text
-from tcore.show.chart import Chart, Line
-from tcore.show.document import Block, Charts, Document, Picture, Section, Table, Text, Value
-from tcore.show.dynamics import cycles_of, panels, scores_of
-from tcore.show.report_figures import draw_figures, find_pictures
-from tcore.show.report_html import to_html
-from tcore.show.report_markdown import to_markdown
-from tcore.show.runs import Run, Series, read_runs
-from tcore.text import format_seconds
+from tcore.show.attention import attend, attention_figure
+from tcore.show.carried import carry_rendered
+from tcore.show.clips import Times, evenly, open_clip
+from tcore.show.dynamics import Panel, draw_panel, panels, words
+from tcore.show.failures import failures_figure, find_failures
+from tcore.show.matcher import load_matcher
+from tcore.show.pca import pca_figure
+from tcore.show.plotting import check_out, new_figure, styled, to_svg
+from tcore.show.propagation import propagation_figure
+from tcore.show.runs import Run, read_runs
+from tcore.text import Say, format_seconds, silent
 
 FORMATS = (".html", ".htm", ".md")
-WORST = 10
+FIGURES = "figures"  # folder of a run
+PICTURES = (".png", ".jpg", ".jpeg")
+WIDEST = 1400  # pixels of an embedded picture
+WORST = 10  # clips that are listed before all others
 
 
-def write_report(
-    paths: Sequence[str | Path],
-    out: Path,
-    *,
-    draw: bool = True,
-    say: Callable[[str], None] = lambda line: None,
-) -> Path:
-    """Write a report of some runs; with `draw`, figures that are missing or old are drawn into the runs."""
-    if out.suffix.lower() not in FORMATS:
-        raise InputError(f"--out {out}: the ending says what is written, .html or .md.")
+class Score(NamedTuple):
+    """A score in percent, with its 95% interval if there is one."""
+
+    value: float
+    interval: tuple[float, float] | None = None
+
+
+Value = str | float | int | Score | None
+
+
+class Cell(NamedTuple):
+    """A value of a table as text."""
+
+    text: str
+    note: str = ""
+    number: bool = False
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows below a head."""
+
+    kind: ClassVar = "table"
+    head: tuple[str, ...]
+    rows: Sequence[tuple[Value, ...]]
+    caption: str = ""
+    digits: int = 1
+    """Digits of a number after the point."""
+    folded: bool = False
+    """Closed until somebody opens it."""
+    marked: int = 0
+    """This many rows at the top are ours; the others are there for comparison."""
+
+    def cells(self) -> Iterator[list[Cell]]:
+        """The rows as text."""
+        return ([self._cell(value) for value in row] for row in self.rows)
+
+    def _cell(self, value: Value) -> Cell:
+        if value is None or isinstance(value, str):
+            return Cell("-" if value is None else value)
+        if isinstance(value, Score):
+            note = "" if value.interval is None else "({:.1f}-{:.1f})".format(*value.interval)
+            return Cell(f"{value.value:.1f}", note, number=True)
+        return Cell(f"{value:.{self.digits}f}" if isinstance(value, float) else str(value), number=True)
+
+
+@dataclass(frozen=True)
+class Charts:
+    """Curves; with several runs, one legend for all."""
+
+    kind: ClassVar = "charts"
+    panels: list[Panel]
+    legend: list[str]
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A picture on disk and what it shows."""
+
+    kind: ClassVar = "picture"
+    path: Path
+    caption: str
+
+
+@dataclass(frozen=True)
+class Text:
+    """A paragraph."""
+
+    kind: ClassVar = "text"
+    text: str
+
+
+Block = Table | Charts | Picture | Text
+
+
+def write_report(paths: Sequence[str | Path], out: Path, *, draw: bool = True, say: Say = silent) -> Path:
+    """Write a report of runs; with `draw`, missing or outdated figures are drawn into the run folders."""
+    check_out(out, FORMATS)
     runs = read_runs(paths)
     if draw:
         for run in runs:
             draw_figures(run, say)
-    document = describe(runs)
-    write_text(out, to_markdown(document, out.parent) if out.suffix.lower() == ".md" else to_html(document))
+    kind = "md" if out.suffix.lower() == ".md" else "html"
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=kind == "html",
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "anchor": lambda title: re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-"),
+        "svg": panel_svg,
+        "jpeg": picture_data,
+        "plain": escape_markdown,
+        "link": lambda path: quote(os.path.relpath(path, out.parent).replace(os.sep, "/")),
+    }
+    title = runs[0].name if len(runs) == 1 else f"{len(runs)} runs"
+    subtitle = ", ".join(str(run.path) for run in runs)
+    template = environment.get_template(f"report.{kind}.j2")
+    write_text(out, template.render(title=title, subtitle=subtitle, sections=describe(runs)))
     return out
 
 
-def describe(runs: Sequence[Run]) -> Document:
-    """Everything that a report says."""
-    sections = [
-        Section("Runs", [_overview(runs)]),
-        Section("Settings", list(_settings(runs))),
-        Section("Training", list(_curves(runs))),
-        Section("Scores", list(_scores(runs))),
-        Section("Checkpoints", list(_checkpoints(runs))),
-        Section("Figures", [picture for run in runs for picture in _pictures(run)]),
-        Section("Worst clips", list(_worst(runs))),
-        Section("Environment and cost", list(_environment(runs))),
-    ]
-    title = runs[0].name if len(runs) == 1 else f"{len(runs)} runs"
-    return Document(title, ", ".join(str(run.path) for run in runs), [s for s in sections if s.blocks])
+def describe(runs: Sequence[Run]) -> dict[str, list[Block]]:
+    """The sections of a report, by title."""
+    sections: dict[str, list[Block]] = {
+        "Runs": list(_overview(runs)),
+        "Settings": list(_settings(runs)),
+        "Training": list(_curves(runs)),
+        "Scores": list(_scores(runs)),
+        "Checkpoints": list(_checkpoints(runs)),
+        "Figures": list(_pictures(runs)),
+        "Worst clips": list(_worst(runs)),
+        "Environment and cost": list(_environment(runs)),
+    }
+    return {title: blocks for title, blocks in sections.items() if blocks}
 
 
-def _overview(runs: Sequence[Run]) -> Table:
+@styled
+def panel_svg(panel: Panel) -> str:
+    """A panel as an SVG element."""
+    figure = new_figure(3.4, 1.9)
+    draw_panel(figure.add_subplot(), panel)
+    return to_svg(figure, panel.title)
+
+
+def picture_data(path: Path) -> str:
+    """A picture as a JPEG in base64, no wider than a page needs."""
+    with Image.open(path) as image:
+        rgb = image.convert("RGB")
+    rgb.thumbnail((WIDEST, 4 * WIDEST), Image.Resampling.LANCZOS)
+    buffer = io.BytesIO()
+    rgb.save(buffer, format="JPEG", quality=82, optimize=True)
+    return base64.b64encode(buffer.getvalue()).decode("ascii")
+
+
+def escape_markdown(text: str) -> str:
+    """Text on one line that means nothing but itself in Markdown."""
+    return " ".join(re.sub(r"([\\|<`*\[\]])", r"\\\1", text).split())
+
+
+def _overview(runs: Sequence[Run]) -> Iterator[Block]:
     rows: list[tuple[Value, ...]] = []
+    ends: dict[str, dict[str, Any]] = {}
     for run in runs:
         last: dict[str, Any] = run.metrics[-1] if run.metrics else {}
         health: dict[str, Any] = next(
             (line["health"] for line in reversed(run.metrics) if "health" in line), {}
         )
         seconds = run.seconds()
-        rows.append(
-            (
-                run.name,
-                last.get("step"),
-                last.get("total"),
-                last.get("dino"),
-                health.get("state"),
-                health.get("patch_rank"),
-                None if seconds is None else format_seconds(seconds),
-                run.environment.get("frames"),
-            )
-        )
-    head = ("run", "steps", "total", "dino", "state", "patch rank", "training time", "frames")
-    return Table(head, rows, digits=3)
+        time = None if seconds is None else format_seconds(seconds)
+        frames = run.environment.get("frames")
+        rows.append((run.name, last.get("step"), last.get("total"), health.get("state"), time, frames))
+        ends[run.name] = {name: last[name] for name in run.losses()} | health
+    yield Table(("run", "steps", "total loss", "state", "training time", "frames"), rows, digits=3)
+    figures = dict.fromkeys(name for end in ends.values() for name in end if name != "state")
+    rows = [(words(name), *(end.get(name) for end in ends.values())) for name in figures]
+    if rows:
+        yield Table(("", *ends), rows, "Losses and health at the end.", digits=3)
 
 
 def _settings(runs: Sequence[Run]) -> Iterator[Block]:
-    """What differs between the runs, or from the default where there is one; then everything."""
-    known = [run for run in runs if run.config is not None]
-    if not known:
+    """What differs between the runs, or from the defaults if there is one run; then everything."""
+    every = {run.name: run.settings() for run in runs if run.config is not None}
+    if not every:
         return
-    every = {run.name: run.settings() for run in known}
-    names = list(every[known[0].name])
-    learned = [name for name in names if not name.startswith(OPERATIONAL)]
-    rows: list[tuple[str, ...]]
-    if len(known) == 1:
-        usual = flatten(Config())
-        own = every[known[0].name]
-        rows = [(name, plain(usual[name]), plain(own[name])) for name in learned if own[name] != usual[name]]
-        yield Table(("setting", "default", known[0].name), rows, "Differences from the default settings.")
+    names = list(dict.fromkeys(name for own in every.values() for name in own))
+    compared = every if len(every) > 1 else {"default": flatten(Config()), **every}
+    rows = [
+        (name, *shown)
+        for name in names
+        if not name.startswith(OPERATIONAL)
+        and len(set(shown := [setting_text(own.get(name)) for own in compared.values()])) > 1
+    ]
+    if rows:
+        yield Table(("setting", *compared), rows, "Settings that differ.")
     else:
-        different = [name for name in learned if len({plain(every[run][name]) for run in every}) > 1]
-        rows = [(name, *(plain(every[run][name]) for run in every)) for name in different]
-        if rows:
-            yield Table(("setting", *every), rows, "Settings in which the runs differ.")
-        else:
-            yield Text("The runs have the same settings.")
-    rows = [(name, *(plain(every[run][name]) for run in every)) for name in names]
+        yield Text("All settings are the same." if len(every) > 1 else "All settings are the defaults.")
+    rows = [(name, *(setting_text(own.get(name)) for own in every.values())) for name in names]
     yield Table(("setting", *every), rows, "All settings.", folded=True)
 
 
-def plain(value: Any) -> str:
+def setting_text(value: Any) -> str:
     """A setting as a person would type it."""
     if isinstance(value, tuple | list):
-        return " ".join(plain(x) for x in value)
-    return f"{value:g}" if isinstance(value, float) else str(value)
+        return " ".join(setting_text(x) for x in value)
+    return f"{value:g}" if isinstance(value, float) else "-" if value is None else str(value)
 
 
 def _curves(runs: Sequence[Run]) -> Iterator[Block]:
-    trained = [run for run in runs if run.metrics]
-    if not trained:
-        return
-    charts = []
-    for panel in panels(trained):
-        lines = []
-        for number, run in enumerate(trained):
-            for index, (name, label) in enumerate(panel.figures.items()):
-                series = run.series(name)
-                if series is not None:
-                    color = number if len(trained) > 1 else index
-                    told = " ".join(x for x in (run.name if len(trained) > 1 else "", label) if x)
-                    lines.append(Line(told or panel.title, color, index > 0, series))
-        charts.append(Chart(panel.title, lines))
-    scored = [
-        Line(f"{run.name} {name}", number if len(trained) > 1 else index, index > 0, _series(*curve))
-        for number, run in enumerate(trained)
-        for index, (name, curve) in enumerate(scores_of(run).items())
-    ]
-    if scored:
-        charts.append(Chart("scores of checkpoints, percent", scored))
-    cycles = [
-        Line(run.name, number, False, _series(*cycles_of(run)))
-        for number, run in enumerate(trained)
-        if cycles_of(run)[0]
-    ]
-    if cycles:
-        charts.append(Chart("cycle: labels that return, percent", cycles))
-    yield Charts(charts, [run.name for run in trained] if len(trained) > 1 else [])
+    names = [run.name for run in runs if run.metrics]
+    if names:
+        yield Charts(panels(runs), names if len(names) > 1 else [])
 
 
-def _series(steps: list[int], values: list[float]) -> Series:
-    import numpy as np
+def _cards(runs: Sequence[Run]) -> Iterator[tuple[str, Any]]:
+    """Every score card and what to call it."""
+    for run in runs:
+        for folder, card in run.cards.items():
+            yield (run.name if folder == "." else f"{run.name}/{folder}"), card
 
-    return Series(np.array(steps, dtype=np.float64), np.array(values, dtype=np.float64))
+
+def _score(scores: dict[str, float], intervals: dict[str, Any], column: str) -> Score | None:
+    if column not in scores:
+        return None
+    low, high = intervals.get(column, (math.nan, math.nan))
+    return Score(100 * scores[column], (100 * low, 100 * high) if column in intervals else None)
 
 
 def _scores(runs: Sequence[Run]) -> Iterator[Block]:
-    yield from _official(runs)
-    rendered = [
-        (name, card["benchmarks"]["synthetic"])
-        for name, card in _cards(runs)
-        if "synthetic" in card["benchmarks"]
-    ]
-    if rendered:
-        columns = list(rendered[0][1]["scores"])
-        rows = [(name, *(_cell(result, column) for column in columns)) for name, result in rendered]
-        caption = "Held-out rendered videos, in percent, with 95% intervals over clips."
+    """Public benchmarks beside all published rows, every other benchmark in a table of its own."""
+    cards = list(_cards(runs))
+    public = [name for name in OFFICIAL_CLIPS if any(name in card["benchmarks"] for _, card in cards)]
+    if public:
+        yield from _public_scores(cards, public)
+    others = dict.fromkeys(name for _, card in cards for name in card["benchmarks"])
+    for benchmark in (name for name in others if name not in OFFICIAL_CLIPS):
+        results = [(name, card["benchmarks"].get(benchmark)) for name, card in cards]
+        found = [(name, result) for name, result in results if result is not None]
+        columns = list(found[0][1]["scores"])
+        rows = [(name, *(_score(r["scores"], r["interval"], c) for c in columns)) for name, r in found]
+        caption = f"{benchmark}: {found[0][1]['clips_from']}, in percent, with 95% intervals over clips."
         yield Table(("encoder", *columns), rows, caption, marked=len(rows))
     for run in runs:
         if run.quickstart:
             names = {"region": "J", "boundary": "F", "part_iou": "part mIoU", "pck": "PCK@0.2"}
             rows = [
-                (
-                    features,
-                    50 * (scores["region"] + scores["boundary"]),
-                    *(100 * scores[name] for name in names),
-                )
-                for features, scores in run.quickstart["scores"].items()
+                (features, 50 * (s["region"] + s["boundary"]), *(100 * s[name] for name in names))
+                for features, s in run.quickstart["scores"].items()
             ]
             count = run.quickstart["heldout_videos"]
             caption = f"{run.name}: label propagation on {count} held-out rendered videos, in percent."
             yield Table(("features", "J&F", *names.values()), rows, caption)
 
 
-def _cards(runs: Sequence[Run]) -> Iterator[tuple[str, Any]]:
-    """Every score card and what to call it."""
-    for run in runs:
-        for where, card in run.cards.items():
-            yield (run.name if where == "." else f"{run.name}/{where}"), card
-
-
-def _official(runs: Sequence[Run]) -> Iterator[Block]:
-    """Cards on public benchmarks beside all published rows."""
-    cards = [(name, card) for name, card in _cards(runs) if set(card["benchmarks"]) & set(OFFICIAL_CLIPS)]
-    if not cards:
-        return
-    found = {c for _, card in cards for b in OFFICIAL_CLIPS for c in _benchmark(card, b).get("scores", {})}
-    columns = [column for column in COLUMNS if column in found]
+def _public_scores(cards: Sequence[tuple[str, Any]], benchmarks: Sequence[str]) -> Iterator[Block]:
+    """One table of all public benchmarks with the published rows, then what keeps ours from comparing."""
     rows: list[tuple[Value, ...]] = []
+    notes = []
+    named: dict[str, dict[str, Score | None]] = {}
     for name, card in cards:
-        results = [_benchmark(card, b) for b in OFFICIAL_CLIPS]
-        rows.append((name, *(next((x for r in results if (x := _cell(r, c))), None) for c in columns)))
-    ours = len(rows)
+        for benchmark in (b for b in benchmarks if b in card["benchmarks"]):
+            result = card["benchmarks"][benchmark]
+            own = {c: _score(result["scores"], result.get("interval", {}), c) for c in result["scores"]}
+            named[name] = named.get(name, {}) | own
+            if differs := "; ".join(result.get("differs", ())):
+                notes.append(f"{name}, {benchmark}: not comparable with the published rows: {differs}.")
+    columns = [column for column in COLUMNS if any(column in own for own in named.values())]
+    rows += [(name, *(own.get(column) for column in columns)) for name, own in named.items()]
     for row, numbers in PUBLISHED.items():
-        named = dict(zip(COLUMNS, numbers, strict=True))
-        rows.append((row, *(named[column] for column in columns)))
+        published = dict(zip(COLUMNS, numbers, strict=True))
+        rows.append((row, *(published[column] for column in columns)))
     caption = "In percent, ours with 95% intervals over clips; below: the T-CoRe paper's main table."
-    yield Table(("encoder", *columns), rows, caption, marked=ours)
-    for name, card in cards:
-        for benchmark in OFFICIAL_CLIPS:
-            if differs := _benchmark(card, benchmark).get("differs"):
-                told = "; ".join(differs)
-                yield Text(f"{name}, {benchmark}: not comparable with the published rows: {told}.")
-
-
-def _benchmark(card: Any, name: str) -> dict[str, Any]:
-    result: dict[str, Any] = card["benchmarks"].get(name, {})
-    return result
-
-
-def _cell(result: dict[str, Any], column: str) -> str | None:
-    """A score with its interval."""
-    if column not in result.get("scores", {}):
-        return None
-    text = f"{100 * result['scores'][column]:.1f}"
-    if column in result.get("interval", {}):
-        low, high = result["interval"][column]
-        text += f" ({100 * low:.1f}-{100 * high:.1f})"
-    return text
+    yield Table(("encoder", *columns), rows, caption, marked=len(named))
+    yield from (Text(note) for note in notes)
 
 
 def _checkpoints(runs: Sequence[Run]) -> Iterator[Block]:
-    for run in runs:
-        if run.checkpoints:
-            scores = next(iter(run.checkpoints.values()))["scores"]
-            columns = [(benchmark, column) for benchmark in scores for column in scores[benchmark]]
-            rows = [
-                (step, *(_cell(_merged(row, b), c) for b, c in columns), _percent(row.get("cycle")))
-                for step, row in run.checkpoints.items()
+    for run in (run for run in runs if run.checkpoints):
+        first = next(iter(run.checkpoints.values()))["scores"]
+        columns = [(benchmark, column) for benchmark in first for column in first[benchmark]]
+        rows: list[tuple[Value, ...]] = []
+        for step, row in run.checkpoints.items():
+            scores = [
+                _score(row["scores"].get(b, {}), row["interval"].get(b, {}), column) for b, column in columns
             ]
-            head = ("step", *(f"{benchmark} {column}" for benchmark, column in columns), "cycle")
-            yield Table(head, rows, f"{run.name}: encoders along the way, in percent.")
-
-
-def _percent(value: float | None) -> str | None:
-    return None if value is None else f"{100 * value:.1f}"
-
-
-def _merged(row: dict[str, Any], benchmark: str) -> dict[str, Any]:
-    return {"scores": row["scores"][benchmark], "interval": row["interval"].get(benchmark, {})}
-
-
-def _pictures(run: Run) -> list[Block]:
-    return [Picture(path, f"{run.name}: {path.stem.replace('_', ' ')}") for path in find_pictures(run.path)]
+            rows.append((step, *scores, Score(100 * row["cycle"]) if "cycle" in row else None))
+        head = ("step", *(f"{benchmark} {column}" for benchmark, column in columns), "cycle")
+        yield Table(head, rows, f"{run.name}: encoders of earlier steps, in percent.")
 
 
 def _worst(runs: Sequence[Run]) -> Iterator[Block]:
@@ -263,29 +323,21 @@ def _worst(runs: Sequence[Run]) -> Iterator[Block]:
                 if score in values and not math.isnan(values[score])
             ]
             scored.sort(key=lambda row: row[1])
-            head = ("clip", score, "frames")
-            yield Table(head, [*scored[:WORST]], f"{name}, {benchmark}: the worst of {len(scored)} clips.")
+            head, what = ("clip", score, "frames"), f"{name}, {benchmark}"
+            yield Table(head, scored[:WORST], f"{what}: the worst of {len(scored)} clips.")
             if len(scored) > WORST:
-                yield Table(head, [*scored], f"{name}, {benchmark}: all clips.", folded=True)
+                yield Table(head, scored, f"{what}: all clips.", folded=True)
 
 
 def _environment(runs: Sequence[Run]) -> Iterator[Block]:
-    names = list(dict.fromkeys(name for run in runs for name in run.environment))
-    rows: list[tuple[Value, ...]] = [
-        (name, *(run.environment.get(name, "") for run in runs)) for name in names
-    ]
-    rows += [(label, *(_cost(run).get(label, "") for run in runs)) for label in COSTS]
     for name, card in _cards(runs):
-        yield Text(
-            f"Evaluation {name}: {format_seconds(card['seconds'])} on {card['device']}, "
-            + ", ".join(f"{key} {value}" for key, value in card["versions"].items())
-            + "."
-        )
-    if any(run.environment or run.metrics for run in runs):
+        versions = ", ".join(f"{package} {version}" for package, version in card["versions"].items())
+        yield Text(f"Evaluation {name}: {format_seconds(card['seconds'])} on {card['device']}, {versions}.")
+    known = [run.environment | _cost(run) for run in runs]
+    names = dict.fromkeys(name for own in known for name in own)
+    rows = [(name, *(own.get(name, "") for own in known)) for name in names]
+    if rows:
         yield Table(("", *(run.name for run in runs)), rows)
-
-
-COSTS = ("training time", "samples", "samples/s, median", "waiting for data, median", "peak memory, GiB")
 
 
 def _cost(run: Run) -> dict[str, str]:
@@ -293,9 +345,66 @@ def _cost(run: Run) -> dict[str, str]:
     seconds = run.seconds()
     if seconds is None or run.config is None:
         return {}
-    middle = sorted(line["samples_per_second"] for line in run.metrics)[len(run.metrics) // 2]
-    wait = sorted(line["data_wait"] for line in run.metrics)[len(run.metrics) // 2]
-    memory = max(line["memory_gib"] for line in run.metrics)
-    samples = f"{len(run.metrics) * run.config.optim.batch:,}"
-    values = (format_seconds(seconds), samples, f"{middle:.1f}", f"{wait:.0%}", f"{memory:.2f}")
-    return dict(zip(COSTS, values, strict=True))
+    return {
+        "training time": format_seconds(seconds),
+        "samples": f"{len(run.metrics) * run.config.optim.batch:,}",
+        "samples/s, median": f"{median(line['samples_per_second'] for line in run.metrics):.1f}",
+        "waiting for data, median": f"{median(line['data_wait'] for line in run.metrics):.0%}",
+        "peak memory, GiB": f"{max(line['memory_gib'] for line in run.metrics):.2f}",
+    }
+
+
+def _pictures(runs: Sequence[Run]) -> Iterator[Block]:
+    """The pictures in a run folder and in its figures."""
+    for run in runs:
+        for folder in (run.path, run.path / FIGURES):
+            for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+                if path.suffix.lower() in PICTURES and not path.name.startswith("."):
+                    yield Picture(path, f"{run.name}: {words(path.stem)}")
+
+
+def draw_figures(run: Run, say: Say = silent) -> None:
+    """Draw figures that a run lacks, or that are older than its encoder, on a held-out rendered video."""
+    weights = run.path / "encoder.safetensors"
+    if run.config is None or not weights.is_file():
+        return
+    for name, draw in {
+        "attention": _attention,
+        "pca": _pca,
+        "propagation": _propagation,
+        "failures": _failures,
+    }.items():
+        out = run.path / FIGURES / f"{name}.png"
+        if out.is_file() and out.stat().st_mtime >= weights.stat().st_mtime:
+            continue
+        if (run.path / out.name).is_file():
+            continue  # the quickstart's own
+        try:
+            draw(run, out)
+        except InputError as error:
+            say(f"{run.name}: {name} is not drawn: {error}")
+
+
+def _attention(run: Run, out: Path) -> None:
+    encoder = load_encoder(run.path)
+    clip = open_clip((), Times(), encoder.patch_size)
+    found = attend(encoder, clip, matcher=load_matcher(run.path))
+    attention_figure(clip, found, out, patch_size=encoder.patch_size)
+
+
+def _pca(run: Run, out: Path) -> None:
+    encoder = load_encoder(run.path)
+    pca_figure(encoder, open_clip((), evenly(5), encoder.patch_size), out)
+
+
+def _propagation(run: Run, out: Path) -> None:
+    propagation_figure(list(carry_rendered(load_encoder(run.path), "rendered").values()), out)
+
+
+def _failures(run: Run, out: Path) -> None:
+    encoder = load_encoder(run.path)
+    own = encoder.fingerprint()
+    for card in run.cards.values():
+        if "synthetic" in card["benchmarks"] and card["encoder"]["weights"] == own:
+            failures_figure(find_failures(card, encoder, {}), out)
+            return

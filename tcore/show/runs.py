@@ -2,7 +2,7 @@
 
 import itertools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,8 +26,14 @@ class Series:
     steps: Float[np.ndarray, " n"]
     values: Float[np.ndarray, " n"]
 
+    @staticmethod
+    def of(values: Mapping[int, float]) -> "Series | None":
+        """Values by step; None if there is none."""
+        steps, found = (np.array(list(x), dtype=np.float64) for x in (values, values.values()))
+        return Series(steps, found) if values else None
+
     def smoothed(self, points: int = 400) -> "Series":
-        """Means over equal stretches, where there are more values than a curve can show."""
+        """Means over equal stretches, if there are more values than points."""
         if len(self.steps) <= points:
             return self
         edges = np.linspace(0, len(self.steps), points + 1).astype(int)[:-1]
@@ -39,7 +45,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Run:
-    """What a folder says of a run; parts that are not there are empty."""
+    """What a folder says of a run; missing parts are empty."""
 
     name: str
     path: Path
@@ -47,18 +53,16 @@ class Run:
     metrics: list[dict[str, Any]]
     environment: dict[str, Any]
     cards: dict[str, Any]
-    """Score cards by the folder or file that they come from."""
+    """Score cards by the folder that holds them, relative to the run."""
     quickstart: dict[str, Any]
-    """The results of the quickstart, where the run is one."""
+    """The results of the quickstart, if the run is one."""
     checkpoints: dict[int, dict[str, Any]]
 
     def series(self, name: str) -> Series | None:
-        """A figure over the steps; `health.` before the name for those of health."""
-        pairs = list(_values(self.metrics, name))
-        if not pairs:
-            return None
-        steps, values = zip(*pairs, strict=True)
-        return Series(np.array(steps, dtype=np.float64), np.array(values, dtype=np.float64))
+        """A figure over the steps; the names of health figures start with `health.`."""
+        group, _, last = name.rpartition(".")
+        lines = {line["step"]: (line.get(group, {}) if group else line).get(last) for line in self.metrics}
+        return Series.of({step: float(x) for step, x in lines.items() if isinstance(x, int | float)})
 
     def losses(self) -> list[str]:
         """The names of the run's losses: what a line of metrics lists between total and gradient norms."""
@@ -71,19 +75,11 @@ class Run:
         return {} if self.config is None else flatten(self.config)
 
     def seconds(self) -> float | None:
-        """Time that the steps took together."""
+        """The time that all steps took."""
         if self.config is None or not self.metrics:
             return None
         speeds = [line["samples_per_second"] for line in self.metrics if line.get("samples_per_second")]
         return float(sum(self.config.optim.batch / speed for speed in speeds))
-
-
-def _values(metrics: Sequence[Mapping[str, Any]], name: str) -> Iterator[tuple[int, float]]:
-    group, _, last = name.rpartition(".")
-    for line in metrics:
-        value = (line.get(group, {}) if group else line).get(last)
-        if isinstance(value, int | float):
-            yield line["step"], float(value)
 
 
 def read_run(path: str | Path) -> Run:
@@ -96,7 +92,7 @@ def read_run(path: str | Path) -> Run:
     config = load_config(folder / "config.json") if (folder / "config.json").is_file() else None
     cards, quickstart = read_cards(folder)
     if config is None and not cards:
-        raise InputError(f"{folder} is no run: it holds neither config.json nor results.json.")
+        raise InputError(f"{folder} is not a run: it holds neither config.json nor results.json.")
     table = folder / FOLDER / CHECKPOINTS
     return Run(
         name=folder.name or folder.resolve().name,
@@ -111,10 +107,10 @@ def read_run(path: str | Path) -> Run:
 
 
 def read_runs(paths: Sequence[str | Path]) -> list[Run]:
-    """Some runs, with names that tell them apart."""
+    """Read runs, and give them distinct names."""
     runs = [read_run(path) for path in paths]
     if not runs:
-        raise InputError("no run was given: name one run folder or more.")
+        raise InputError("give one run folder or more.")
     names = [run.name for run in runs]
     if len(set(names)) == len(names):
         return runs
@@ -122,7 +118,7 @@ def read_runs(paths: Sequence[str | Path]) -> list[Run]:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Lines of metrics.jsonl; a last line that is being written is left out."""
+    """Lines of metrics.jsonl, without a last line that is still being written."""
     if not path.is_file():
         return []
     found = []

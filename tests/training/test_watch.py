@@ -17,7 +17,7 @@ from tcore.evaluation.card import Card
 from tcore.evaluation.encoder import Encoder
 from tcore.evaluation.rendered import heldout_videos
 from tcore.evaluation.trajectory import read_checkpoints
-from tcore.show.dynamics import cycles_of, dynamics_figure, scores_of
+from tcore.show.dynamics import CYCLE, SCORES, curves, dynamics_figure
 from tcore.show.runs import read_run
 from tcore.training.signals import Preempted
 from tcore.training.watch import BEST, BEST_CARD, read_best
@@ -75,7 +75,8 @@ def test_training_does_not_notice_that_it_is_scored(plain: Path, tmp_path: Path)
     assert json.loads((run / "config.json").read_text()) == json.loads((plain / "config.json").read_text())
     assert list(rows(run)) == [4, 6]
     shown = read_run(run)
-    assert scores_of(shown)["synthetic J&F"][0] == cycles_of(shown)[0] == [4, 6]
+    drawn = curves(shown)
+    assert drawn[SCORES]["synthetic J&F"].steps.tolist() == drawn[CYCLE][""].steps.tolist() == [4, 6]
     dynamics_figure([shown], tmp_path / "dynamics.pdf")
     # The same numbers as those of `tcore evaluate`.
     card = evaluate(load_encoder(run), synthetic=1)
