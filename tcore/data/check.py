@@ -1,100 +1,164 @@
-"""Check a frame store: what is there, what training can use, what would spoil it."""
+"""`tcore check` for training data: what a folder holds, what training can use of it, what would spoil it."""
 
-import itertools
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol, runtime_checkable
 
 import numpy as np
+from jaxtyping import Bool, Integer
 
 from tcore.config import Config
-from tcore.data import kinetics
-from tcore.data.check_sandwich import check_cuts, check_sandwich, mean_distance
-from tcore.data.findings import NAMED, Findings, bars, commonest, count, for_each, name_some, say_seconds
-from tcore.data.look import (
-    FRAMES_PER_VIDEO,
-    MOST_COMPARED,
-    STILL,
-    Look,
-    look_alike,
-    look_at,
-    same_bytes,
-)
-from tcore.data.packed import shard_path
-from tcore.data.stores import FolderStore, FrameStore, ImageStore, PackedStore
+from tcore.data.findings import Findings, bars, commonest, count, for_each, name_some
+from tcore.data.inspect import FRAMES_PER_VIDEO, Look, change, look_at, same_bytes
+from tcore.data.stores import FrameStore, PackedStore, list_clips
+from tcore.data.video import Probe, VideoFiles, list_videos, probe
 from tcore.device import num_cores
+from tcore.errors import InputError
+from tcore.text import format_seconds
 
 LENGTHS = (1, 2, 4, 7, 10, 15, 20, 25, 50, 100, 500, 1000, 5000)
-VERIFIED_BYTES = 2 * 2**30  # a packed store up to this size is compared byte by byte
 MOTIONS = (0, 1, 2, 5, 10, 20, 40)
+VERIFIED_BYTES = 2 * 2**30  # a packed store up to this size is compared byte by byte
+STILL = 1.0  # gray levels of 255: smaller changes are JPEG noise
+DRAWS = 8  # samples drawn per video, for the distance of their frames and for the cuts between them
+USUAL_GAP, PROPOSED = (0.8, 5.0), (1.5, 2.5)  # seconds; the published offsets in a video of 10 s
+ODD_SHARE = 0.25  # of the videos: with more of them outside the usual gap, offsets in seconds are proposed
+CROSSING = 0.05  # of the samples: with more of them across a cut, splitting is proposed
+BAD_SHARE = 0.05  # of the video files: more bad ones are an error
+
+
+@runtime_checkable
+class Sampling(Protocol):
+    """What a check asks of the training method (a part of `Sampling` of the source)."""
+
+    @property
+    def split_at_cuts(self) -> bool:
+        """Whether each shot counts as a video."""
+
+    @property
+    def repeats_short(self) -> bool:
+        """Whether videos that are too short take part."""
+
+    def usable(self, lengths: Integer[np.ndarray, "videos"]) -> Bool[np.ndarray, "videos"]:
+        """Which videos are long enough."""
+
+    def frames(self, length: int, rng: np.random.Generator) -> dict[str, int]:
+        """Which frames of a video of this length make a sample, by name."""
 
 
 def check_store(
-    store: FrameStore, path: str, config: Config, *, sample: int = 2000, full: bool = False
+    store: FrameStore,
+    path: str,
+    config: Config,
+    sampling: Sampling,
+    *,
+    sample: int = 2000,
+    full: bool = False,
 ) -> Findings:
     """Check a store of videos against the settings of a run."""
-    findings = Findings(describe(store), path)
+    packed = isinstance(store, PackedStore)
+    findings = Findings("a packed frame store" if packed else "a folder of frame folders", path)
     say_numbers(findings, store, config)
     chosen = choose_videos(len(store), sample, config.seed, full)
-    usable = check_sandwich(findings, store, config)
-    check_cuts(findings, store, config, chosen)
-    check_kinetics(findings, store.names)
+    usable = check_usable(findings, store, sampling)
+    gaps = check_samples(findings, store, config, sampling, [v for v in chosen if usable[v]])
     check_shards(findings, store, full)
-    looks = take_looks(findings, store, chosen, mean_distance(store, config), config, full)
+    looks = take_looks(findings, store, chosen, gaps, config, full)
     check_frames(findings, store, looks, config, usable)
     check_motion(findings, store, looks)
-    check_duplicates(findings, store, looks, "video", num_threads(config))
+    check_duplicates(findings, store, "video", config)
     return findings
-
-
-def describe(store: FrameStore) -> str:
-    """What kind of store it is."""
-    return "a packed frame store" if isinstance(store, PackedStore) else "a folder of frame folders"
 
 
 def check_images(path: str, store: FrameStore, config: Config, *, sample: int, full: bool) -> Findings:
     """Check a folder of photographs, for training on images as videos."""
     packed = isinstance(store, PackedStore)
     findings = Findings(f"{'a packed store' if packed else 'a folder'} of images, each one by itself", path)
-    folders = {name.rpartition("/")[0] for name in store.names}
-    findings.say(
-        "images",
-        f"{len(store):,} in {len(folders):,} folders",
-        images=len(store),
-        folders=len(folders),
-    )
+    folders = len({name.rpartition("/")[0] for name in store.names})
+    findings.say("images", f"{len(store):,} in {folders:,} folders", images=len(store), folders=folders)
     check_shards(findings, store, full)
     chosen = choose_videos(len(store), sample, config.seed, full)
-    looks = take_looks(findings, store, chosen, np.ones(len(store), np.int64), config, full)
+    looks = take_looks(findings, store, chosen, {}, config, full)
     check_frames(findings, store, looks, config, np.ones(len(store), dtype=bool))
-    check_duplicates(findings, store, looks, "image", num_threads(config))
+    check_duplicates(findings, store, "image", config)
     if not packed:
         findings.add(
             "advice",
-            "these are taken for photographs, since their sizes differ within a folder: "
-            "if they are frames of videos, say --kind frames.",
+            "these are taken for photographs, because their sizes differ within a folder: "
+            "if they are frames of videos, use --kind frames.",
         )
     return findings
 
 
+def check_videos(
+    root: Path, config: Config, sampling: Sampling, *, sample: int = 2000, full: bool = False
+) -> tuple[Findings, VideoFiles | None]:
+    """Check video files; also returns those that can be read, as a store."""
+    names = list_videos(root)
+    if not names:
+        raise InputError(f"no video files under {root}.")
+    findings = Findings("a folder of video files", str(root))
+    chosen = [names[i] for i in choose_videos(len(names), sample, config.seed, full)]
+    probes = list(for_each(lambda name: probe(root, name, full), chosen, "decoding", num_threads(config)))
+    how = "from beginning to end" if full else "first, middle and last part (--full decodes everything)"
+    findings.say("decoded", f"{len(probes):,} of {len(names):,} files, {how}", files=len(names))
+    _say_bad(findings, probes)
+    good = [found for found in probes if not found.problem]
+    if not good:
+        return findings, None
+    store = VideoFiles(root, good, config.fps)
+    rates = commonest(f"{found.fps:.4g} fps" for found in good)
+    findings.say("codec", f"{commonest(found.codec for found in good)}; {rates}")
+    say_numbers(findings, store, config)
+    usable = check_usable(findings, store, sampling)
+    looks = [_look_of(video, found) for video, found in enumerate(good)]
+    check_frames(findings, store, looks, config, usable)
+    check_motion(findings, store, looks)
+    check_duplicates(findings, store, "file", config)
+    return findings, store
+
+
+def _look_of(video: int, found: Probe) -> Look:
+    """What a probe of a video file showed."""
+    assert found.thumbs is not None  # only a file with a problem has none
+    first, *others = found.thumbs
+    return Look(video, 3, (found.size,), (), tuple(change(first, other) for other in others))
+
+
+def _say_bad(findings: Findings, probes: Sequence[Probe]) -> None:
+    """Name every file that cannot be used, with the reason."""
+    bad = [found for found in probes if found.problem]
+    findings.figures["bad"] = {found.name: found.problem for found in bad}
+    if bad:
+        findings.say("bad", f"{len(bad):,}", *(f"{found.name}: {found.problem}" for found in bad[:20]))
+        more = " (the first 20 are listed above, --json FILE has all)" if len(bad) > 20 else ""
+        findings.add(
+            "error" if len(bad) > BAD_SHARE * len(probes) else "warning",
+            f"{len(bad):,} of {len(probes):,} files cannot be used ({len(bad) / len(probes):.1%}){more}: "
+            "download them again, or continue without them.",
+        )
+
+
 def num_threads(config: Config) -> int:
-    """Threads that read: as many as there are reading processes in training."""
+    """Threads that read: as many as training has reading processes."""
     return num_cores() if config.runtime.workers is None else config.runtime.workers
 
 
-def choose_videos(count: int, sample: int, seed: int, full: bool) -> list[int]:
-    """Videos to look into: all, or some drawn from the seed."""
-    if full or count <= sample:
-        return list(range(count))
-    return sorted(np.random.default_rng(seed).choice(count, size=sample, replace=False).tolist())
+def choose_videos(number: int, sample: int, seed: int, full: bool) -> list[int]:
+    """Videos to decode: all, or some drawn from the seed."""
+    if full or number <= sample:
+        return list(range(number))
+    return sorted(np.random.default_rng(seed).choice(number, size=sample, replace=False).tolist())
 
 
 def say_numbers(findings: Findings, store: FrameStore, config: Config) -> None:
     """Videos, frames, hours, lengths."""
     fps, lengths = store.fps or config.fps, store.lengths
     frames = int(lengths.sum())
-    rate = f"{fps:g} frames per second" + ("" if store.fps else " (assumed; --fps says otherwise)")
+    rate = f"{fps:g} frames per second" + ("" if store.fps else " (assumed; set it with --fps)")
     findings.say(
         "videos",
-        f"{len(store):,}: {frames:,} frames, {say_seconds(frames / fps)} at {rate}",
+        f"{len(store):,}: {frames:,} frames, {format_seconds(frames / fps)} at {rate}",
         videos=len(store),
         frames=frames,
         hours=frames / fps / 3600,
@@ -102,37 +166,110 @@ def say_numbers(findings: Findings, store: FrameStore, config: Config) -> None:
         fps_assumed=store.fps is None,
     )
     low, median, high = int(lengths.min()), float(np.median(lengths)), int(lengths.max())
-    labels = [f"{a}" if b - a == 1 else f"{a}-{b - 1}" for a, b in itertools.pairwise(LENGTHS)]
     findings.say(
         "length",
-        f"{low:,} to {high:,} frames, median {median:g} ({say_seconds(median / fps)})",
-        *bars(lengths, LENGTHS, [*labels, f"{LENGTHS[-1]}+"]),
+        f"{low:,} to {high:,} frames, median {median:g} ({format_seconds(median / fps)})",
+        *bars(lengths, LENGTHS),
         length={"min": low, "median": median, "max": high},
     )
 
 
-def check_kinetics(findings: Findings, names: Sequence[str]) -> None:
-    """Say how much of Kinetics-400 is there, where it is Kinetics-400."""
-    found = kinetics.recognize(names)
-    if found is None:
-        return
-    held_out = f"; {found.held_out:,} more under val or test" if found.held_out else ""
+def check_usable(findings: Findings, store: FrameStore, sampling: Sampling) -> Bool[np.ndarray, "videos"]:
+    """Which videos training can use: those with a clip that is long enough; all, where short ones repeat."""
+    clips = list_clips(store, sampling.split_at_cuts)
+    fits = np.zeros(len(store), dtype=bool)
+    fits[clips.video[sampling.usable(clips.length)]] = True
+    good = fits | sampling.repeats_short
+    lengths = np.arange(1, 1_000_000)
+    need = int(lengths[sampling.usable(lengths).argmax()])
+    short = [store.names[video] for video in np.flatnonzero(~fits).tolist()]
     findings.say(
-        "Kinetics",
-        f"{found.videos:,} of {kinetics.TRAIN_VIDEOS:,} training videos ({found.share:.1%}), "
-        f"{found.classes} of {kinetics.CLASSES} classes{held_out}",
-        kinetics={"videos": found.videos, "share": found.share, "classes": found.classes},
+        "usable",
+        f"{int(good.sum()):,} of {len(store):,} videos can be used (need {need} frames or more)",
+        usable=int(good.sum()),
+        shortest_usable=need,
+        too_short=short,
     )
-    if found.held_out:
+    if not good.any():
+        longest = int(store.lengths.max())
         findings.add(
-            "warning",
-            f"{found.held_out:,} videos lie under val or test and would be trained on: give train alone.",
+            "error",
+            f"no usable video: the longest has {longest} frames, these settings need {need}; extract more "
+            "frames per second, use smaller offsets between frames, or --sandwich.short-videos repeat.",
         )
-    if found.share < 0.99:
+    elif short:
+        single = int((store.lengths == 1).sum())
+        of_one = f", {single:,} of them with one frame" if single else ""
+        fate = "training repeats" if sampling.repeats_short else "training leaves out"
         findings.add(
-            "warning",
-            f"this looks like Kinetics-400, and {found.videos:,} of {kinetics.TRAIN_VIDEOS:,} training "
-            f"videos ({found.share:.1%}) are here: published numbers were made with all of them.",
+            "warning" if len(short) > 0.05 * len(store) else "advice",
+            f"{count(len(short), 'video')} of fewer than {need} frames{of_one}, which {fate} "
+            f"({name_some(short)}): extract more frames per second to use them.",
+        )
+    return good
+
+
+def check_samples(
+    findings: Findings, store: FrameStore, config: Config, sampling: Sampling, chosen: list[int]
+) -> dict[int, float]:
+    """Draw samples of whole videos: how far apart their frames are, and how many cross a shot cut.
+
+    Returns the mean distance between the frames of a sample, for each video.
+    """
+    fps, rng = store.fps or config.fps, np.random.default_rng(config.seed)
+    gaps, crossed = dict[int, float](), list[bool]()
+    for video in chosen:
+        cuts, length = store.cuts(video), int(store.lengths[video])
+        drawn = [sorted(sampling.frames(length, rng).values()) for _ in range(DRAWS)]
+        gaps[video] = float(np.mean([np.diff(frames).mean() if len(frames) > 1 else 0 for frames in drawn]))
+        crossed += [any(frames[0] < cut <= frames[-1] for cut in cuts) for frames in drawn]
+    seconds = np.array(list(gaps.values())) / fps
+    if len(seconds) and seconds.max() > 0:
+        low, high = np.percentile(seconds, (5, 95)).tolist()
+        findings.say(
+            "samples", f"frames are {low:.2g} to {high:.2g} s apart on average", gap_seconds=[low, high]
+        )
+        _propose_seconds(findings, seconds)
+    _say_cuts(findings, store, sampling, float(np.mean(crossed)) if crossed else 0.0)
+    return gaps
+
+
+def _propose_seconds(findings: Findings, gaps: np.ndarray) -> None:
+    """Propose offsets in seconds where fractions of the video mean very long or very short ones."""
+    odd = (gaps < USUAL_GAP[0]) | (gaps > USUAL_GAP[1])
+    if odd.mean() <= ODD_SHARE:
+        return
+    typical = float(np.median(gaps[odd]))
+    fact = (
+        f"in {odd.mean():.0%} of the videos the frames of a sample are {typical:.2g} s apart "
+        f"(published: {PROPOSED[0]}-{PROPOSED[1]} s)"
+    )
+    if typical > USUAL_GAP[1]:
+        remedy = f"use --sandwich.offset-seconds {PROPOSED[0]} {PROPOSED[1]}"
+    else:
+        remedy = "use longer videos, or correct --fps"
+    findings.add("advice", f"{fact}: {remedy}.")
+
+
+def _say_cuts(findings: Findings, store: FrameStore, sampling: Sampling, crossing: float) -> None:
+    """Count shot cuts where the store knows them, and samples that cross one."""
+    videos, _ = store.all_cuts()
+    if not len(videos):
+        findings.say("cuts", "this store knows none (tcore prepare marks those of videos)", cuts=0)
+        return
+    would = "would " if sampling.split_at_cuts else ""
+    findings.say(
+        "cuts",
+        f"{len(videos):,} in {len(np.unique(videos)):,} of {len(store):,} videos; "
+        f"{crossing:.0%} of the samples {would}cross one",
+        cuts=len(videos),
+        crossing_a_cut=crossing,
+    )
+    if crossing > CROSSING and not sampling.split_at_cuts:
+        findings.add(
+            "advice",
+            f"{crossing:.0%} of the samples cross a shot cut, where nothing corresponds: use "
+            "--sandwich.cuts split, which treats each shot as a video (published runs crossed them).",
         )
 
 
@@ -143,61 +280,43 @@ def check_shards(findings: Findings, store: FrameStore, full: bool) -> None:
     shards = store.about["shards"]
     total = sum(shard["bytes"] for shard in shards)
     thorough = full or total <= VERIFIED_BYTES
-    problems = store.verify() if thorough else shard_sizes(store)
+    problems = store.verify(full=thorough)
     how = "every byte compared" if thorough else "sizes compared (--full compares every byte)"
-    whole = count(len(problems), "problem") if problems else "all whole"
+    state = count(len(problems), "problem") if problems else "all intact"
     findings.say(
         "shards",
-        f"{count(len(shards), 'file')}, {total / 2**30:.1f} GiB: {whole}, {how}",
+        f"{count(len(shards), 'file')}, {total / 2**30:.1f} GiB: {state}, {how}",
         shards=len(shards),
         shard_problems=problems,
     )
-    for text in problems[:NAMED]:
-        findings.add("error", f"{text} Copy this file again, or prepare the store anew.")
-    if len(problems) > NAMED:
-        findings.add("error", f"{len(problems) - NAMED:,} more such files; --json FILE lists them all.")
-
-
-def shard_sizes(store: PackedStore) -> list[str]:
-    """Shards that are missing or of another size than was written."""
-    problems = []
-    for number, shard in enumerate(store.about["shards"]):
-        path = shard_path(store.root, number)
-        found = path.stat().st_size if path.is_file() else 0
-        if found != shard["bytes"]:
-            problems.append(f"{path}: {found} bytes instead of {shard['bytes']}.")
-    return problems
+    findings.add_errors([f"{text} Copy this file again, or prepare the store again." for text in problems])
 
 
 def take_looks(
     findings: Findings,
     store: FrameStore,
     chosen: list[int],
-    distance: np.ndarray,
+    gaps: dict[int, float],
     config: Config,
     full: bool,
 ) -> list[Look]:
-    """Look into the chosen videos, and say how thoroughly."""
+    """Decode frames of the chosen videos, and say how thoroughly."""
     looks = list(
         for_each(
-            lambda video: look_at(store, video, int(distance[video]), full),
+            lambda video: look_at(store, video, round(gaps.get(video, 1)), full),
             chosen,
-            "looking",
+            "decoding",
             num_threads(config),
         )
     )
     frames = sum(look.num_frames for look in looks)
     every = "all" if len(chosen) == len(store) else f"{len(chosen):,} of"
-    capped = (
-        f"; at most about {FRAMES_PER_VIDEO} frames of a video"
-        if not full and (store.lengths > FRAMES_PER_VIDEO).any()
-        else ""
-    )
-    partly = bool(capped) or len(chosen) < len(store)
+    capped = not full and bool((store.lengths > FRAMES_PER_VIDEO).any())
+    at_most = f"; at most about {FRAMES_PER_VIDEO} frames of a video" if capped else ""
+    partly = capped or len(chosen) < len(store)
     findings.say(
-        "looked at",
-        f"{every} {len(store):,}, {frames:,} frames{capped}"
-        + (" (--full looks at everything)" if partly else ""),
+        "decoded",
+        f"{every} {len(store):,}, {frames:,} frames{at_most}" + (" (--full decodes all)" if partly else ""),
         looked_at={"videos": len(chosen), "frames": frames, "everything": not partly},
     )
     return looks
@@ -212,16 +331,15 @@ def check_frames(
         "size", commonest(sizes) if sizes else "unknown: no frame could be read", sizes=sorted(set(sizes))
     )
     broken = [look for look in looks if look.unreadable]
-    fatal = [look for look in broken if usable[look.video]]
     findings.figures["unreadable"] = {store.names[look.video]: list(look.unreadable) for look in broken}
     if broken:
         lost = sum(len(look.unreadable) for look in broken)
         names = name_some([store.names[look.video] for look in broken])
         findings.add(
-            "error" if fatal else "warning",
-            f"{count(lost, 'unreadable frame')} in {len(broken):,} of {len(looks):,} videos looked at "
-            f"({len(broken) / len(looks):.1%}); training puts other clips in their place, and stops where "
-            f"they are many: extract them again or remove these videos. "
+            "error" if any(usable[look.video] for look in broken) else "warning",
+            f"{count(lost, 'unreadable frame')} in {len(broken):,} of {len(looks):,} decoded videos "
+            f"({len(broken) / len(looks):.1%}); training uses other clips instead, and stops where there are "
+            f"many: extract them again or remove these videos. "
             f"{broken[0].unreadable[0]} Videos: {names}.",
         )
     mixed = [store.names[look.video] for look in looks if len(look.sizes) > 1]
@@ -229,30 +347,30 @@ def check_frames(
     if mixed:
         findings.add(
             "warning",
-            f"{count(len(mixed), 'video')} with frames of differing sizes ({name_some(mixed)}): past, "
-            "current and future would not line up; is each folder one video? Extract them again at one size.",
+            f"{count(len(mixed), 'video')} with frames of differing sizes ({name_some(mixed)}): the frames "
+            "of a sample would not line up; is each folder one video? Extract them again at one size.",
         )
-    small = sum(min(look.sizes[0]) < config.views.global_size / 2 for look in looks if look.sizes)
+    side = config.views.global_size
+    small = sum(min(look.sizes[0]) < side / 2 for look in looks if look.sizes)
     if small:
-        side = config.views.global_size
         findings.add(
             "advice",
             f"{small:,} of {len(looks):,} have a short side of less than half of --views.global-size {side}: "
-            "crops are blown up; use larger frames or a smaller --views.global-size.",
+            "crops are enlarged; use larger frames or a smaller --views.global-size.",
         )
 
 
 def check_motion(findings: Findings, store: FrameStore, looks: list[Look]) -> None:
-    """How much changes between past and current, and which videos stand still."""
-    motion = np.array([look.motion for look in looks if np.isfinite(look.motion)])
-    if not len(motion):
+    """How much changes between two frames, and which videos stand still."""
+    moving = [look for look in looks if look.changes]
+    if not moving:
         return
-    labels = [f"{a}-{b}" for a, b in itertools.pairwise(MOTIONS)]
-    still = [store.names[look.video] for look in looks if look.most_motion < STILL]
+    motion = np.array([np.mean(look.changes) for look in moving])
+    still = [store.names[look.video] for look in moving if max(look.changes) < STILL]
     findings.say(
         "motion",
-        f"mean change between past and current, gray levels of 255: median {np.median(motion):.1f}",
-        *bars(motion, MOTIONS, [*labels, f"{MOTIONS[-1]}+"]),
+        f"mean change between two frames, gray levels of 255: median {np.median(motion):.1f}",
+        *bars(motion, MOTIONS),
         motion={"median": float(np.median(motion)), "mean": float(motion.mean())},
         still=still,
     )
@@ -264,36 +382,15 @@ def check_motion(findings: Findings, store: FrameStore, looks: list[Look]) -> No
         )
 
 
-def check_duplicates(
-    findings: Findings, store: FrameStore, looks: list[Look], noun: str, threads: int
-) -> None:
-    """The same video twice, byte by byte in the whole store, or nearly the same among those looked at."""
-    exact: list[list[int]] = []
-    readable = {look.video for look in looks if not look.unreadable}
-    if isinstance(store, FolderStore | ImageStore):
-        exact = same_bytes(store, range(len(store)), threads)
-    elif isinstance(store, PackedStore):  # without files of their own, those that were looked at will do
-        exact = same_bytes(store, sorted(readable), threads)
-    near = [group for group in look_alike(looks) if not any(set(group) <= set(same) for same in exact)]
-    named = {
-        kind: [[store.names[video] for video in group] for group in groups]
-        for kind, groups in (("duplicates", exact), ("near_duplicates", near))
-    }
-    extra = sum(len(group) - 1 for group in exact)
-    alike = f"{count(len(near), 'group')} that look alike"
-    if len(looks) > MOST_COMPARED:
-        alike = "whether others look alike is not sought among so many"
-    findings.say("duplicates", f"{count(extra, noun)} with the bytes of another; {alike}", **named)
-    for kind, what in (
-        ("duplicates", "the bytes of another"),
-        ("near_duplicates", "nearly the pictures of another"),
-    ):
-        groups = named[kind]
-        if groups:
-            surplus = sum(len(group) - 1 for group in groups)
-            pairs = [" = ".join(group[:3]) + (" ..." if len(group) > 3 else "") for group in groups]
-            findings.add(
-                "warning" if kind == "duplicates" else "advice",
-                f"{count(surplus, noun)} with {what} ({name_some(pairs)}): keep one of each"
-                + (", or it counts twice." if kind == "duplicates" else "; look at them first."),
-            )
+def check_duplicates(findings: Findings, store: FrameStore, noun: str, config: Config) -> None:
+    """Videos that are stored as the same bytes."""
+    groups = [[store.names[video] for video in group] for group in same_bytes(store, num_threads(config))]
+    extra = sum(len(group) - 1 for group in groups)
+    findings.say("duplicates", f"{count(extra, noun)} with the bytes of another", duplicates=groups)
+    if groups:
+        pairs = [" = ".join(group[:3]) + (" ..." if len(group) > 3 else "") for group in groups]
+        findings.add(
+            "warning",
+            f"{count(extra, noun)} with the bytes of another ({name_some(pairs)}): keep one of each, "
+            "or it counts twice.",
+        )

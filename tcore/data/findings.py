@@ -1,5 +1,6 @@
 """What a check found: lines for a person, figures for a machine, and whether training would go wrong."""
 
+import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -8,9 +9,10 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
-from tcore.text import Progress, silent, to_stderr
+from tcore.text import Progress
 
-Level = Literal["error", "warning", "advice"]
+Level = Literal["advice", "warning", "error"]
+LEVELS: tuple[Level, ...] = ("advice", "warning", "error")
 Item = TypeVar("Item")
 Found = TypeVar("Found")
 
@@ -45,6 +47,13 @@ class Findings:
         """Add a problem: a sentence that says what it is and what to do."""
         self.problems.append(Problem(level, text))
 
+    def add_errors(self, problems: Sequence[str], shown: int = 20) -> None:
+        """Add an error for each of the first problems, and one that counts the rest."""
+        for text in problems[:shown]:
+            self.add("error", text)
+        if len(problems) > shown:
+            self.add("error", f"{len(problems) - shown:,} more such problems; --json FILE lists them all.")
+
     @property
     def exit_code(self) -> int:
         """1 where training (or the benchmark) would go wrong."""
@@ -52,21 +61,16 @@ class Findings:
 
     def text(self) -> str:
         """The report for a person: errors last, where they are seen."""
-        rank = {"advice": 0, "warning": 1, "error": 2}
-        told = [f"{p.level}: {p.text}" for p in sorted(self.problems, key=lambda p: rank[p.level])]
+        problems = sorted(self.problems, key=lambda problem: LEVELS.index(problem.level))
         verdict = "something here would go wrong" if self.exit_code else "nothing here stands in the way"
-        return "\n".join([f"{self.path}: {self.kind}", "", *self.lines, "", *told, verdict])
+        lines = [f"{problem.level}: {problem.text}" for problem in problems]
+        return "\n".join([f"{self.path}: {self.kind}", "", *self.lines, "", *lines, verdict])
 
     def to_json(self) -> dict[str, Any]:
         """The report for a machine."""
         problems = [problem._asdict() for problem in self.problems]
-        return {
-            "path": self.path,
-            "kind": self.kind,
-            "ok": not self.exit_code,
-            "problems": problems,
-            **self.figures,
-        }
+        about = {"path": self.path, "kind": self.kind, "ok": not self.exit_code, "problems": problems}
+        return about | self.figures
 
 
 def count(number: int, noun: str) -> str:
@@ -88,13 +92,19 @@ def name_some(names: Sequence[str]) -> str:
     return ", ".join(names[:NAMED]) + more
 
 
-def bars(values: np.ndarray, edges: Sequence[float], labels: Sequence[str]) -> list[str]:
-    """A histogram in characters: bin i holds edges[i] <= value < edges[i + 1]; the last bin has no end."""
+def bars(values: np.ndarray, edges: Sequence[int]) -> list[str]:
+    """A histogram in characters: bin i holds edges[i] <= value < edges[i + 1]; the last bin has no end.
+
+    >>> bars(np.array([1, 1, 5]), (0, 2, 4))
+    ['0-1  ████████████████████████████████████████ 2', '2-3   0', ' 4+  ████████████████████ 1']
+    """
     counts = np.histogram(values, [*edges, np.inf])[0].tolist()
-    filled = [i for i, count in enumerate(counts) if count]
+    labels = [f"{a}-{b - 1}" if b > a + 1 else f"{a}" for a, b in itertools.pairwise(edges)]
+    labels.append(f"{edges[-1]}+")
+    filled = [i for i, number in enumerate(counts) if number]
     shown = range(filled[0], filled[-1] + 1) if filled else range(0)
     width = max((len(labels[i]) for i in shown), default=0)
-    lengths = [max(1, round(BAR * count / max(counts))) if count else 0 for count in counts]
+    lengths = [max(1, round(BAR * number / max(counts))) if number else 0 for number in counts]
     return [f"{labels[i]:>{width}}  {'█' * lengths[i]} {counts[i]:,}" for i in shown]
 
 
@@ -106,25 +116,14 @@ def commonest(values: Iterable[str], shown: int = 4) -> str:
     """
     counts = Counter(values).most_common()
     more = f" and {len(counts) - shown:,} others" if len(counts) > shown else ""
-    return ", ".join(f"{value} ({count:,})" for value, count in counts[:shown]) + more
-
-
-def say_seconds(seconds: float) -> str:
-    """A duration in the unit that a person would choose.
-
-    >>> [say_seconds(s) for s in (0.3, 10, 540, 7200)]
-    ['0.3 s', '10.0 s', '9.0 min', '2.0 h']
-    """
-    if seconds < 120:
-        return f"{seconds:.1f} s"
-    return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:,.1f} h"
+    return ", ".join(f"{value} ({number:,})" for value, number in counts[:shown]) + more
 
 
 def for_each(
-    work: Callable[[Item], Found], items: Sequence[Item], what: str, threads: int, quiet: bool = False
+    work: Callable[[Item], Found], items: Sequence[Item], what: str, threads: int
 ) -> Iterator[Found]:
-    """Do some work on every item, in threads, in order; tells stderr how far it is and when it will end."""
-    progress = Progress(what, len(items), say=silent if quiet else to_stderr)
+    """Do some work on every item, in threads, in order; the progress goes to stderr."""
+    progress = Progress(what, len(items))
     pool = ThreadPoolExecutor(max(1, threads))
     try:
         for found in pool.map(work, items):

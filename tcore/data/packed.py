@@ -97,6 +97,11 @@ class PackedVideos:
             read.append(shard.read(offset, size))
         return read
 
+    def frame_sizes(self, video: int) -> tuple[int, ...]:
+        """Sizes in bytes of the frames of a video."""
+        first, end = self._range("frame_ends", video)
+        return tuple(self._index["sizes"][first:end].tolist())
+
     def shard_of(self, video: int) -> Path:
         """The tar file that holds a video."""
         return shard_path(self.root, int(self._index["shards"][video]))

@@ -23,6 +23,7 @@ from typing import Any
 
 from tcore.data.packed import STORE, write_index
 from tcore.data.packing import (
+    MIN_PARTIAL,
     Note,
     Outcome,
     Settings,
@@ -34,7 +35,6 @@ from tcore.data.packing import (
     write_guarded,
     write_shard,
 )
-from tcore.data.sandwich import usable
 from tcore.data.sources import SHARD_VIDEOS, Listing, list_source, plan_shards
 from tcore.data.stores import PackedStore
 from tcore.data.workers import die_with_parent
@@ -64,9 +64,11 @@ class Summary:
         size = sum(shard["bytes"] for shard in store.about["shards"]) / 1e9
         hours = f"{frames / store.fps / 3600:.3g} hours, " if store.fps else ""
         lines = [f"{root}: {len(store):,} videos, {frames:,} frames, {hours}{size:.3g} GB"]
-        short = int((~usable(store.lengths)).sum())
+        short = int((store.lengths < MIN_PARTIAL).sum())
         if short and store.kind != "images":
-            lines.append(f"{short:,} of them are too short for the usual offsets (fewer than 7 frames)")
+            lines.append(
+                f"{short:,} of them are too short for the usual offsets (fewer than {MIN_PARTIAL} frames)"
+            )
         for outcome, verb in (("skipped", "skipped"), ("partial", "kept in part")):
             notes = [note for note in self.notes if note.outcome == outcome]
             if notes:

@@ -1,19 +1,23 @@
 """`tcore check`: recognize what a folder holds, check it, draw what training would see of it."""
 
-import itertools
 import json
-import os
-from dataclasses import replace
+from collections import Counter
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from tcore.config import Config
-from tcore.data.check import check_images, check_store
-from tcore.data.check_videos import check_videos
+import numpy as np
+from jaxtyping import Bool, Integer
+
+from tcore.config import Config, SandwichConfig
+from tcore.data.check import check_images, check_store, check_videos
 from tcore.data.findings import Findings
 from tcore.data.images import BAD_IMAGE, IMAGE_SUFFIXES, open_image
 from tcore.data.packed import STORE
-from tcore.data.stores import VIDEO_SUFFIXES, FolderStore, FrameStore, ImageStore, PackedStore
+from tcore.data.samples import offset_in_frames
+from tcore.data.sandwich import sample_sandwich, usable
+from tcore.data.stores import VIDEO_SUFFIXES, FolderStore, FrameStore, ImageStore, PackedStore, walk_files
+from tcore.data.video import VideoFiles
 from tcore.errors import InputError
 from tcore.evaluation import check as benchmark
 from tcore.files import write_text
@@ -21,7 +25,44 @@ from tcore.show.sheet import draw_sheet
 from tcore.validation import validate
 
 Kind = Literal["auto", "frames", "images", "videos", "davis", "vip", "jhmdb"]
-FOLDERS, IMAGES = 40, 6  # folders, and images of each, that are opened to tell frames from photographs
+FOLDERS, IMAGES = 40, 6  # folders, and images of each, that are opened to distinguish frames and photographs
+
+
+@dataclass(frozen=True)
+class SandwichSampling:
+    """How samples are drawn."""
+
+    settings: SandwichConfig
+    offset_frames: tuple[int, int] | None
+
+    @property
+    def split_at_cuts(self) -> bool:
+        """Whether each shot counts as a video."""
+        return self.settings.cuts == "split"
+
+    @property
+    def repeats_short(self) -> bool:
+        """Whether videos that are too short take part."""
+        return self.settings.short_videos == "repeat"
+
+    def usable(self, lengths: Integer[np.ndarray, "videos"]) -> Bool[np.ndarray, "videos"]:
+        """Which videos are long enough."""
+        settings = self.settings
+        return usable(
+            lengths, current=settings.current, offset=settings.offset, offset_frames=self.offset_frames
+        )
+
+    def frames(self, length: int, rng: np.random.Generator) -> dict[str, int]:
+        """Which frames of a video of this length make a sample, by name."""
+        settings = self.settings
+        return sample_sandwich(
+            length,
+            rng,
+            current=settings.current,
+            offset=settings.offset,
+            offset_frames=self.offset_frames,
+            frames=settings.frames,
+        )._asdict()
 
 
 def check(
@@ -41,35 +82,38 @@ def check(
         raise InputError(f"--sample {sample}: need 1 or more.")
     config = validate(config)
     for file in (sheet, report):
-        refuse_inside(path, file)
+        if file is not None and file.resolve().is_relative_to(path.resolve()):
+            raise InputError(
+                f"{file} is inside {path}: nothing is written into a dataset; choose another folder."
+            )
     found = recognize(path) if kind == "auto" else kind
     store: FrameStore | None = None
     if found == "davis" or found == "vip" or found == "jhmdb":
         findings = benchmark.check_benchmark(found, path)
-    elif found == "videos":
-        findings, store = check_videos(path, config, sample=sample, full=full)
     elif found == "images":
-        opened = FrameStore.open(path)
-        store = ImageStore(opened) if isinstance(opened, FolderStore) else opened
+        store = FrameStore.open(path)
+        store = ImageStore(store) if isinstance(store, FolderStore) else store
         findings = check_images(str(path), store, config, sample=sample, full=full)
         # Neighbors are found later; the crops of the images themselves can be seen now.
-        config = replace(
-            config,
-            auxiliary="none",
-            sandwich=replace(config.sandwich, short_videos="repeat", offset_seconds=None),
-        )
+        sandwich = replace(config.sandwich, short_videos="repeat", offset_seconds=None)
+        config = replace(config, auxiliary="none", sandwich=sandwich)
     else:
-        store = FrameStore.open(path)
-        findings = check_store(store, str(path), config, sample=sample, full=full)
+        store = None if found == "videos" else FrameStore.open(path)
+        rated = store or VideoFiles(path, [], config.fps)
+        sampling = SandwichSampling(config.sandwich, offset_in_frames(rated, config))
+        if store is None:
+            findings, store = check_videos(path, config, sampling, sample=sample, full=full)
+        else:
+            findings = check_store(store, str(path), config, sampling, sample=sample, full=full)
     if sheet is not None:
-        say_sheet(findings, store, config, sheet)
+        _say_sheet(findings, store, config, sheet)
     if report is not None:
         write_text(report, json.dumps(findings.to_json(), indent=1) + "\n")
     return findings
 
 
-def say_sheet(findings: Findings, store: FrameStore | None, config: Config, sheet: Path) -> None:
-    """Draw the contact sheet where there are samples to be drawn."""
+def _say_sheet(findings: Findings, store: FrameStore | None, config: Config, sheet: Path) -> None:
+    """Draw the contact sheet where there are samples to draw."""
     if store is None:
         findings.say("sheet", "not drawn: it shows training samples, of frames, videos or images")
         return
@@ -81,21 +125,14 @@ def say_sheet(findings: Findings, store: FrameStore | None, config: Config, shee
     findings.say("sheet", f"{sheet} shows {count} samples as training sees them", sheet=str(sheet))
 
 
-def refuse_inside(dataset: Path, file: Path | None) -> None:
-    """Refuse to write into somebody's data."""
-    if file is not None and file.resolve().is_relative_to(dataset.resolve()):
-        raise InputError(
-            f"{file} lies inside {dataset}: nothing is written into a dataset; choose another folder."
-        )
-
-
 def recognize(path: Path) -> Kind:
     """What a folder holds."""
     layout = benchmark.recognize(path)
     if layout is not None:
         return layout
     if not (path / STORE).exists():
-        images, videos = count_files(path)
+        suffixes = Counter(Path(file).suffix.lower() for file in walk_files(path))
+        images, videos = (sum(suffixes[s] for s in some) for some in (IMAGE_SUFFIXES, VIDEO_SUFFIXES))
         if videos > images:
             return "videos"
     store = FrameStore.open(path)  # where nothing is found, this says what was expected
@@ -104,28 +141,17 @@ def recognize(path: Path) -> Kind:
     return "images" if isinstance(store, FolderStore) and holds_photographs(store) else "frames"
 
 
-def count_files(path: Path) -> tuple[int, int]:
-    """Images and video files under a folder."""
-    suffixes = [
-        Path(name).suffix.lower() for _, _, files in os.walk(path, followlinks=True) for name in files
-    ]
-    return sum(s in IMAGE_SUFFIXES for s in suffixes), sum(s in VIDEO_SUFFIXES for s in suffixes)
-
-
 def holds_photographs(store: FolderStore) -> bool:
-    """Whether most folders hold images of differing sizes, or one image each: no frames of a video."""
+    """Whether most folders hold images of differing sizes, or one image each: not frames of a video."""
     several = [video for video, length in enumerate(store.lengths.tolist()) if length > 1]
-    if not several:
-        return True
-    step = max(1, len(several) // FOLDERS)
-    looked = several[::step][:FOLDERS]
-    return sum(_differ(store, video) for video in looked) > len(looked) / 2
+    opened = several[:: max(1, len(several) // FOLDERS)][:FOLDERS]
+    return sum(_differ(store, video) for video in opened) > len(opened) / 2 or not several
 
 
 def _differ(store: FolderStore, video: int) -> bool:
     """Whether the first images of a folder have differing sizes, by their headers."""
     sizes = set()
-    for frame in itertools.islice(range(int(store.lengths[video])), IMAGES):
+    for frame in range(min(IMAGES, int(store.lengths[video]))):
         try:
             with open_image(store.path(video, frame)) as image:
                 sizes.add(image.size)

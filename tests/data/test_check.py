@@ -1,22 +1,26 @@
-"""What `tcore check` finds in stores: each fault is there once, and is named."""
+"""What `tcore check` finds in stores, images and video files: each fault is there once, and is named."""
 
 import json
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from tcore.config import Config
-from tcore.data import kinetics
-from tcore.data.check import choose_videos
-from tcore.data.findings import Findings, bars
-from tcore.data.look import choose_frames, look_at
+from tcore.data.check import check_store, check_videos, choose_videos
+from tcore.data.findings import Findings
+from tcore.data.inspect import choose_frames, look_at
+from tcore.data.samples import offset_in_frames
 from tcore.data.stores import FrameStore
+from tcore.data.video import VideoFiles, probe
+from tcore.errors import InputError
 from tcore.recipes import recipe
-from tcore.show.check import check
+from tcore.show.check import SandwichSampling, check
 from tests.data.clips import break_jpeg, write_clip
 from tests.data.packing import pack
 from tests.data.painted import Painted
@@ -28,6 +32,12 @@ def told(findings: Findings, level: str) -> str:
     return "\n".join(problem.text for problem in findings.problems if problem.level == level)
 
 
+def checked(store: FrameStore, **settings: Any) -> Findings:
+    config = recipe("quickstart", {"runtime.workers": 1} | settings)
+    sampling = SandwichSampling(config.sandwich, offset_in_frames(store, config))
+    return check_store(store, "store", config, sampling)
+
+
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
     for number in range(3):
@@ -35,13 +45,15 @@ def store(tmp_path: Path) -> Path:
     return tmp_path / "store"
 
 
-def test_a_good_store_has_no_problems(store: Path) -> None:
-    findings = check(store, CONFIG)
+def test_a_good_store_has_no_problems_and_nothing_is_written_into_it(store: Path, tmp_path: Path) -> None:
+    before = sorted(store.rglob("*"))
+    findings = check(store, CONFIG, sheet=tmp_path / "sheet.png")
+    assert sorted(store.rglob("*")) == before
     assert findings.problems == []
     assert findings.exit_code == 0
     assert findings.figures["videos"] == findings.figures["usable"] == 3
     assert findings.figures["frames"] == 60
-    assert "offset 0.15-0.25 of 10.0 s (the median video) = 1.5-2.5 s" in findings.text()
+    assert findings.figures["gap_seconds"] == pytest.approx([2.0, 2.0], abs=0.4)
 
 
 def test_short_videos_are_counted_and_named(store: Path) -> None:
@@ -53,28 +65,33 @@ def test_short_videos_are_counted_and_named(store: Path) -> None:
     assert findings.exit_code == 0
 
 
-def test_a_store_without_a_usable_video_is_an_error(tmp_path: Path) -> None:
+def test_settings_decide_what_is_usable(tmp_path: Path) -> None:
     write_clip(tmp_path / "store" / "brief", 6)
     findings = check(tmp_path / "store", CONFIG, kind="frames")
     assert "no usable video: the longest has 6 frames, these settings need 7" in told(findings, "error")
     assert findings.exit_code == 1
+    brief = FrameStore.open(tmp_path / "store")
+    assert checked(brief, **{"sandwich.short_videos": "repeat"}).figures["usable"] == 1
+    seconds = checked(Painted([20] * 3, fps=2.0), **{"sandwich.offset_seconds": (1.0, 1.0)})
+    assert seconds.figures["usable"] == 3
+    assert seconds.figures["gap_seconds"] == [1.0, 1.0]
 
 
-def test_settings_change_what_is_usable(store: Path) -> None:
-    write_clip(store / "brief", 6)
-    config = recipe("quickstart", {"sandwich.short_videos": "repeat"})
-    assert check(store, config).figures["usable"] == 4
-    seconds = recipe("quickstart", {"sandwich.offset_seconds": (1.5, 2.5)})
-    findings = check(store, seconds)
-    assert findings.figures["usable"] == 3
-    assert "offset 1.5-2.5 s = 3-5 frames" in findings.text()
-
-
-def test_a_broken_jpeg_is_named_and_an_error(store: Path) -> None:
+def break_one(store: Path) -> None:
     break_jpeg(store / "good1" / "00004.jpg")
+
+
+def unlink_one(store: Path) -> None:
+    (store / "good1" / "00004.jpg").unlink()
+    (store / "good1" / "00004.jpg").symlink_to(store / "gone.jpg")
+
+
+@pytest.mark.parametrize("damage", [break_one, unlink_one])
+def test_an_unreadable_frame_is_named_and_an_error(store: Path, damage: Callable[[Path], None]) -> None:
+    damage(store)
     findings = check(store, CONFIG)
     error = told(findings, "error")
-    assert "1 unreadable frame in 1 of 3 videos" in error
+    assert "1 unreadable frame in 1 of 3" in error
     assert "good1/00004.jpg" in error
     assert list(findings.figures["unreadable"]) == ["good1"]
     assert findings.exit_code == 1
@@ -88,116 +105,70 @@ def test_a_broken_frame_of_a_video_that_is_left_out_stops_nothing(store: Path) -
     assert findings.exit_code == 0
 
 
-def test_frames_of_differing_sizes_are_named(store: Path) -> None:
+def test_differing_sizes_copies_and_still_clips_are_named(store: Path) -> None:
     Image.new("RGB", (40, 24)).save(store / "good2" / "00003.jpg")
-    findings = check(store, CONFIG)
-    assert findings.figures["differing_sizes"] == ["good2"]
-    assert "frames of differing sizes (good2)" in told(findings, "warning")
-
-
-def test_a_copy_is_found_by_its_bytes_and_a_recompressed_one_by_its_looks(store: Path) -> None:
     shutil.copytree(store / "good0", store / "twin")
-    (store / "lookalike").mkdir()
-    for path in (store / "good1").iterdir():
-        with Image.open(path) as image:
-            image.resize((48, 48)).save(store / "lookalike" / path.name, quality=70)
-    findings = check(store, CONFIG)
-    assert findings.figures["duplicates"] == [["good0", "twin"]]
-    assert findings.figures["near_duplicates"] == [["good1", "lookalike"]]
-    assert "good0 = twin" in told(findings, "warning")
-    assert "good1 = lookalike" in told(findings, "advice")
-
-
-def test_videos_that_share_some_frames_only_are_not_duplicates(store: Path) -> None:
-    shutil.copytree(store / "good0", store / "other")
+    shutil.copytree(store / "good0", store / "other")  # the same but for one frame
     Image.new("RGB", (32, 32)).save(store / "other" / "00002.jpg")
-    assert check(store, CONFIG).figures["duplicates"] == []
-
-
-def test_a_still_clip_is_named_and_a_moving_one_is_not(store: Path) -> None:
     write_clip(store / "statue", 20, seed=9, moving=False)
     findings = check(store, CONFIG)
+    assert findings.figures["differing_sizes"] == ["good2"]
+    assert findings.figures["duplicates"] == [["good0", "twin"]]
     assert findings.figures["still"] == ["statue"]
-    assert "statue" in told(findings, "warning")
+    for name in ("good2", "good0 = twin", "statue"):
+        assert f"({name})" in told(findings, "warning")
 
 
-def test_motion_is_measured_at_the_distance_of_the_sandwich() -> None:
+def test_motion_is_measured_at_the_distance_of_the_samples() -> None:
     look = look_at(Painted([30]), 0, distance=6, full=False)  # green grows by 1 a frame: luma by .587
-    assert look.motion == pytest.approx(6 * 0.587, abs=0.5)
+    assert np.mean(look.changes) == pytest.approx(6 * 0.587, abs=0.5)
     assert look.num_frames == 30
 
 
 @pytest.mark.parametrize(
-    ("frames", "said"), [(7200, "9-15 min in one of 60.0 min"), (80, "6-10 s in one of")]
+    ("frames", "fps", "remedy"),
+    [
+        (7200, 2.0, "--sandwich.offset-seconds 1.5 2.5"),
+        (80, 2.0, "--sandwich.offset-seconds"),
+        (12, 10.0, "--fps"),
+    ],
 )
-def test_long_videos_get_offsets_in_seconds_proposed(frames: int, said: str) -> None:
-    from tcore.data.check import check_store
-
-    findings = check_store(Painted([frames] * 3, fps=2.0), "long", CONFIG)
-    advice = told(findings, "advice")
-    assert "--sandwich.offset-seconds 1.5 2.5, with which 3 videos are usable (now 3)" in advice
-    assert said in advice
+def test_samples_that_are_too_far_apart_or_too_near_get_advice(frames: int, fps: float, remedy: str) -> None:
+    assert remedy in told(checked(Painted([frames] * 3, fps=fps)), "advice")
 
 
-def test_very_short_videos_are_not_told_to_use_seconds_that_they_do_not_have() -> None:
-    from tcore.data.check import check_store
-
-    findings = check_store(Painted([12] * 3, fps=10.0), "brief", CONFIG)
-    assert "would leave 0 usable (now 3)" in told(findings, "advice")
-
-
-def test_splitting_is_advised_where_sandwiches_cross_known_cuts() -> None:
-    from tcore.data.check import check_store
-
+def test_splitting_is_advised_where_samples_cross_known_cuts() -> None:
     store = Painted([20] * 4, cuts=(10,), fps=2.0)
-    findings = check_store(store, "cut", CONFIG)
+    findings = checked(store)
     assert findings.figures["crossing_a_cut"] > 0.9
     assert "--sandwich.cuts split" in told(findings, "advice")
-    split = check_store(store, "cut", recipe("quickstart", {"sandwich.cuts": "split"}))
-    assert "--sandwich.cuts split" not in told(split, "advice")
+    assert "--sandwich.cuts split" not in told(checked(store, **{"sandwich.cuts": "split"}), "advice")
 
 
-def test_a_packed_store_is_recognized_and_a_truncated_shard_is_an_error(tmp_path: Path) -> None:
+def test_a_packed_store_is_recognized_and_its_faults_are_found(tmp_path: Path) -> None:
     root = pack(tmp_path / "packed", [[("a", 20), ("b", 20)], [("c", 20)]])
-    whole = check(root, CONFIG)
-    assert whole.kind == "a packed frame store"
-    assert whole.exit_code == 0
+    intact = check(root, CONFIG)
+    assert intact.kind == "a packed frame store"
+    assert intact.exit_code == 0
     shard = root / "shards" / "000001.tar"
     shard.write_bytes(shard.read_bytes()[:-600])
     findings = check(root, CONFIG)
     assert findings.exit_code == 1
     assert f"{shard}: " in told(findings, "error")
-    assert "Copy this file again" in told(findings, "error")
 
 
-def test_photographs_are_told_from_frames(tmp_path: Path, store: Path) -> None:
+def test_photographs_and_frames_are_distinguished(tmp_path: Path, store: Path) -> None:
     for number in range(6):
         folder = tmp_path / "photos" / f"class{number % 2}"
         folder.mkdir(parents=True, exist_ok=True)
         Image.new("RGB", (20 + number, 24), (40 * number, 9, 9)).save(folder / f"{number}.jpg")
-    assert "images" in check(tmp_path / "photos", CONFIG).kind
-    assert check(tmp_path / "photos", CONFIG).figures["images"] == 6
+    shutil.copy(tmp_path / "photos" / "class0" / "2.jpg", tmp_path / "photos" / "class1" / "9.jpg")
+    findings = check(tmp_path / "photos", CONFIG)
+    assert "images" in findings.kind
+    assert findings.figures["images"] == 7
+    assert findings.figures["duplicates"] == [["class0/2.jpg", "class1/9.jpg"]]
     assert check(tmp_path / "photos", CONFIG, kind="frames").exit_code == 1
     assert "frame folders" in check(store, CONFIG).kind
-
-
-@pytest.mark.parametrize("style", ["abseiling", "train/air_drumming"])
-def test_a_part_of_kinetics_is_recognized_by_its_classes(style: str) -> None:
-    classes = [style, style.replace("abseiling", "zumba").replace("air_drumming", "tai_chi"), "archery"]
-    names = [f"{name}/{number:06d}" for name in classes for number in range(10)]
-    found = kinetics.recognize([*names, "val/archery/x"])
-    assert found == kinetics.Kinetics(videos=30, classes=3, held_out=1)
-    assert kinetics.recognize(["indoor/a", "outdoor/b"]) is None
-
-
-def test_kinetics_is_recognized_by_its_numbers_and_its_share_is_said() -> None:
-    from tcore.data.check import check_kinetics
-
-    names = [f"class{number % 398}/{number}" for number in range(30_412)]
-    findings = Findings("", "")
-    check_kinetics(findings, names)
-    assert "30,412 of 239,789 training videos (12.7%)" in findings.text()
-    assert "30,412 of 239,789" in told(findings, "warning")
 
 
 def test_a_large_store_is_sampled_by_the_seed_and_says_so(store: Path) -> None:
@@ -206,11 +177,11 @@ def test_a_large_store_is_sampled_by_the_seed_and_says_so(store: Path) -> None:
     )
     assert choose_videos(50, 10, 3, True) == list(range(50))
     findings = check(store, CONFIG, sample=2)
-    assert "2 of 3, 40 frames (--full looks at everything)" in findings.text()
     assert findings.figures["looked_at"] == {"videos": 2, "frames": 40, "everything": False}
+    assert "--full" in findings.text()
 
 
-def test_a_long_video_is_looked_at_in_pairs_over_all_of_it() -> None:
+def test_a_long_video_is_decoded_in_pairs_over_all_of_it() -> None:
     frames = choose_frames(1000, 200, full=False)
     assert len(frames) < 70
     assert {0, 500, 999} <= set(frames)
@@ -218,41 +189,88 @@ def test_a_long_video_is_looked_at_in_pairs_over_all_of_it() -> None:
     assert choose_frames(1000, 200, full=True) == list(range(1000))
 
 
-def test_a_histogram_shows_every_bin_between_the_first_and_the_last() -> None:
-    lines = bars(np.array([1, 1, 5]), (0, 2, 4), ["few", "some", "many"])
-    assert [line.split()[0] for line in lines] == ["few", "some", "many"]
-    assert [int(line.split()[-1]) for line in lines] == [2, 0, 1]
-
-
-def test_the_report_for_machines_holds_everything(store: Path, tmp_path: Path) -> None:
-    write_clip(store / "brief", 3)
-    findings = check(store, CONFIG, report=tmp_path / "check.json")
-    report = json.loads((tmp_path / "check.json").read_text())
-    assert report["ok"] is True
-    assert report["too_short"] == ["brief"]
-    assert [problem["text"] for problem in report["problems"]] == [p.text for p in findings.problems]
-
-
-def test_every_problem_says_what_to_do(store: Path) -> None:
+def test_every_problem_says_what_to_do_and_the_report_for_machines_holds_it(store: Path) -> None:
     write_clip(store / "brief", 3)
     write_clip(store / "statue", 20, moving=False, seed=5)
     break_jpeg(store / "good0" / "00001.jpg")
     shutil.copytree(store / "good1", store / "twin")
-    problems = check(store, Config()).problems
-    assert len(problems) >= 4
-    for problem in problems:
+    findings = check(store, Config(), report=store.parent / "check.json")
+    report = json.loads((store.parent / "check.json").read_text())
+    assert report["ok"] is False
+    assert report["too_short"] == ["brief"]
+    assert [problem["text"] for problem in report["problems"]] == [p.text for p in findings.problems]
+    assert len(findings.problems) >= 4
+    for problem in findings.problems:
         assert re.search(r"extract|leave|keep|remove|use|get|--", problem.text), problem.text
 
 
-def test_nothing_is_written_into_the_store(store: Path, tmp_path: Path) -> None:
-    before = sorted(store.rglob("*"))
-    check(store, CONFIG, sheet=tmp_path / "sheet.png")
-    assert sorted(store.rglob("*")) == before
-    assert FrameStore.open(store).fingerprint()
+def write_video(path: Path, seconds: float, *, rate: int = 10, moving: bool = True) -> Path:
+    """A video whose brightness is its time, so that a frame says where it is from."""
+    av = pytest.importorskip("av")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("mpeg4", rate=rate, options={"g": "5"})
+        stream.width, stream.height, stream.pix_fmt = 48, 32, "yuv420p"
+        for index in range(round(seconds * rate)):
+            level = 20 + (round(20 * index / rate) if moving else 0)
+            frame = np.full((32, 48, 3), level, np.uint8)
+            frame[:, ::8] = 255  # something to be seen
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")))
+        container.mux(stream.encode())
+    return path
 
 
-def test_a_link_to_nowhere_is_an_unreadable_frame(store: Path) -> None:
-    (store / "good1" / "00019.jpg").unlink()
-    (store / "good1" / "00019.jpg").symlink_to(store / "gone.jpg")
-    findings = check(store, CONFIG)
-    assert "good1/00019.jpg: No such file" in told(findings, "error")
+@pytest.fixture
+def videos(tmp_path: Path) -> Path:
+    write_video(tmp_path / "videos" / "a.avi", 10)
+    write_video(tmp_path / "videos" / "deep" / "b.avi", 8)
+    return tmp_path / "videos"
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_video_files_are_described_and_bad_ones_named_with_reasons(videos: Path, full: bool) -> None:
+    findings = check(videos, CONFIG, full=full)
+    assert findings.exit_code == 0
+    assert "mpeg4 (2)" in findings.text()
+    assert findings.figures["sizes"] == ["48x32"]
+    assert findings.figures["hours"] == pytest.approx(18 / 3600, rel=0.02)
+    assert findings.figures["length"] == {"min": 16, "median": 18.0, "max": 20}
+    (videos / "empty.mp4").touch()
+    (videos / "text.mp4").write_text("not a video")
+    whole = (videos / "a.avi").read_bytes()
+    (videos / "cut.avi").write_bytes(whole[: len(whole) // 2])
+    findings = check(videos, CONFIG, full=full)
+    assert set(findings.figures["bad"]) == {"empty.mp4", "text.mp4", "cut.avi"}
+    assert "empty" in findings.figures["bad"]["empty.mp4"]
+    assert "cut off" in findings.figures["bad"]["cut.avi"]
+    assert findings.exit_code == 1
+
+
+def test_a_short_video_file_a_copy_and_a_still_one_are_named(videos: Path) -> None:
+    write_video(videos / "brief.avi", 2)
+    write_video(videos / "statue.avi", 10, moving=False)
+    shutil.copy(videos / "a.avi", videos / "twin.avi")
+    findings = check(videos, CONFIG)
+    assert findings.figures["too_short"] == ["brief.avi"]
+    assert findings.figures["duplicates"] == [["a.avi", "twin.avi"]]
+    assert findings.figures["still"] == ["statue.avi"]
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_first_middle_and_last_part_are_seen_and_frames_come_from_their_time(
+    videos: Path, full: bool
+) -> None:
+    found = probe(videos, "a.avi", full)
+    assert found.thumbs is not None
+    first, middle, last = np.median(found.thumbs.reshape(3, -1), axis=1).tolist()
+    assert middle - first == pytest.approx(100, abs=25)
+    assert last - first == pytest.approx(200, abs=40)
+    store = VideoFiles(videos, [found], fps=2.0)
+    levels = [int(np.median(frame)) for frame in store.read(0, [0, 10, 4])]
+    assert levels == pytest.approx([20, 120, 60], abs=6)
+
+
+def test_a_folder_without_videos_is_refused(tmp_path: Path) -> None:
+    sampling = SandwichSampling(CONFIG.sandwich, None)
+    with pytest.raises(InputError, match="no video files under"):
+        check_videos(tmp_path, CONFIG, sampling)

@@ -1,0 +1,152 @@
+"""A look at stored videos: frames decoded small, to see whether they can be read and move; equal bytes."""
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import UInt8
+from PIL import Image
+
+from tcore.data.findings import for_each
+from tcore.data.images import BAD_IMAGE, image_problem, open_image
+from tcore.data.stores import FolderStore, FrameStore, ImageStore, PackedStore
+from tcore.data.video import VideoFiles
+from tcore.errors import InputError
+from tcore.files import read_bytes
+
+FRAMES_PER_VIDEO = 64  # frames decoded of a video, unless all are asked for
+THUMB = 32  # side of the gray thumbnails that are compared
+
+Thumb = UInt8[np.ndarray, "32 32"]
+
+
+class Look(NamedTuple):
+    """What decoding some frames of a video showed."""
+
+    video: int
+    num_frames: int
+    sizes: tuple[tuple[int, int], ...]
+    """Distinct heights and widths."""
+    unreadable: tuple[str, ...]
+    """Errors of the frames that cannot be read."""
+    changes: tuple[float, ...]
+    """Mean changes between thumbnails of two frames, in gray levels of 255."""
+
+
+def look_at(store: FrameStore, video: int, distance: int, full: bool) -> Look:
+    """Decode frames of a video small; changes are measured between frames this far apart."""
+    length = int(store.lengths[video])
+    distance = min(max(1, distance), max(1, length - 1))
+    thumbs: dict[int, Thumb] = {}
+    sizes, unreadable = set(), []
+    wanted = choose_frames(length, distance, full)
+    for index in wanted:
+        try:
+            size, thumbs[index] = read_thumb(store, video, index)
+            sizes.add(size)
+        except InputError as error:
+            unreadable.append(str(error))
+    pairs = ((thumbs[t], thumbs[t + distance]) for t in thumbs if t + distance in thumbs)
+    changes = tuple(change(before, after) for before, after in pairs)
+    return Look(video, len(wanted), tuple(sorted(sizes)), tuple(unreadable), changes)
+
+
+def change(before: Thumb, after: Thumb) -> float:
+    """Mean change between two thumbnails, in gray levels."""
+    return float(np.abs(before.astype(np.int16) - after).mean())
+
+
+def choose_frames(length: int, distance: int, full: bool) -> list[int]:
+    """Frames to decode: all of a short video, pairs that are `distance` apart spread over a long one.
+
+    >>> choose_frames(5, 2, full=False), len(choose_frames(7200, 1440, full=False))
+    ([0, 1, 2, 3, 4], 65)
+    """
+    if full or length <= FRAMES_PER_VIDEO:
+        return list(range(length))
+    anchors = np.linspace(0, length - 1 - distance, FRAMES_PER_VIDEO // 2).astype(int).tolist()
+    return sorted({0, length // 2, length - 1, *anchors, *(t + distance for t in anchors)})
+
+
+def read_thumb(store: FrameStore, video: int, index: int) -> tuple[tuple[int, int], Thumb]:
+    """Size of a frame, and the frame in gray and small."""
+    data = frame_bytes(store, video, index)
+    if data is None:
+        frame = store.read(video, [index])[0]
+        return (frame.shape[0], frame.shape[1]), _thumb(Image.fromarray(frame))
+    try:
+        with open_image(data) as image:
+            width, height = image.size
+            image.draft("L", (2 * THUMB, 2 * THUMB))  # a JPEG is decoded small: several times faster
+            return (height, width), _thumb(image)
+    except BAD_IMAGE as error:
+        in_folder = isinstance(store, FolderStore | ImageStore)
+        where = store.path(video, index) if in_folder else f"{index} of video {store.names[video]}"
+        raise InputError(f"cannot read frame {where}: {image_problem(error)}.") from error
+
+
+def _thumb(image: Image.Image) -> Thumb:
+    return np.asarray(image.convert("L").resize((THUMB, THUMB), Image.Resampling.BOX))
+
+
+def frame_bytes(store: FrameStore, video: int, frame: int) -> bytes | None:
+    """A frame as it is stored; None where it is not stored as a file."""
+    if isinstance(store, PackedStore):
+        return store.read_bytes(video, [frame])[0]
+    if not isinstance(store, FolderStore | ImageStore):
+        return None
+    path = store.path(video, frame)
+    try:
+        return read_bytes(path)
+    except OSError as error:
+        raise InputError(f"cannot read frame {path}: {error.strerror}.") from error
+
+
+def same_bytes(store: FrameStore, threads: int) -> list[list[int]]:
+    """Groups of videos with the same bytes; only those whose sizes in bytes agree are read."""
+    if not isinstance(store, FolderStore | ImageStore | PackedStore | VideoFiles):
+        return []
+    candidates: defaultdict[object, list[int]] = defaultdict(list)
+    videos = range(len(store))
+    for video, size in zip(
+        videos, for_each(lambda v: _size_of(store, v), videos, "comparing", threads), strict=True
+    ):
+        candidates[size].append(video)
+    same: defaultdict[bytes, list[int]] = defaultdict(list)
+    for video in (video for group in candidates.values() if len(group) > 1 for video in group):
+        digest = hashlib.sha256()
+        try:
+            for data in _bytes_of(store, video):
+                digest.update(data)
+        except InputError:
+            continue  # reported as unreadable
+        same[digest.digest()].append(video)
+    return [group for group in same.values() if len(group) > 1]
+
+
+def _size_of(store: FrameStore, video: int) -> object:
+    """Sizes in bytes, as far as they are cheap to get; unique where a file is missing."""
+    if isinstance(store, PackedStore):
+        return store.frame_sizes(video)
+    length = int(store.lengths[video])
+    try:
+        if isinstance(store, FolderStore | ImageStore):
+            ends = (0, length // 2, length - 1)
+            return length, *(store.path(video, frame).stat().st_size for frame in ends)
+        assert isinstance(store, VideoFiles)
+        return (store.root / store.names[video]).stat().st_size
+    except OSError:
+        return "missing", video
+
+
+def _bytes_of(store: FrameStore, video: int) -> Iterator[bytes]:
+    """All that is stored of a video."""
+    if isinstance(store, VideoFiles):
+        with (store.root / store.names[video]).open("rb") as file:
+            while data := file.read(2**20):
+                yield data
+    else:
+        for frame in range(int(store.lengths[video])):
+            yield frame_bytes(store, video, frame) or b""
