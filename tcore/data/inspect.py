@@ -82,8 +82,9 @@ def read_thumb(store: FrameStore, video: int, index: int) -> tuple[tuple[int, in
             image.draft("L", (2 * THUMB, 2 * THUMB))  # a JPEG is decoded small: several times faster
             return (height, width), _thumb(image)
     except BAD_IMAGE as error:
-        in_folder = isinstance(store, FolderStore | ImageStore)
-        where = store.path(video, index) if in_folder else f"{index} of video {store.names[video]}"
+        where = f"{index} of video {store.names[video]}"
+        if isinstance(store, FolderStore | ImageStore):
+            where = str(store.path(video, index))
         raise InputError(f"cannot read frame {where}: {image_problem(error)}.") from error
 
 
