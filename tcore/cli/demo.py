@@ -16,7 +16,7 @@ QUICKSTART = Path("runs/quickstart")
 
 @dataclass(frozen=True)
 class DemoCommand:
-    """Paint objects on a frame in the browser and watch them being carried through the video."""
+    """Paint objects on a frame in the browser and watch them propagate through the video."""
 
     encoder: Positional[str] = ""
     """A run folder, a checkpoint, timm:NAME ... (default: what came with tcore, or runs/quickstart)."""
@@ -29,13 +29,13 @@ class DemoCommand:
     max_frames: int = 240
     """Frames of an uploaded video that are used, at most."""
     max_visitors: int = 8
-    """Visitors at a time; the one who was away longest makes room for the next."""
+    """Visitors at a time; the longest idle one makes room for the next."""
     browser: bool = True
     """Open the page in the browser."""
 
 
 def usual_encoder() -> str:
-    """What is shown where nothing was named: the encoder that came along, the quickstart's, or none yet."""
+    """The encoder where none is named: the shipped one, the quickstart's, or an empty string."""
     from tcore.evaluation.shipped import DEFAULT, shipped
 
     if shipped() is not None:
@@ -53,26 +53,25 @@ def demo_verb(argv: list[str]) -> None:
         if getattr(command, name) < 1:
             raise InputError(f"--{name.replace('_', '-')} {getattr(command, name)}: need 1 or more.")
     from tcore.demo.engine import load_engine
-    from tcore.demo.server import Demo
-    from tcore.demo.site import Limits
-    from tcore.demo.trainer import Trainer
 
+    try:
+        from tcore.demo.server import Demo, Limits
+    except ImportError as error:
+        raise InputError(f"tcore demo needs {error.name}: pip install starlette uvicorn.") from error
     spec = command.encoder or usual_encoder()
-    trainer = Trainer(QUICKSTART)
+    if not spec:
+        raise InputError(
+            f"no encoder: name one (tcore demo ENCODER), or train one: tcore quickstart --run {QUICKSTART}."
+        )
+    engine = load_engine(spec)
     limits = Limits(command.max_upload_mb, command.max_frames, command.max_visitors)
-    engine = load_engine(spec) if spec else None
-    demo = Demo(engine, trainer, host=command.host, port=command.port, limits=limits)
-    if engine is None:
-        print(f"no encoder yet: the page offers to train one; or stop and run {trainer.command}.")
-    else:
-        print(f"encoder: {engine.encoder.name}")
+    demo = Demo(engine, host=command.host, port=command.port, limits=limits)
+    print(f"encoder: {engine.encoder.name}")
     print(f"page: {demo.url} (Ctrl-C stops)", flush=True)
     if command.browser and not webbrowser.open(demo.url):
         print("no browser could be opened: open the address above.", file=sys.stderr)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the temporary folder goes then, too
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # removes the temporary folder, too
     try:
-        demo.serve_forever()
+        demo.serve()
     except KeyboardInterrupt:
         print("stopped.", file=sys.stderr)
-    finally:
-        demo.server_close()

@@ -1,8 +1,9 @@
-"""Clips of the page: rendered samples, and uploaded files that are opened by PyAV alone."""
+"""Clips of the page: rendered samples, and uploaded files that only PyAV opens."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import chain, islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,19 +16,26 @@ from tcore.data.rendered import JOINT_NAMES, render_video
 from tcore.data.video import FileVideo
 from tcore.errors import InputError
 from tcore.evaluation.masks import Ids
-from tcore.video.tracked import by
+from tcore.text import format_size
 
 LONG_SIDE = 640  # of the frames that are shown and labeled
 SAMPLE_FRAMES, SAMPLE_SIZE, SAMPLE_RATE = 30, 256, Fraction(10)
-MOST_PIXELS = 36_000_000  # of one frame; a file may claim any size
-KINDS = "mp4, mov, mkv, webm, avi, gif, ogg, flv, wmv or ts"
+MAX_PIXELS = 36_000_000  # of one frame; a file may claim any size
+FORMATS = "mp4, mov, mkv, webm, avi, gif, ogg, flv, wmv or ts"
+SIGNATURES = {
+    b"\x1aE\xdf\xa3": "matroska",
+    b"GIF8": "gif",
+    b"OggS": "ogg",
+    b"FLV\x01": "flv",
+    b"0&\xb2u": "asf",
+}
 
 
 class Sample(NamedTuple):
     """A rendered video that training never saw."""
 
     name: str
-    says: str
+    description: str
     seed: int
     video: int
 
@@ -40,7 +48,7 @@ SAMPLES: dict[str, Sample] = {
 
 
 class Truth(NamedTuple):
-    """What is known of the first frame of a rendered video: object ids, and joints that can be seen."""
+    """What is known of the first frame of a rendered video: object ids, and visible joints."""
 
     ids: Ids
     names: tuple[str, ...]
@@ -56,7 +64,7 @@ class Clip:
     frames: UInt8[np.ndarray, "time height width 3"]
     rate: Fraction
     original: tuple[int, int]
-    """Height and width before the frames were made smaller."""
+    """Height and width before the frames were shrunk."""
     remarks: tuple[str, ...] = ()
     truth: Truth | None = None
 
@@ -66,84 +74,62 @@ class Clip:
         return self.frames.shape[1], self.frames.shape[2]
 
 
-def render_sample(key: str, folder: Path, num_frames: int = SAMPLE_FRAMES, size: int = SAMPLE_SIZE) -> Clip:
-    """A sample, rendered now."""
+def render_sample(folder: Path, key: str, max_frames: int) -> Clip:
+    """Render a sample of at most `max_frames` frames."""
     if key not in SAMPLES:
         raise InputError(f"no sample {key!r}: there are {', '.join(SAMPLES)}.")
-    sample = SAMPLES[key]
-    video = render_video(sample.seed, sample.video, split="heldout", num_frames=num_frames, size=size)
+    sample, count = SAMPLES[key], min(SAMPLE_FRAMES, max_frames)
+    video = render_video(sample.seed, sample.video, split="heldout", num_frames=count, size=SAMPLE_SIZE)
     joints = video.joints[0]
     points = np.where(joints[:, 2:] > 0, joints[:, :2], np.nan)
     truth = Truth(video.objects[0], tuple(JOINT_NAMES), points)
     frames = _store(video.frames, folder)
-    return Clip(sample.name, frames, SAMPLE_RATE, (size, size), truth=truth)
+    return Clip(sample.name, frames, SAMPLE_RATE, (SAMPLE_SIZE, SAMPLE_SIZE), truth=truth)
 
 
-def read_upload(path: Path, folder: Path, max_frames: int) -> Clip:
+def read_upload(folder: Path, path: Path, max_frames: int) -> Clip:
     """The first frames of an uploaded video, with the long side at most 640."""
     try:
         video = FileVideo(path, container_of(path))
-        if not 0 < video.size[0] * video.size[1] <= MOST_PIXELS:
-            raise InputError(f"the frames of this video are {by(video.size)}: too large for this page.")
-        taken = _Taken(video, max_frames)
-        frames = _store(taken, folder)
+        if not 0 < video.size[0] * video.size[1] <= MAX_PIXELS:
+            size = format_size(*video.size)
+            raise InputError(f"the frames of this video are {size}: too large for this page.")
+        decoded = iter(video)
+        first = next(decoded)
+        frames = _store(map(shrink, chain([first], islice(decoded, max_frames - 1))), folder)
+        more = next(decoded, None) is not None
     except InputError as error:
-        # A visitor knows the file that was chosen, not the name under which it lies here.
-        raise InputError(
-            str(error).replace(f"video {path}", "this file").replace(str(path), "this file")
-        ) from None
+        # A visitor knows the chosen file, not its name on this machine.
+        said = str(error).replace(f"video {path}", "this file").replace(str(path), "this file")
+        raise InputError(said) from None
     remarks = []
-    if taken.more:
+    if more:
         of = f" of {video.count}" if video.count else ""
         remarks.append(f"Only the first {max_frames} frames{of} are used.")
     elif video.problem:
         remarks.append(video.problem.replace(f"video {path}", "This file"))
-    if frames.shape[1:3] != taken.original:
-        remarks.append(f"Frames of {by(taken.original)} are shown and labeled at {by(frames.shape[1:3])}.")
-    return Clip("Your video", frames, video.rate, taken.original, tuple(remarks))
+    original, shown = (first.shape[0], first.shape[1]), (frames.shape[1], frames.shape[2])
+    if shown != original:
+        remarks.append(f"Frames of {format_size(*original)} are shown and labeled at {format_size(*shown)}.")
+    return Clip("Your video", frames, video.rate, original, tuple(remarks))
 
 
 def container_of(path: Path) -> str:
     """The container by its first bytes; playlists, which name other files, are none of these."""
     with path.open("rb") as file:
         head = file.read(192 * 2)
+    if not head:
+        raise InputError("this file is empty.")
     if head[4:8] in (b"ftyp", b"moov", b"mdat", b"wide", b"free", b"skip"):
         return "mov"
-    starts = {
-        b"\x1aE\xdf\xa3": "matroska",
-        b"GIF8": "gif",
-        b"OggS": "ogg",
-        b"FLV\x01": "flv",
-        b"0&\xb2u": "asf",
-    }
-    for start, name in starts.items():
-        if head.startswith(start):
+    for signature, name in SIGNATURES.items():
+        if head.startswith(signature):
             return name
     if head[:4] == b"RIFF" and head[8:12] == b"AVI ":
         return "avi"
     if len(head) > 188 and head[0] == head[188] == 0x47:
         return "mpegts"
-    raise InputError(f"this file is not a video that can be read here: give {KINDS}.")
-
-
-class _Taken:
-    """The first frames of a video, made smaller; afterwards, whether there were more."""
-
-    def __init__(self, video: FileVideo, most: int) -> None:
-        self.video, self.most = video, most
-        self.more = False
-        self.original = (0, 0)
-
-    def __iter__(self) -> Iterator[Frame]:
-        for index, frame in enumerate(self.video):
-            if index == 0:
-                self.original = (frame.shape[0], frame.shape[1])
-            elif (frame.shape[0], frame.shape[1]) != self.original:
-                raise InputError(f"frame {index} is {by(frame.shape[:2])}, the first {by(self.original)}.")
-            if index == self.most:
-                self.more = True
-                return
-            yield shrink(frame)
+    raise InputError(f"this file is not a video that can be read here: give {FORMATS}.")
 
 
 def shrink(frame: Frame) -> UInt8[np.ndarray, "rows columns 3"]:
@@ -161,6 +147,11 @@ def _store(frames: Iterable[Frame], folder: Path) -> UInt8[np.ndarray, "time hei
     path, shape, count = folder / "frames.raw", (0, 0, 0), 0
     with path.open("wb") as file:
         for frame in frames:
+            if count and frame.shape != shape:
+                raise InputError(
+                    f"frame {count} of this video is {format_size(*frame.shape[:2])}, "
+                    f"the first {format_size(*shape[:2])}; all must have the same size."
+                )
             shape, count = frame.shape, count + 1
             file.write(np.ascontiguousarray(frame).tobytes())
     return np.memmap(path, dtype=np.uint8, mode="r", shape=(count, *shape))

@@ -1,8 +1,8 @@
-"""The encoder behind the page: one thread computes for all visitors, a frame at a time, in turn."""
+"""The encoder behind the page: one thread computes for all visitors, one frame at a time, in turn."""
 
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, ParamSpec, TypeVar
@@ -15,13 +15,13 @@ from tcore.data.images import Frame
 from tcore.device import choose_device
 from tcore.evaluation.encoder import Encoder
 from tcore.evaluation.encoders import load_encoder
-from tcore.evaluation.protocols import TCORE, Protocol, Size
-from tcore.evaluation.resize import normalize_images, resize_images
-from tcore.evaluation.run_clip import exact_convolutions
+from tcore.evaluation.protocols import TCORE, Protocol
+from tcore.evaluation.resize import Size, normalize_images, resize_images
+from tcore.evaluation.run_clip import encode, exact_convolutions
 from tcore.evaluation.shipped import DEFAULT
 from tcore.show.matcher import Matcher, load_matcher
 from tcore.training.checkpoint import CONFIG
-from tcore.video.propagate_video import encode_frame, input_size
+from tcore.video.propagate_video import fit_size
 
 CELLS = 56  # along the long side of a grid: that of the published protocol has 55 columns
 P = ParamSpec("P")
@@ -38,25 +38,25 @@ class Estimate(NamedTuple):
 
 
 class Engine:
-    """Computes for every visitor in one thread: work is taken in the order in which it is asked for."""
+    """Computes for every visitor in one thread, in the order of the requests."""
 
     def __init__(self, encoder: Encoder, matcher: Matcher | None = None) -> None:
         self.encoder, self.matcher = encoder, matcher
         self.device = next(encoder.parameters()).device
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="compute")
 
-    def call(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """The result of a piece of work, which should be about as long as one frame."""
-        return self._thread.submit(work, *args, **kwargs).result()
+    def submit(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """Have a piece of work done, which should take about as long as one frame."""
+        return self._thread.submit(work, *args, **kwargs)
 
     def close(self) -> None:
-        """Let the thread end; what waits is dropped."""
+        """Let the thread end; waiting work is dropped."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def input_size(self, size: Size) -> Size:
         """The size at which frames go in: their own, or smaller, floored to the patch."""
         patch = self.encoder.patch_size
-        return input_size(size, patch, CELLS * patch)
+        return fit_size(size, patch, CELLS * patch)
 
     def protocol(self, inside: Size) -> Protocol:
         """The published protocol, its radius scaled from a grid of 55 columns to this one."""
@@ -65,16 +65,15 @@ class Engine:
 
     def encode(self, frame: Frame, inside: Size) -> Float[Tensor, "channels rows columns"]:
         """Features of one frame."""
-        return encode_frame(self.encoder, frame, inside)
+        return encode(self.encoder, frame, inside, smooth=True)
 
     def estimate(self, frame: Frame, inside: Size, count: int) -> Estimate:
-        """Seconds that a clip of `count` frames takes: one frame encoded, one carried with a full context."""
-        # First calls are slower than others; and an answer is there when it has reached the CPU.
-        self.encode(frame, inside).cpu()
+        """Seconds that a clip of `count` frames takes: one frame encoded, one step with a full context."""
+        self.encode(frame, inside).cpu()  # the first call is slower
         started = time.perf_counter()
         features = self.encode(frame, inside)
-        features.cpu()
-        encode = time.perf_counter() - started
+        features.cpu()  # a GPU has computed it only now
+        encode_s = time.perf_counter() - started
         protocol = self.protocol(inside)
         held = min(protocol.context, max(0, count - 2))
         propagator = protocol.propagator()
@@ -82,41 +81,41 @@ class Engine:
         propagator.start(features, labels)
         for _ in range(held):
             propagator.skip(features, labels)
-        took = []
+        times = []
         for _ in range(2):
             started = time.perf_counter()
             propagator.step(features).cpu()
-            took.append(time.perf_counter() - started)
-        step = min(took)
-        # A step costs as much as the frames that it searches.
+            times.append(time.perf_counter() - started)
+        step_s = min(times)
+        # The cost of a step grows with the number of frames that it searches.
         searched = sum(1 + min(index - 1, protocol.context) for index in range(1, count)) / (1 + held)
-        return Estimate(encode, step, count * encode + searched * step)
+        return Estimate(encode_s, step_s, count * encode_s + searched * step_s)
 
     @torch.no_grad()
     def attention(
         self, current: Frame, others: list[Frame], inside: Size, row: int, column: int
     ) -> list[Float[Tensor, "rows columns"]]:
-        """Where the matching module looks in other frames to fill this one patch, which it does not see."""
+        """Where the matching module attends to in other frames to predict this patch, which is masked."""
         assert self.matcher is not None
         backbone, match = self.matcher
         grid = (inside[0] // backbone.patch_size, inside[1] // backbone.patch_size)
         device = next(backbone.parameters()).device
         images = [torch.from_numpy(frame.copy()).to(device) for frame in (current, *others)]
-        hole = torch.zeros(1, grid[0] * grid[1], dtype=torch.bool, device=device)
-        hole[0, row * grid[1] + column] = True
+        mask = torch.zeros(1, grid[0] * grid[1], dtype=torch.bool, device=device)
+        mask[0, row * grid[1] + column] = True
         with exact_convolutions():
             sized = normalize_images(torch.stack([resize_images(image, inside) for image in images]))
-            query = backbone(sized[:1], hole).patches
+            query = backbone(sized[:1], mask).patches
             sources = backbone(sized[1:]).patches
-            looks = match.attention(query.expand(len(others), -1, -1), sources).cross
-        return [look.unflatten(0, grid).cpu() for look in looks[:, row * grid[1] + column]]
+            maps = match.attention(query.expand(len(others), -1, -1), sources).cross
+        return [values.unflatten(0, grid).cpu() for values in maps[:, row * grid[1] + column]]
 
 
 def load_engine(spec: str | Path) -> Engine:
     """The encoder, and the matching module where it is a run that has one."""
     device = choose_device("auto")
-    has_one = spec == DEFAULT or (Path(spec) / CONFIG).is_file()
-    matcher = load_matcher(spec) if has_one else None
+    has_run = spec == DEFAULT or (Path(spec) / CONFIG).is_file()
+    matcher = load_matcher(spec) if has_run else None
     if matcher is not None:
         matcher = Matcher(matcher.backbone.to(device), matcher.match.to(device))
     return Engine(load_encoder(spec).to(device), matcher)

@@ -1,122 +1,112 @@
-"""What a visitor takes home: masks, tracks, COCO JSON, a video; at the size of the original frames."""
+"""Downloads: masks, tracks, COCO JSON at the size of the original frames, and a video."""
 
 import csv
-import io
 import json
 import math
 import zipfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jaxtyping import Bool, Float
 from PIL import Image
 
 from tcore.data.video import h264_encoder, video_writer
-from tcore.demo.work import Work
+from tcore.demo.job import Job
 from tcore.errors import InputError
-from tcore.evaluation.masks import Ids, davis_palette
+from tcore.evaluation.masks import Ids, encode_ids
 from tcore.files import atomic
-from tcore.video.labels import Masks, Points
-from tcore.video.tracked import TrackedMasks, TrackedPoints
+from tcore.video.labels import Points
+from tcore.video.overlay import paint_ids, paint_points
+from tcore.video.tracked import POINT_COLUMNS, point_rows
+
+Mask = Bool[np.ndarray, "height width"]
+OBJECT_COLUMNS = ("frame", "object", "x", "y", "left", "top", "width", "height", "area")
 
 
-def write_export(work: Work, name: str) -> Path:
-    """A file in the folder of the clip, written anew."""
-    writers = {
-        "masks.zip": write_masks,
-        "tracks.csv": write_tracks,
-        "coco.json": write_coco,
-        "overlay.mp4": write_overlay,
-    }
-    if name not in writers:
-        raise InputError(f"no download {name!r}: there are {', '.join(writers)}.")
-    if work.running:
-        raise InputError("a run is under way: cancel it, or wait until it is done.")
-    if not work.found:
+def write_export(job: Job, name: str) -> Path:
+    """Write a file into the folder of the job."""
+    if name not in EXPORTS:
+        raise InputError(f"no download {name!r}: there are {', '.join(EXPORTS)}.")
+    if job.running:
+        raise InputError("a run is in progress: cancel it, or wait until it is done.")
+    if not job.found:
         raise InputError("there is nothing to download yet: run the propagation first.")
-    path = work.folder / name
+    path = job.folder / name
     with atomic(path) as temporary:
-        writers[name](work, temporary)
+        EXPORTS[name](job, temporary)
     return path
 
 
-def write_masks(work: Work, path: Path) -> None:
-    """A zip of indexed PNGs with the palette of the benchmarks, one for each frame."""
-    if not isinstance(work.given, Masks):
+def write_masks(job: Job, path: Path) -> None:
+    """A zip of palette PNGs, one per frame."""
+    if isinstance(job.given, Points):
         raise InputError("points have no masks: download the tracks.")
-    palette = davis_palette()
     with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
-        for index in range(work.done):
-            image = Image.fromarray(_ids(work, index), mode="P")
-            image.putpalette(palette)
-            png = io.BytesIO()
-            image.save(png, format="PNG")
-            archive.writestr(f"{index:05d}.png", png.getvalue())
+        for index in range(job.done):
+            archive.writestr(f"{index:05d}.png", encode_ids(_ids(job, index)))
 
 
-def write_tracks(work: Work, path: Path) -> None:
-    """A row for each point and frame, or the center and box of each object and frame."""
+def write_tracks(job: Job, path: Path) -> None:
+    """A row per point and frame, or the center and box of each object and frame."""
     with path.open("w", newline="", encoding="utf-8") as file:
         table = csv.writer(file, lineterminator="\n")
-        if isinstance(work.given, Points):
-            table.writerow(("frame", "name", "x", "y", "confidence"))
-            for index in range(work.done):
-                for name, (x, y, confidence) in zip(work.given.names, _points(work, index), strict=True):
-                    place = ("", "") if math.isnan(x) else (f"{x:.3f}", f"{y:.3f}")
-                    table.writerow((index, name, *place, f"{confidence:.4f}"))
+        if isinstance(job.given, Points):
+            table.writerow(POINT_COLUMNS)
+            for index in range(job.done):
+                table.writerows(point_rows(index, job.given.names, _points(job, index)))
             return
-        table.writerow(("frame", "object", "x", "y", "left", "top", "width", "height", "area"))
-        for index in range(work.done):
-            ids = _ids(work, index)
-            for label in np.unique(ids[ids > 0]).tolist():
-                rows, columns = np.nonzero(ids == label)
-                box = _box(ids == label)
-                table.writerow((index, label, f"{columns.mean():.3f}", f"{rows.mean():.3f}", *box, len(rows)))
+        table.writerow(OBJECT_COLUMNS)
+        for index, label, mask in _objects(job):
+            rows, columns = np.nonzero(mask)
+            center = f"{columns.mean():.3f}", f"{rows.mean():.3f}"
+            table.writerow((index, label, *center, *_box(mask), len(rows)))
 
 
-def write_coco(work: Work, path: Path) -> None:
-    """COCO: an annotation for each object and frame, as runs; or the points of a frame as keypoints."""
-    height, width = work.clip.original
+def write_coco(job: Job, path: Path) -> None:
+    """COCO: a run-length mask per object and frame, or the points of a frame as keypoints."""
+    height, width = job.clip.original
     images = [
         {"id": index + 1, "file_name": f"{index:05d}.png", "height": height, "width": width}
-        for index in range(work.done)
+        for index in range(job.done)
     ]
-    if isinstance(work.given, Points):
-        categories: list[dict[str, Any]] = [
-            {"id": 1, "name": "points", "keypoints": list(work.given.names), "skeleton": []}
-        ]
-        annotations = [_keypoints(work, index) for index in range(work.done)]
+    categories: list[dict[str, Any]]
+    if isinstance(job.given, Points):
+        categories = [{"id": 1, "name": "points", "keypoints": list(job.given.names), "skeleton": []}]
+        annotations = [_keypoints(job, index) for index in range(job.done)]
     else:
-        annotations, labels = [], set()
-        for index in range(work.done):
-            ids = _ids(work, index)
-            for label in np.unique(ids[ids > 0]).tolist():
-                labels.add(label)
-                annotations.append(_segment(ids == label) | {"image_id": index + 1, "category_id": label})
-        categories = [{"id": label, "name": f"object {label}"} for label in sorted(labels)]
+        annotations = [
+            _segment(mask) | {"image_id": index + 1, "category_id": label}
+            for index, label, mask in _objects(job)
+        ]
+        labels = sorted({annotation["category_id"] for annotation in annotations})
+        categories = [{"id": label, "name": f"object {label}"} for label in labels]
     for number, annotation in enumerate(annotations, start=1):
         annotation["id"] = number
     content = {"images": images, "annotations": annotations, "categories": categories}
     path.write_text(json.dumps(content), encoding="utf-8")
 
 
-def write_overlay(work: Work, path: Path) -> None:
+def write_overlay(job: Job, path: Path) -> None:
     """An mp4 of the frames with their labels over them, at the size of the page."""
     if h264_encoder() is None:
-        raise InputError("no video can be written here: PyAV with an H.264 encoder is not there.")
-    clip, patch_size = work.clip, work.engine.encoder.patch_size
-    track: TrackedMasks | TrackedPoints
-    if isinstance(work.given, Points):
-        track = TrackedPoints(work.given, clip.size, work.inside, patch_size)
-    else:
-        assert work.given is not None
-        track = TrackedMasks(work.given, clip.size, work.inside, patch_size, work.protocol)
-    with video_writer(path, clip.rate, clip.size) as write:
-        for index in range(work.done):
-            write(track.paint(np.asarray(clip.frames[index]), work.found[index]))
+        raise InputError("no video can be written here: it needs PyAV with an H.264 encoder.")
+    paint = paint_points if isinstance(job.given, Points) else paint_ids
+    with video_writer(path, job.clip.rate, job.clip.size) as write:
+        for index in range(job.done):
+            write(paint(np.asarray(job.clip.frames[index]), job.found[index].values))
 
 
-def runs(mask: np.ndarray) -> list[int]:
+EXPORTS: dict[str, Callable[[Job, Path], None]] = {
+    "masks.zip": write_masks,
+    "tracks.csv": write_tracks,
+    "coco.json": write_coco,
+    "overlay.mp4": write_overlay,
+}
+
+
+def runs(mask: Mask) -> list[int]:
     """Lengths of runs of 0 and 1 in turn, down the columns, as COCO counts them.
 
     >>> runs(np.array([[0, 1], [1, 1]], dtype=bool)), runs(np.array([[1, 0]], dtype=bool))
@@ -128,54 +118,54 @@ def runs(mask: np.ndarray) -> list[int]:
     return [0, *lengths] if flat[0] else lengths
 
 
-def _segment(mask: np.ndarray) -> dict[str, Any]:
+def _segment(mask: Mask) -> dict[str, Any]:
     return {
         "segmentation": {"size": list(mask.shape), "counts": runs(mask)},
         "area": int(mask.sum()),
         "bbox": list(_box(mask)),
-        "iscrowd": 1,  # COCO reads runs of crowds only
+        "iscrowd": 1,  # COCO reads run lengths only for crowds
     }
 
 
-def _keypoints(work: Work, index: int) -> dict[str, Any]:
-    points = _points(work, index)
-    seen = [(x, y) for x, y, _ in points if not math.isnan(x)]
-    flat = [
-        value
-        for x, y, _ in points
-        for value in ((0, 0, 0) if math.isnan(x) else (round(x, 2), round(y, 2), 2))
-    ]
-    left, top = (min(values) for values in zip(*seen, strict=True)) if seen else (0.0, 0.0)
-    right, bottom = (max(values) for values in zip(*seen, strict=True)) if seen else (0.0, 0.0)
-    box = [round(value, 2) for value in (left, top, right - left, bottom - top)]
+def _keypoints(job: Job, index: int) -> dict[str, Any]:
+    points = _points(job, index).round(2)
+    visible = points[~np.isnan(points[:, 0]), :2]
+    flat = [value for x, y, _ in points.tolist() for value in ((0, 0, 0) if math.isnan(x) else (x, y, 2))]
+    low, high = (visible.min(axis=0), visible.max(axis=0)) if len(visible) else np.zeros((2, 2))
+    width, height = (high - low).round(2).tolist()
     return {
         "image_id": index + 1,
         "category_id": 1,
         "keypoints": flat,
-        "num_keypoints": len(seen),
-        "bbox": box,
-        "area": round(box[2] * box[3], 2),
+        "num_keypoints": len(visible),
+        "bbox": [*low.tolist(), width, height],
+        "area": round(width * height, 2),
         "iscrowd": 0,
     }
 
 
-def _box(mask: np.ndarray) -> tuple[int, int, int, int]:
+def _box(mask: Mask) -> tuple[int, int, int, int]:
     rows, columns = np.flatnonzero(mask.any(axis=1)), np.flatnonzero(mask.any(axis=0))
     return int(columns[0]), int(rows[0]), int(np.ptp(columns)) + 1, int(np.ptp(rows)) + 1
 
 
-def _ids(work: Work, index: int) -> Ids:
+def _objects(job: Job) -> Iterator[tuple[int, int, Mask]]:
+    """Frame, id and mask of every object."""
+    for index in range(job.done):
+        ids = _ids(job, index)
+        for label in np.unique(ids[ids > 0]).tolist():
+            yield index, label, ids == label
+
+
+def _ids(job: Job, index: int) -> Ids:
     """Ids of a frame at the size of the original."""
-    ids, (height, width) = np.asarray(work.found[index].values), work.clip.original
-    if ids.shape == (height, width):
-        return ids
-    return np.asarray(Image.fromarray(ids).resize((width, height), Image.Resampling.NEAREST))
+    height, width = job.clip.original
+    image = Image.fromarray(np.asarray(job.found[index].values))
+    return np.asarray(image.resize((width, height), Image.Resampling.NEAREST))
 
 
-def _points(work: Work, index: int) -> list[tuple[float, float, float]]:
+def _points(job: Job, index: int) -> Float[np.ndarray, "points 3"]:
     """Points of a frame in pixels of the original, whose centers lie at whole numbers."""
-    (height, width), (rows, columns) = work.clip.original, work.clip.size
-    return [
-        ((x + 0.5) * width / columns - 0.5, (y + 0.5) * height / rows - 0.5, confidence)
-        for x, y, confidence in work.found[index].values.tolist()
-    ]
+    (height, width), (rows, columns) = job.clip.original, job.clip.size
+    x, y, confidence = job.found[index].values.T
+    return np.column_stack([(x + 0.5) * width / columns - 0.5, (y + 0.5) * height / rows - 0.5, confidence])

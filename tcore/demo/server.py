@@ -1,84 +1,149 @@
-"""The page over HTTP: the standard library's server, a thread for each connection, strangers refused."""
+"""The page over HTTP: a Starlette application run by uvicorn, which refuses requests of other sites.
 
+Answers that need a computation wait for it without blocking others: the encoder's thread and a few threads
+for slow work (decoding, exports) are apart from those that serve frames, masks and states.
+"""
+
+import asyncio
+import io
 import ipaddress
 import json
 import re
+import secrets
 import shutil
 import socket
-import sys
-import traceback
-from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+import tempfile
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
-from typing import Any
-from urllib.parse import parse_qsl, urlsplit
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
+import numpy as np
+import torch
+import uvicorn
+from PIL import Image
+from starlette.applications import Starlette
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import FileResponse, JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from tcore.data.video import h264_encoder
+from tcore.demo.clips import SAMPLES, read_upload, render_sample
 from tcore.demo.engine import Engine
-from tcore.demo.session import AwayError
-from tcore.demo.site import Answer, Limits, Request, Site, respond
-from tcore.demo.trainer import Trainer
+from tcore.demo.exports import write_export
+from tcore.demo.inspect_patch import Kind, check_patch, inspect_patch
+from tcore.demo.job import Job
+from tcore.demo.messages import MAX_OBJECTS, MAX_POINTS, read_given, state_message, truth_message
+from tcore.demo.visitors import GoneError, Visitor, Visitors
 from tcore.errors import InputError
+from tcore.video.labels import Masks
+from tcore.video.overlay import PALETTE
 
-MOST_JSON = 32 * 10**6  # bytes of a request that is no upload
-MOST_DRAINED = 64 << 20
+TYPES = {
+    ".html": "text/html",
+    ".css": "text/css",
+    ".js": "text/javascript",
+    ".svg": "image/svg+xml",
+    ".zip": "application/zip",
+    ".csv": "text/csv",
+    ".json": "application/json",
+    ".mp4": "video/mp4",
+}
+MAX_JSON = 32 * 10**6  # bytes of a request that is not an upload
+STALL_S = 60  # a body that brings nothing for so long is given up
+SLOW_THREADS = 4
 GUARD = "X-Tcore-Demo"
-"""A header that other sites cannot send: browsers ask us first, and we never allow it."""
-SAFE = {
+"""A header that other sites cannot send: browsers would ask us first, and we never allow it."""
+SAFE_HEADERS = {
     "Content-Security-Policy": "default-src 'self'; img-src 'self' blob: data:; frame-ancestors 'none'; "
     "base-uri 'none'; form-action 'none'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
 }
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one visitor may upload, and how many visitors there may be."""
+
+    upload_mb: int = 200
+    frames: int = 240
+    visitors: int = 8
 
 
 class TooLargeError(InputError):
     """A request with more bytes than are allowed."""
 
 
-class StrangerError(Exception):
-    """A request from another site, or through a name that is not ours."""
-
-
-class Demo(ThreadingHTTPServer):
-    """The server of one site."""
-
-    daemon_threads = True
+class Demo:
+    """The server of one encoder; it listens from the start, and answers while `serve` runs."""
 
     def __init__(
-        self,
-        engine: Engine | None,
-        trainer: Trainer,
-        *,
-        host: str = "127.0.0.1",
-        port: int = 0,
-        limits: Limits | None = None,
+        self, engine: Engine, *, host: str = "127.0.0.1", port: int = 0, limits: Limits | None = None
     ) -> None:
-        if ":" in host:
-            self.address_family = socket.AF_INET6
-        try:
-            super().__init__((host, port), Handler)
-        except (OSError, OverflowError) as error:
-            reason = getattr(error, "strerror", None) or error
-            raise InputError(f"cannot listen on {host}:{port}: {reason}; try another --port.") from error
-        self.host = host
-        self.site = Site(engine, trainer, limits or Limits())
+        self.engine, self.host, self.limits = engine, host, limits or Limits()
+        self._socket = _listen(host, port)
+        self.port = int(self._socket.getsockname()[1])
+        self.folder = Path(tempfile.mkdtemp(prefix="tcore-demo-"))
+        self.visitors = Visitors(self.folder, self.limits.visitors)
+        self.page = {
+            file.name: file.read_bytes()
+            for file in resources.files("tcore.demo").joinpath("page").iterdir()
+            if Path(file.name).suffix in TYPES
+        }
+        self._slow = ThreadPoolExecutor(SLOW_THREADS, thread_name_prefix="slow")
+        config = uvicorn.Config(
+            RefuseOthers(self._application(), self),
+            http="h11",
+            ws="none",
+            lifespan="off",
+            log_level="error",
+            access_log=False,
+            server_header=False,
+            backlog=128,
+            limit_concurrency=64 + 16 * self.limits.visitors,  # a browser opens six connections
+            timeout_keep_alive=15,
+            timeout_graceful_shutdown=3,
+        )
+        self._server = uvicorn.Server(config)
 
     @property
     def url(self) -> str:
-        """Where the page is."""
+        """The address of the page."""
         anywhere = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}
         host = anywhere.get(self.host, self.host)
-        return f"http://{f'[{host}]' if ':' in host else host}:{self.server_address[1]}/"
+        return f"http://{f'[{host}]' if ':' in host else host}:{self.port}/"
 
-    def server_close(self) -> None:
-        """Stop listening, and everything that was started."""
-        super().server_close()
-        if hasattr(self, "site"):  # not where the port was taken
-            self.site.close()
+    def serve(self) -> None:
+        """Answer until `stop`, or a signal in the main thread; then remove everything of the visitors."""
+        try:
+            self._server.run(sockets=[self._socket])
+        finally:
+            self.close()
+
+    def stop(self) -> None:
+        """Let `serve` return."""
+        self._server.should_exit = True
+
+    def close(self) -> None:
+        """Stop listening and computing, and remove the temporary folder."""
+        self._socket.close()
+        self.visitors.close()
+        self._slow.shutdown(wait=False, cancel_futures=True)
+        self.engine.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
 
     def allows(self, host: str) -> bool:
-        """Whether a Host header is ours: an address or our own name; rebinding needs another name."""
+        """Whether a Host header is ours: an address or our own name; DNS rebinding needs another name."""
         try:
             name = urlsplit(f"//{host}").hostname or ""
             if name and name in ("localhost", self.host.lower(), socket.gethostname().lower()):
@@ -88,128 +153,240 @@ class Demo(ThreadingHTTPServer):
             return False
         return True
 
+    def _application(self) -> Starlette:
+        visit = "/api/visit/{visit}/"
+        application = Starlette(
+            routes=[
+                Route("/", self._page),
+                Route("/{name}", self._page),
+                Route("/api/info", self._info),
+                Route("/api/visit", self._visit, methods=["POST"]),
+                Route(visit + "state", self._state),
+                Route(visit + "sample", self._sample, methods=["POST"]),
+                Route(visit + "upload", self._upload, methods=["POST"]),
+                Route(visit + "estimate", self._estimate),
+                Route(visit + "frame/{key}/{number}", self._frame),
+                Route(visit + "mask/{number}", self._mask),
+                Route(visit + "truth", self._truth),
+                Route(visit + "run", self._run, methods=["POST"]),
+                Route(visit + "cancel", self._cancel, methods=["POST"]),
+                Route(visit + "inspect", self._inspect),
+                Route(visit + "download/{name}", self._download),
+            ],
+            exception_handlers={InputError: _refuse, HTTPException: _refuse, Exception: _fail},
+        )
+        application.router.redirect_slashes = False
+        return application
 
-class Handler(BaseHTTPRequestHandler):
-    """One connection."""
+    # Quick answers: Starlette calls them in threads of its own.
 
-    server: Demo
-    protocol_version = "HTTP/1.1"
-    server_version, sys_version = "tcore", ""
-    timeout = 60
+    def _page(self, request: Request) -> Response:
+        name = request.path_params.get("name", "index.html")
+        if name not in self.page:  # names are looked up among the files of the page, never on disk
+            raise HTTPException(404, "there is no such page.")
+        return Response(self.page[name], media_type=TYPES[Path(name).suffix])
 
-    def do_GET(self) -> None:
-        """Answer a question."""
-        self._serve("GET")
+    def _info(self, request: Request) -> Response:
+        encoder = self.engine.encoder
+        return JSONResponse(
+            {
+                "encoder": {
+                    "name": encoder.name,
+                    "patch": encoder.patch_size,
+                    "device": str(self.engine.device),
+                    "matching": self.engine.matcher is not None,
+                },
+                "threads": torch.get_num_threads(),
+                "samples": [
+                    {"key": key, "name": sample.name, "description": sample.description}
+                    for key, sample in SAMPLES.items()
+                ],
+                "limits": {"upload_mb": self.limits.upload_mb, "frames": self.limits.frames},
+                "most": {"objects": MAX_OBJECTS, "points": MAX_POINTS},
+                "palette": PALETTE[1:].tolist(),
+                "video": h264_encoder() is not None,
+            }
+        )
 
-    def do_POST(self) -> None:
-        """Do something."""
-        self._serve("POST")
+    def _state(self, request: Request) -> Response:
+        return JSONResponse(state_message(self._visitor(request).job))
 
-    def log_message(self, format: str, *args: Any) -> None:
-        """Requests are not worth a line."""
+    def _frame(self, request: Request) -> Response:
+        job, number = self._visitor(request).job, _number(request)
+        if request.path_params["key"] != job.folder.name or number >= len(job.clip.frames):
+            raise InputError(f"there is no frame {number} in this clip.")
+        jpeg = io.BytesIO()
+        Image.fromarray(np.asarray(job.clip.frames[number])).save(jpeg, format="JPEG", quality=92)
+        keep = {"Cache-Control": "private, max-age=3600"}
+        return Response(jpeg.getvalue(), media_type="image/jpeg", headers=keep)
 
-    def _serve(self, method: str) -> None:
-        self._unread = self._length()
+    def _mask(self, request: Request) -> Response:
+        job, number = self._visitor(request).job, _number(request)
+        if number not in job.found or not isinstance(job.given, Masks):
+            raise InputError(f"frame {number} has no mask yet.")
+        ids = np.ascontiguousarray(job.found[number].values)
+        return Response(ids.tobytes(), media_type="application/octet-stream")
+
+    def _truth(self, request: Request) -> Response:
+        truth = self._visitor(request).job.clip.truth
+        if truth is None:
+            raise InputError("the labels of an uploaded video are not known.")
+        return JSONResponse(truth_message(truth))
+
+    # Slow answers: they wait for the encoder or for a thread of `_slow`, and block no others.
+
+    async def _visit(self, request: Request) -> Response:
+        return JSONResponse({"id": (await self._slowly(self.visitors.new)).id})
+
+    async def _sample(self, request: Request) -> Response:
+        visitor, key = self._visitor(request), str((await _json(request)).get("sample"))
+        job = await self._slowly(visitor.open, self.engine, render_sample, key, self.limits.frames)
+        return JSONResponse(state_message(job))
+
+    async def _upload(self, request: Request) -> Response:
+        visitor = self._visitor(request)
+        path = visitor.folder / secrets.token_hex(8)  # whatever the visitor calls it
         try:
-            self._check(method)
-            url = urlsplit(self.path)
-            query = dict(parse_qsl(url.query))
-            answer = respond(self.server.site, Request(method, url.path, query, self._json, self._save))
-            if answer is None:
-                self._fail(HTTPStatus.NOT_FOUND, "there is no such page.")
-            else:
-                self._send(answer)
-        except AwayError as error:
-            self._fail(HTTPStatus.GONE, str(error))
-        except TooLargeError as error:
-            self._fail(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, str(error))
-        except StrangerError as error:
-            self._fail(HTTPStatus.FORBIDDEN, str(error))
-        except InputError as error:
-            self._fail(HTTPStatus.BAD_REQUEST, str(error))
-        except (ConnectionError, TimeoutError):  # the visitor has gone
-            self.close_connection = True
-        except Exception as error:
-            traceback.print_exc(file=sys.stderr)
-            self._fail(HTTPStatus.INTERNAL_SERVER_ERROR, f"the program failed: {error!r}; see its terminal.")
+            with path.open("wb") as file:
+                await _receive(request, self.limits.upload_mb * 10**6, file.write)
+            job = await self._slowly(visitor.open, self.engine, read_upload, path, self.limits.frames)
+        finally:
+            path.unlink(missing_ok=True)
+        return JSONResponse(state_message(job))
 
-    def _check(self, method: str) -> None:
-        host, origin = self.headers.get("Host", ""), self.headers.get("Origin")
-        if not self.server.allows(host):
-            raise StrangerError(f"this program does not answer to the name {host!r}: open {self.server.url}")
+    async def _estimate(self, request: Request) -> Response:
+        job = self._visitor(request).job
+        frames = job.clip.frames
+        waiting = self.engine.submit(self.engine.estimate, frames[0], job.inside, len(frames))
+        found = await asyncio.wrap_future(waiting)
+        return JSONResponse({name: round(value, 4) for name, value in found._asdict().items()})
+
+    async def _run(self, request: Request) -> Response:
+        job = self._visitor(request).job
+        await self._slowly(_start, job, await _json(request))
+        return JSONResponse(state_message(job))
+
+    async def _cancel(self, request: Request) -> Response:
+        job = self._visitor(request).job
+        await self._slowly(job.stop)
+        return JSONResponse(state_message(job))
+
+    async def _inspect(self, request: Request) -> Response:
+        job, query = self._visitor(request).job, request.query_params
+        try:
+            frame, row, column, offset = (int(query[name]) for name in ("frame", "row", "column", "offset"))
+        except (KeyError, ValueError) as error:
+            raise InputError("a patch is given by frame, row, column and offset, whole numbers.") from error
+        kind: Kind = "attention" if query.get("kind") == "attention" else "similarity"
+        check_patch(job, frame, row, column, kind)
+        waiting = self.engine.submit(inspect_patch, job, frame, row, column, offset, kind)
+        return JSONResponse(await asyncio.wrap_future(waiting))
+
+    async def _download(self, request: Request) -> Response:
+        job, name = self._visitor(request).job, request.path_params["name"]
+        path = await self._slowly(write_export, job, name)
+        return FileResponse(path, media_type=TYPES[path.suffix], filename=name)
+
+    def _visitor(self, request: Request) -> Visitor:
+        return self.visitors.get(request.path_params["visit"])
+
+    async def _slowly(self, work: Callable[..., T], *args: Any) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._slow, work, *args)
+
+
+class RefuseOthers:
+    """Lets only requests of our own page through, and adds the headers that keep other sites out."""
+
+    def __init__(self, application: ASGIApp, demo: Demo) -> None:
+        self._application, self._demo = application, demo
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+
+        async def send_safely(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in SAFE_HEADERS.items():
+                    headers.setdefault(name, value)
+            await send(message)
+
+        problem = self._problem(scope["method"], Headers(scope=scope))
+        answer = _error(403, problem) if problem else self._application
+        await answer(scope, receive, send_safely)
+
+    def _problem(self, method: str, headers: Headers) -> str:
+        host, origin = headers.get("Host", ""), headers.get("Origin")
+        if not self._demo.allows(host):
+            return f"this program does not answer to the name {host!r}: open {self._demo.url}"
         if origin is not None and origin != f"http://{host}":
-            raise StrangerError(f"requests from {origin} are refused.")
-        if method == "POST" and self.headers.get(GUARD) is None:
-            raise StrangerError(f"the header {GUARD} is missing.")
+            return f"requests from {origin} are refused."
+        if method == "POST" and headers.get(GUARD) is None:
+            return f"the header {GUARD} is missing."
+        return ""
 
-    def _length(self) -> int:
-        length = self.headers.get("Content-Length", "0")
-        return int(length) if re.fullmatch("[0-9]{1,15}", length) else 0
 
-    def _read(self, size: int) -> bytes:
-        data = self.rfile.read(min(size, self._unread))
-        if not data and self._unread:
-            raise ConnectionError("the sender stopped")
-        self._unread -= len(data)
-        return data
-
-    def _refuse_more_than(self, most: int) -> None:
-        if self._unread > most:
-            raise TooLargeError(
-                f"this has {self._unread / 1e6:.1f} MB: at most {most / 1e6:.0f} MB are allowed."
-            )
-
-    def _save(self, path: Path, most: int) -> None:
-        self._refuse_more_than(most)
-        if not self._unread:
-            raise InputError("this file is empty.")
-        with path.open("wb") as file:
-            while self._unread:
-                file.write(self._read(1 << 20))
-
-    def _json(self) -> dict[str, Any]:
-        self._refuse_more_than(MOST_JSON)
+async def _receive(request: Request, limit: int, write: Callable[[bytes], object]) -> None:
+    """Read the body of a request piece by piece; more bytes than the limit are refused."""
+    length, received = request.headers.get("Content-Length", ""), 0
+    stated = int(length) if re.fullmatch("[0-9]{1,15}", length) else 0
+    pieces = request.stream()
+    while True:
+        if max(stated, received) > limit:
+            raise TooLargeError(f"this has more than {limit / 1e6:.0f} MB, which is the limit.")
         try:
-            data = json.loads(self._read(MOST_JSON) or b"{}")
-        except (ValueError, RecursionError) as error:
-            raise InputError("the request is not JSON.") from error
-        if not isinstance(data, dict):
-            raise InputError("the request is not a JSON object.")
-        return data
+            piece = await asyncio.wait_for(anext(pieces, None), STALL_S)
+        except (TimeoutError, ClientDisconnect) as error:
+            raise HTTPException(408, "the request stopped before its end.") from error
+        if piece is None:
+            return
+        received += len(piece)
+        write(piece)
 
-    def _fail(self, status: HTTPStatus, sentence: str) -> None:
-        # A browser reads no answer before it has sent everything; a body far too long is cut off.
-        try:
-            if self._unread <= MOST_DRAINED:
-                while self._unread:
-                    self._read(1 << 20)
-        except (ConnectionError, TimeoutError):
-            pass
-        self.close_connection = self.close_connection or self._unread > 0
-        text = sentence[:1].upper() + sentence[1:]
-        self._send(Answer(json.dumps({"error": text}).encode(), "application/json"), status)
 
-    def _send(self, answer: Answer, status: HTTPStatus = HTTPStatus.OK) -> None:
-        body = answer.body
-        length = body.stat().st_size if isinstance(body, Path) else len(body)
-        headers = SAFE | {
-            "Content-Type": answer.kind,
-            "Content-Length": str(length),
-            "Cache-Control": "private, max-age=3600" if answer.lasts else "no-store",
-        }
-        if answer.name:
-            headers["Content-Disposition"] = f'attachment; filename="{answer.name}"'
-        if self.close_connection or self._unread:
-            headers["Connection"] = "close"
-        try:
-            self.send_response(status)
-            for name, value in headers.items():
-                self.send_header(name, value)
-            self.end_headers()
-            if isinstance(body, Path):
-                with body.open("rb") as file:
-                    shutil.copyfileobj(file, self.wfile)
-            else:
-                self.wfile.write(body)
-        except (ConnectionError, TimeoutError):
-            self.close_connection = True
+async def _json(request: Request) -> dict[str, Any]:
+    body = bytearray()
+    await _receive(request, MAX_JSON, body.extend)
+    try:
+        data = json.loads(body or b"{}")
+    except (ValueError, RecursionError) as error:
+        raise InputError("the request is not JSON.") from error
+    if not isinstance(data, dict):
+        raise InputError("the request is not a JSON object.")
+    return data
+
+
+def _start(job: Job, data: dict[str, Any]) -> None:
+    changed = data.get("changed")
+    job.start(read_given(data, job.clip.size), changed if isinstance(changed, int) else 0)
+
+
+def _number(request: Request) -> int:
+    number = request.path_params["number"]
+    if not re.fullmatch("[0-9]{1,6}", number):
+        raise HTTPException(404, "there is no such frame.")
+    return int(number)
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """A socket that listens; the port is taken from here on."""
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family, backlog=128)
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"cannot listen on {host}:{port}: {reason}; try another --port.") from error
+
+
+def _refuse(request: Request, error: Exception) -> Response:
+    if isinstance(error, HTTPException):
+        return _error(error.status_code, error.detail)
+    status = 410 if isinstance(error, GoneError) else 413 if isinstance(error, TooLargeError) else 400
+    return _error(status, str(error))
+
+
+def _fail(request: Request, error: Exception) -> Response:
+    return _error(500, f"the program failed: {error!r}; see its terminal.")
+
+
+def _error(status: int, sentence: str) -> Response:
+    return JSONResponse({"error": sentence[:1].upper() + sentence[1:]}, status_code=status)

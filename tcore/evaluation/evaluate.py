@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
 
 from tcore.errors import InputError
 from tcore.evaluation.benchmarks import Benchmark, open_benchmark
 from tcore.evaluation.card import Card, device_name, differences, peak_memory, versions
 from tcore.evaluation.encoder import Encoder
-from tcore.evaluation.masks import davis_palette
+from tcore.evaluation.masks import encode_ids
 from tcore.evaluation.protocols import TCORE, Protocol, Size, for_other_benchmarks
 from tcore.evaluation.rendered_benchmark import RenderedBenchmark, open_rendered
 from tcore.evaluation.run_clip import write_behind
@@ -216,7 +215,6 @@ def bootstrap(benchmark: Benchmark | RenderedBenchmark, results: list[Card]) -> 
 
 def predictions_saver(folder: Path) -> Callable[[str, str, Any], None]:
     """Writes indexed PNGs for ids, npz for joints."""
-    palette = davis_palette()
 
     def save(clip: str, name: str, values: Any) -> None:
         with atomic(folder / clip / name) as temporary:
@@ -224,8 +222,6 @@ def predictions_saver(folder: Path) -> Callable[[str, str, Any], None]:
                 with temporary.open("wb") as file:
                     np.savez(file, joints=values)
             else:
-                image = Image.fromarray(values)
-                image.putpalette(palette)
-                image.save(temporary, format="PNG")
+                temporary.write_bytes(encode_ids(values))
 
     return save

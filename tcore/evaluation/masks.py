@@ -1,11 +1,13 @@
 """Masks and frames of a benchmark on disk: found by their layout, read one at a time."""
 
+import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from jaxtyping import UInt8
+from PIL import Image
 
 from tcore.data.images import BAD_IMAGE, image_problem, open_image
 from tcore.data.stores import list_images
@@ -55,6 +57,14 @@ def refuse_binary_look(ids: Ids, path: Path) -> None:
     found = set(np.unique(ids).tolist())
     if VOID in found and found <= {0, VOID}:
         raise InputError(f"mask {path} holds only 0 and 255: this is one object; add --binary.")
+
+
+def encode_ids(ids: Ids) -> bytes:
+    """Ids as an indexed PNG with the palette of the benchmarks."""
+    image, file = Image.fromarray(ids), io.BytesIO()
+    image.putpalette(davis_palette())
+    image.save(file, format="PNG")
+    return file.getvalue()
 
 
 def davis_palette() -> list[int]:

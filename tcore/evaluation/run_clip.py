@@ -4,7 +4,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from itertools import tee
 from pathlib import Path
 from typing import Any
 
@@ -46,9 +45,15 @@ def run_clip(
         for frame in frames:
             yield frame, first
         return
-    shown, encoded = tee(_same_size(frames))
-    features = (encode(encoder, frame, size, protocol.precision, smooth=smooth) for frame in encoded)
-    yield from zip(shown, propagate_features(features, labels, protocol.propagator()), strict=True)
+    shown: deque[Frame] = deque()  # at most one frame: encoded, its labels not there yet
+
+    def features() -> Iterator[Float[Tensor, "channels rows columns"]]:
+        for frame in _same_size(frames):
+            shown.append(frame)
+            yield encode(encoder, frame, size, protocol.precision, smooth=smooth)
+
+    for soft in propagate_features(features(), labels, protocol.propagator()):
+        yield shown.popleft(), soft
 
 
 def _same_size(frames: Iterable[Frame]) -> Iterator[Frame]:

@@ -17,7 +17,7 @@ from tcore.errors import InputError
 from tcore.evaluation.encoder import Encoder
 from tcore.evaluation.rendered import HELDOUT_SEED
 from tcore.evaluation.rendered_benchmark import FRAMES, GRID
-from tcore.video.propagate_video import input_size
+from tcore.video.propagate_video import fit_size
 
 RENDERED = "rendered"
 LONG_SIDE = 448
@@ -130,7 +130,7 @@ def encode_clip(encoder: Encoder, frames: Iterable[Frame]) -> Float[Tensor, "tim
 def _fit(frames: list[np.ndarray], names: list[str], source: str, patch: int, long_side: int) -> Clip:
     """Frames at one size: that of the middle one, floored to the patch, with a bounded long side."""
     middle = frames[len(frames) // 2]
-    height, width = input_size((middle.shape[0], middle.shape[1]), patch, long_side)
+    height, width = fit_size((middle.shape[0], middle.shape[1]), patch, long_side)
     fitted = [
         np.asarray(Image.fromarray(frame).resize((width, height), Image.Resampling.LANCZOS))
         for frame in frames

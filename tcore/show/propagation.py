@@ -14,8 +14,8 @@ from tcore.data.rendered_scene import LIMBS
 from tcore.data.video import h264_encoder, video_writer
 from tcore.errors import InputError
 from tcore.show.carried import Carried, score_frames
-from tcore.show.figures import overlay
 from tcore.show.plotting import caption, check_out, new_figure, save_figure, show_picture, styled
+from tcore.video.overlay import paint_ids
 
 SCORES = {"objects": "J", "parts": "IoU", "joints": "in place"}
 SHORTEST = 256  # a drawn frame is enlarged to this side, so that skeletons are fine lines
@@ -31,7 +31,7 @@ def paint(carried: Carried, labels: Any, index: int) -> Frame:
     ids = labels[index]
     if ids.shape != frame.shape[:2]:
         raise InputError(f"{carried.name}: mask of {ids.shape} over a frame of {frame.shape[:2]}.")
-    return overlay(_enlarged(frame, enlarge), np.kron(ids, np.ones((enlarge, enlarge), dtype=np.uint8)))
+    return paint_ids(_enlarged(frame, enlarge), np.kron(ids, np.ones((enlarge, enlarge), dtype=np.uint8)))
 
 
 def _enlarged(frame: Frame, times: int) -> UInt8[np.ndarray, "tall wide 3"]:

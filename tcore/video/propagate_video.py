@@ -1,7 +1,6 @@
-"""Labels carried through a whole video: masks or tracks, an overlay, a confidence per frame."""
+"""Labels propagated through a whole video: masks or tracks, an overlay, a confidence per frame."""
 
 import dataclasses
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from itertools import chain
@@ -10,24 +9,23 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Integer
-from PIL import Image
-from torch import Tensor
 
 from tcore.data.images import Frame
 from tcore.data.video import FolderVideo, Video, h264_encoder, open_video, video_writer
 from tcore.errors import InputError
 from tcore.evaluation.encoder import Encoder
-from tcore.evaluation.propagate import Precision, Propagator
-from tcore.evaluation.protocols import TCORE, Protocol, Size
-from tcore.evaluation.run_clip import encode
-from tcore.video.labels import Masks, Points, Said, read_labels
+from tcore.evaluation.protocols import TCORE, Protocol
+from tcore.evaluation.resize import Size, input_size
+from tcore.evaluation.run_clip import run_clip
+from tcore.text import Progress, Say, format_size, silent, to_stderr
+from tcore.video.labels import Masks, Points, read_labels
 from tcore.video.out_folder import check_out, own_folder, write_card
-from tcore.video.tracked import TrackedMasks, TrackedPoints, by, open_table
+from tcore.video.tracked import open_table, track_labels
 
 LONG_SIDE = 880
 CONFIDENCE = ("frame", "confidence", "share", "given")
 
-Progress = Callable[[int, int | None], None]  # frames done, of how many where that is known
+Report = Callable[[int, int | None], None]  # frames done, of how many where that is known
 
 
 class Propagation(NamedTuple):
@@ -49,13 +47,13 @@ def propagate_video_file(
     protocol: Protocol = TCORE,
     long_side: int = LONG_SIDE,
     overlay: bool = True,
-    say: Said = lambda line: None,
-    progress: Progress = lambda done, total: None,
+    say: Say = silent,
+    progress: Report = lambda done, total: None,
 ) -> Propagation:
-    """Carry labels through a video file or a folder of images; everything is written under `out`.
+    """Propagate labels through a video file or a folder of images; everything is written under `out`.
 
-    One frame is held at a time, beside the context of the protocol. Labels of further frames replace what
-    was carried there, and the propagation starts anew from them. Frames go in at their own size, floored
+    One frame is in memory at a time, besides the context of the protocol. Labels of later frames replace
+    what was propagated there, and propagation restarts from them. Frames go in at their own size, floored
     to the patch, with the long side at most `long_side`; the protocol's own size is for benchmarks.
     """
     encoder.need_features()
@@ -69,19 +67,23 @@ def propagate_video_file(
     first = next(frames)
     size = (first.shape[0], first.shape[1])
     _check_frames(given, source)
-    inside = input_size(size, encoder.patch_size, long_side)
-    track = _track(given, size, inside, encoder.patch_size, protocol)
+    inside = fit_size(size, encoder.patch_size, long_side)
+    track = track_labels(given, size, inside, encoder.patch_size, protocol)
     drawn = overlay and _can_draw(say)
     card = inputs | _card(encoder, protocol, size, inside)
     done, total = 0, 0.0
     with own_folder(folder, card):
-        say(f"frames of {by(size)} go in at {by(inside)}, a grid of {by(track.grid)}.")
+        say(
+            f"frames of {format_size(*size)} go in at {format_size(*inside)}, "
+            f"a grid of {format_size(*track.grid)}."
+        )
         with ExitStack() as files:
             table = files.enter_context(open_table(folder / "confidence.csv", CONFIDENCE))
             write = track.writer(folder, files)
             overlaid = video_writer(folder / "overlay.mp4", source.rate, size) if drawn else None
             draw = files.enter_context(overlaid) if overlaid is not None else None
-            for frame, soft in carry_frames(encoder, chain([first], frames), track, inside, protocol):
+            labeled = run_clip(encoder, chain([first], frames), track.given, inside, protocol, smooth=True)
+            for frame, soft in labeled:
                 found = track.read(done, soft)
                 write(done, source.name(done), found)
                 given_here = int(done in given.frames)
@@ -107,7 +109,7 @@ def propagate(
 ) -> Iterator[np.ndarray]:
     """Labels of every frame: ids for a mask of ids, x and y for points (NaN where one is lost).
 
-    Frames may be an array or come one at a time, as many as there are; one is held, beside the context.
+    Frames may be an array or any iterable, of any length; one is held, besides the protocol's context.
 
     >>> from tcore import FrameStore, load_encoder
     >>> video = FrameStore.rendered(videos=1, frames=4, size=64).read(0, range(4))
@@ -120,9 +122,9 @@ def propagate(
     incoming = iter(frames)
     first = next(incoming, None)
     if first is None:
-        raise InputError("no frames: need at least the one that the labels belong to.")
+        raise InputError("no frames: give at least the one that the labels belong to.")
     size = (first.shape[0], first.shape[1])
-    inside = input_size(size, encoder.patch_size, long_side)
+    inside = fit_size(size, encoder.patch_size, long_side)
     given: Masks | Points
     if np.issubdtype(first_labels.dtype, np.integer):
         low, high = int(first_labels.min(initial=0)), int(first_labels.max(initial=0))
@@ -133,110 +135,42 @@ def propagate(
         names = tuple(map(str, range(len(first_labels))))
         points = ((float(x), float(y)) for x, y in first_labels)
         given = Points(names, {0: dict(zip(names, points, strict=True))})
-    track = _track(given, size, inside, encoder.patch_size, protocol)
-    labeled = carry_frames(encoder, chain([first], incoming), track, inside, protocol)
+    track = track_labels(given, size, inside, encoder.patch_size, protocol)
+    labeled = run_clip(encoder, chain([first], incoming), track.given, inside, protocol, smooth=True)
     for index, (_, soft) in enumerate(labeled):
         values = track.read(index, soft).values
         yield values if isinstance(given, Masks) else values[:, :2]
 
 
-def carry_frames(
-    encoder: Encoder,
-    frames: Iterable[Frame],
-    track: TrackedMasks | TrackedPoints,
-    size: Size,
-    protocol: Protocol,
-) -> Iterator[tuple[Frame, Float[Tensor, "rows columns classes"]]]:
-    """Frames with their soft labels.
-
-    An annotated frame starts the propagation anew: labels carried up to there are what was corrected, and
-    as part of the context they would outvote the correction in the very next frame.
-    """
-    propagator = protocol.propagator()
-    expected: tuple[int, ...] | None = None
-    for index, frame in enumerate(frames):
-        if expected is not None and frame.shape != expected:
-            raise InputError(f"frame {index} is {by(frame.shape[:2])}, the first {by(expected[:2])}.")
-        expected = frame.shape
-        features = encode_frame(encoder, frame, size, protocol.precision)
-        yield frame, label_frame(propagator, track, index, features, first=index == 0)
-
-
-def label_frame(
-    propagator: Propagator,
-    track: TrackedMasks | TrackedPoints,
-    index: int,
-    features: Float[Tensor, "channels rows columns"],
-    *,
-    first: bool,
-) -> Float[Tensor, "rows columns classes"]:
-    """Soft labels of the next frame: carried, or those that were given for it, as the first ones are."""
-    carried = None if first else propagator.step(features)
-    given = track.given(index, carried)
-    soft = carried if given is None else given.to(features.device)
-    assert soft is not None  # the first frame always has labels
-    if given is not None:
-        propagator.start(features, soft)
-    return soft
-
-
-def encode_frame(
-    encoder: Encoder, frame: Frame, size: Size, precision: Precision = "fp32"
-) -> Float[Tensor, "channels rows columns"]:
-    """Features of one frame; a frame that shrinks much is smoothed on the way."""
-    if frame.shape[0] >= 1.5 * size[0]:
-        frame = np.asarray(Image.fromarray(frame).resize((size[1], size[0]), Image.Resampling.BILINEAR))
-    return encode(encoder, frame, size, precision)
-
-
-def input_size(frame: Size, patch_size: int, long_side: int = LONG_SIDE) -> Size:
+def fit_size(frame: Size, patch_size: int, long_side: int = LONG_SIDE) -> Size:
     """The frame's own size, or smaller so that the long side fits, floored to the patch.
 
-    >>> input_size((480, 854), 16), input_size((1080, 1920), 16), input_size((1080, 1920), 14, 448)
+    >>> fit_size((480, 854), 16), fit_size((1080, 1920), 16), fit_size((1080, 1920), 14, 448)
     ((480, 848), (480, 880), (252, 448))
     """
-    if long_side < patch_size:
-        raise InputError(f"long side is {long_side}; it must be at least one patch, {patch_size} pixels.")
-    if min(frame) < patch_size:
-        raise InputError(f"frames of {by(frame)} are smaller than one patch of {patch_size} pixels.")
-    longest = max(frame)
-    height, width = (side if longest <= long_side else side * long_side // longest for side in frame)
-    return max(1, height // patch_size) * patch_size, max(1, width // patch_size) * patch_size
+    return input_size(frame, patch_size, long=min(long_side, max(frame)))
 
 
-def progress_lines(say: Said, every: float = 5.0) -> Progress:
-    """Progress as a line every few seconds: frames done, frames per second, seconds left."""
-    started = last = time.perf_counter()
+def progress_lines(say: Say = to_stderr, every: float = 5.0) -> Report:
+    """Progress as a line every few seconds."""
+    line = Progress("frame", None, say=say, every=every)
 
-    def progress(done: int, total: int | None) -> None:
-        nonlocal last
-        now = time.perf_counter()
-        if now - last >= every:
-            last = now
-            speed = done / (now - started)
-            left = "" if total is None else f"/{total}  ETA {max(0, total - done) / speed:.0f} s"
-            say(f"frame {done}{left}  {speed:.1f} frames/s")
+    def report(done: int, total: int | None) -> None:
+        line.total = total
+        line.update(done)
 
-    return progress
+    return report
 
 
-def _track(
-    labels: Masks | Points, size: Size, inside: Size, patch_size: int, protocol: Protocol
-) -> TrackedMasks | TrackedPoints:
-    if isinstance(labels, Masks):
-        return TrackedMasks(labels, size, inside, patch_size, protocol)
-    return TrackedPoints(labels, size, inside, patch_size)
-
-
-def _can_draw(say: Said) -> bool:
+def _can_draw(say: Say) -> bool:
     if h264_encoder() is not None:
         return True
-    say("no overlay.mp4: PyAV with an H.264 encoder is not there (pip install av).")
+    say("no overlay.mp4: it needs PyAV with an H.264 encoder (pip install av).")
     return False
 
 
 def _check_files(source: Video, labels: Sequence[Path], out: Path) -> None:
-    """Refuse to read what would be written over, and to take a mask for a frame."""
+    """Refuse to overwrite what is read, and to read a mask as a frame."""
     if isinstance(source, FolderVideo):
         frames = {file.resolve() for file in source.files}
         for path in labels:
@@ -256,7 +190,7 @@ def _check_frames(labels: Masks | Points, source: Video) -> None:
 
 
 def _remarks(source: Video, labels: Masks | Points, frames: int) -> Iterator[str]:
-    """What a user should know of a video that was not as expected."""
+    """What a user should know about a video that was not as expected."""
     if source.problem:
         yield source.problem
     if frames == 1:

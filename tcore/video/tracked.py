@@ -1,4 +1,4 @@
-"""What is carried through a video: masks or points, from given labels to the grid and back to the frame."""
+"""What is propagated through a video: masks or points, from given labels to the grid and back to frames."""
 
 import csv
 import math
@@ -10,45 +10,44 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from jaxtyping import Float
-from PIL import Image, ImageDraw
-from torch import Tensor
 
 from tcore.data.images import Frame
 from tcore.errors import InputError
-from tcore.evaluation.evaluate import predictions_saver
-from tcore.evaluation.masks import Ids
+from tcore.evaluation.masks import Ids, encode_ids
 from tcore.evaluation.pose import LOST, joint_label_map, read_out
-from tcore.evaluation.protocols import Protocol, Size
-from tcore.evaluation.resize import grid_to_ids, ids_to_grid
-from tcore.files import atomic
-from tcore.show.figures import PALETTE, overlay
+from tcore.evaluation.propagate import Labels
+from tcore.evaluation.protocols import Protocol
+from tcore.evaluation.resize import Size, grid_to_ids, ids_to_grid
+from tcore.files import atomic, write_bytes
+from tcore.text import format_size
 from tcore.video.labels import Masks, Points
+from tcore.video.overlay import paint_ids, paint_points
 
-Soft = Float[Tensor, "rows columns classes"]
+POINT_COLUMNS = ("frame", "name", "x", "y", "confidence")
 
 
 class Found(NamedTuple):
-    """Labels of one frame: ids, or x, y and confidence of every point; how sure, and how much there is."""
+    """Labels of one frame: ids, or x, y and confidence of every point."""
 
     values: np.ndarray
     confidence: float
-    """Mean of the winning soft label where something is labeled, or over the points that are seen."""
+    """Mean of the winning soft label where something is labeled, or over the visible points."""
     share: float
-    """Part of the pixels that is labeled, or of the points that are seen."""
+    """Part of the pixels that is labeled, or of the points that are visible."""
 
 
 Write = Callable[[int, str, Found], None]  # frame number, frame name, labels
 
 
 class TrackedMasks:
-    """Masks: a class for every id in use; given masks come out as they went in."""
+    """Masks: one class for every id in use. Given masks are returned unchanged."""
 
     def __init__(self, masks: Masks, size: Size, inside: Size, patch_size: int, protocol: Protocol) -> None:
         for frame, ids in masks.frames.items():
             if ids.shape != size:
                 raise InputError(
-                    f"{masks.describe(frame)} is {by(ids.shape)}, the frames are {by(size)} "
-                    "(height x width); both must be the same."
+                    f"{masks.describe(frame)} is {format_size(*ids.shape)}, the frames are "
+                    f"{format_size(*size)} (height x width); both must be the same."
                 )
         if not masks.frames[0].any():
             raise InputError(f"{masks.describe(0)} is all background: there is nothing to propagate.")
@@ -57,7 +56,7 @@ class TrackedMasks:
         # Classes are the ids that occur, so that a lone id 200 does not cost 200 empty classes.
         self._ids = np.unique(np.concatenate([[0], *(np.unique(ids) for ids in masks.frames.values())]))
 
-    def given(self, index: int, carried: Soft | None) -> Soft | None:
+    def given(self, index: int, propagated: Labels | None) -> Labels | None:
         """Soft labels of an annotated frame."""
         if index not in self._masks:
             return None
@@ -70,8 +69,8 @@ class TrackedMasks:
             nearest=self._protocol.labels == "nearest",
         )
 
-    def read(self, index: int, soft: Soft) -> Found:
-        """Ids of a frame, and how sure they are."""
+    def read(self, index: int, soft: Labels) -> Found:
+        """Ids of a frame, and how confident they are."""
         best, winner = soft.max(dim=2)
         labeled = winner > 0
         confidence = float(best[labeled].mean()) if labeled.any() else 0.0
@@ -85,12 +84,11 @@ class TrackedMasks:
         return Found(ids, confidence, float((ids > 0).mean()))
 
     def writer(self, out: Path, files: ExitStack) -> Write:
-        """Writes indexed PNGs with the benchmark's palette."""
-        save = predictions_saver(out)
+        """Writes a palette PNG per frame."""
 
         def write(index: int, name: str, found: Found) -> None:
             try:
-                save("masks", f"{name}.png", found.values)
+                write_bytes(out / "masks" / f"{name}.png", encode_ids(found.values))
             except OSError as error:
                 raise InputError(f"cannot write {error.filename}: {error.strerror}.") from error
 
@@ -98,11 +96,11 @@ class TrackedMasks:
 
     def paint(self, frame: Frame, found: Found) -> Frame:
         """The frame with its ids over it."""
-        return overlay(frame, found.values)
+        return paint_ids(frame, found.values)
 
 
 class TrackedPoints:
-    """Points: a class each, after one for the rest; given points come out as they went in."""
+    """Points: one class each, and one for the rest. Given points are returned unchanged."""
 
     def __init__(self, points: Points, size: Size, inside: Size, patch_size: int) -> None:
         for frame, named in points.frames.items():
@@ -118,29 +116,29 @@ class TrackedPoints:
         self._names, self._points = points.names, points.frames
         self._limit = np.array([size[1] - 1, size[0] - 1], dtype=np.float64)
         self._cell = np.array([size[1] / self.grid[1], size[0] / self.grid[0]])
-        # Where a point lies beside what the grid can say of it; carried along from its last annotation.
-        self._beside = np.zeros((len(points.names), 2))
+        # The grid is coarser than a given position: the difference is added to what is read from the grid.
+        self._offset = np.zeros((len(points.names), 2))
         self._annotated = np.zeros((len(points.names), 3))
 
-    def given(self, index: int, carried: Soft | None) -> Soft | None:
-        """Soft labels of an annotated frame; points that are not named there stay where they were carried."""
+    def given(self, index: int, propagated: Labels | None) -> Labels | None:
+        """Soft labels of an annotated frame; points that it does not name stay where they were propagated."""
         if index not in self._points:
             return None
         exact = self._positions(index)
         named = np.array([name in self._points[index] for name in self._names])
         positions, peaks = exact, (~np.isnan(exact[:, 0])).astype(np.float64)
-        if carried is not None:
-            before = self._located(carried.cpu())
+        if propagated is not None:
+            before = self._located(propagated.cpu())
             positions = np.where(named[:, None], exact, before[:, :2])
             peaks = np.where(named, peaks, before[:, 2])
-        # Pixel centers lie at whole numbers, and so do those of the cells.
+        # The centers of pixels and of cells lie at whole numbers.
         cells = (positions + 0.5) / self._cell - 0.5
         stamped = torch.from_numpy(joint_label_map(cells, self.grid, corrected_border=True)).float()
-        self._beside = np.nan_to_num(positions - self._pixels(stamped))
+        self._offset = np.nan_to_num(positions - self._pixels(stamped))
         self._annotated = np.column_stack([positions, peaks])
         return stamped
 
-    def read(self, index: int, soft: Soft) -> Found:
+    def read(self, index: int, soft: Labels) -> Found:
         """Position and confidence of every point: the peak of its soft label, 1 where it was given."""
         values = self._annotated if index in self._points else self._located(soft.cpu())
         seen = ~np.isnan(values[:, 0])
@@ -148,39 +146,49 @@ class TrackedPoints:
         return Found(values, confidence, float(seen.mean()))
 
     def writer(self, out: Path, files: ExitStack) -> Write:
-        """Writes a row per point and frame; coordinates are empty where a point is lost."""
-        table = files.enter_context(open_table(out / "tracks.csv", ("frame", "name", "x", "y", "confidence")))
+        """Writes a row per point and frame."""
+        table = files.enter_context(open_table(out / "tracks.csv", POINT_COLUMNS))
 
         def write(index: int, name: str, found: Found) -> None:
-            for point, (x, y, confidence) in zip(self._names, found.values.tolist(), strict=True):
-                place = ("", "") if math.isnan(x) else (f"{x:.3f}", f"{y:.3f}")
-                table.writerow((index, point, *place, f"{confidence:.4f}"))
+            table.writerows(point_rows(index, self._names, found.values))
 
         return write
 
     def paint(self, frame: Frame, found: Found) -> Frame:
         """The frame with a dot on every point."""
-        image = Image.fromarray(frame)
-        draw, radius = ImageDraw.Draw(image), max(2, min(frame.shape[:2]) // 80)
-        for number, (x, y, _) in enumerate(found.values.tolist()):
-            if not math.isnan(x):
-                color = tuple(PALETTE[1 + number % (len(PALETTE) - 1)].tolist())
-                draw.ellipse((x - radius, y - radius, x + radius, y + radius), fill=color, outline="white")
-        return np.asarray(image)
+        return paint_points(frame, found.values)
 
     def _positions(self, index: int) -> Float[np.ndarray, "points 2"]:
         """Points that are given in a frame; NaN for the others."""
         named = self._points[index]
         return np.array([named.get(name, (math.nan, math.nan)) for name in self._names], dtype=np.float64)
 
-    def _located(self, soft: Soft) -> Float[np.ndarray, "points 3"]:
-        positions = np.clip(self._pixels(soft) + self._beside, 0, self._limit)
+    def _located(self, soft: Labels) -> Float[np.ndarray, "points 3"]:
+        positions = np.clip(self._pixels(soft) + self._offset, 0, self._limit)
         return np.column_stack([positions, soft[:, :, 1:].amax(dim=(0, 1)).double().numpy()])
 
-    def _pixels(self, soft: Soft) -> Float[np.ndarray, "points 2"]:
+    def _pixels(self, soft: Labels) -> Float[np.ndarray, "points 2"]:
         cells = read_out(soft).double().numpy().T
         lost = (cells == LOST).all(axis=1, keepdims=True)
         return np.where(lost, math.nan, (cells + 0.5) * self._cell - 0.5)
+
+
+def track_labels(
+    labels: Masks | Points, size: Size, inside: Size, patch_size: int, protocol: Protocol
+) -> TrackedMasks | TrackedPoints:
+    """Labels of frames of `size` that go into the encoder at the size `inside`."""
+    if isinstance(labels, Masks):
+        return TrackedMasks(labels, size, inside, patch_size, protocol)
+    return TrackedPoints(labels, size, inside, patch_size)
+
+
+def point_rows(
+    index: int, names: tuple[str, ...], points: Float[np.ndarray, "points 3"]
+) -> Iterator[tuple[int | str, ...]]:
+    """Rows of tracks.csv for one frame; coordinates are empty where a point is lost."""
+    for name, (x, y, confidence) in zip(names, points.tolist(), strict=True):
+        place = ("", "") if math.isnan(x) else (f"{x:.3f}", f"{y:.3f}")
+        yield index, name, *place, f"{confidence:.4f}"
 
 
 @contextmanager
@@ -193,8 +201,3 @@ def open_table(path: Path, header: tuple[str, ...]) -> Iterator[Any]:
             yield table
     except OSError as error:
         raise InputError(f"cannot write {path}: {error.strerror}.") from error
-
-
-def by(size: tuple[int, ...]) -> str:
-    """A size as people write it: height x width."""
-    return f"{size[0]}x{size[1]}"

@@ -21,8 +21,8 @@ FRAMES = 12
 
 
 @pytest.fixture(scope="module")
-def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Demo]:
-    with serve(Engine(tiny_encoder()), tmp_path_factory.mktemp("demo"), frames=FRAMES) as server:
+def demo() -> Iterator[Demo]:
+    with serve(Engine(tiny_encoder()), frames=FRAMES) as server:
         yield server
 
 
@@ -85,7 +85,7 @@ def downloaded(browser: Browser, name: str) -> bytes:
     return file.read_bytes()
 
 
-def test_paint_run_look_and_download(browser: Browser, demo: Demo, tmp_path: Path) -> None:
+def test_paint_run_inspect_and_download(browser: Browser, demo: Demo, tmp_path: Path) -> None:
     open_sample(browser, demo)
     before = stage_color(browser, 0.25, 0.4)
     browser.drag("#stage", (0.2, 0.35), (0.25, 0.4), (0.3, 0.45))
@@ -102,7 +102,7 @@ def test_paint_run_look_and_download(browser: Browser, demo: Demo, tmp_path: Pat
             first = np.asarray(image)
         with Image.open(io.BytesIO(archive.read(f"{FRAMES - 1:05d}.png"))) as image:
             last = np.asarray(image)
-    # What was painted is what the first mask holds, and it was carried to the last.
+    # What was painted is what the first mask holds, and it was propagated to the last.
     assert first[round(0.4 * 256), round(0.25 * 256)] == 1
     assert (first[105:225, 131:190] == 2).all()
     assert first[10, 10] == 0
@@ -113,24 +113,24 @@ def test_paint_run_look_and_download(browser: Browser, demo: Demo, tmp_path: Pat
         assert b"ftyp" in downloaded(browser, "overlay.mp4")[:16]
 
     scrub(browser, 8)
-    browser.click("[data-tool=look]")
+    browser.click("[data-tool=inspect]")
     browser.drag("#stage", (0.6, 0.5))
     wait_for(
         lambda: browser.run("return document.querySelectorAll('#matches figure').length == 2"), "matches"
     )
     assert 0 < browser.run("return document.querySelectorAll('#sources li').length") <= 7
-    assert "its label is mixed from" in browser.text("#look-text")
-    browser.screenshot(tmp_path / "2-looking-1280.png")
+    assert "its label is mixed from" in browser.text("#inspect-text")
+    browser.screenshot(tmp_path / "2-inspected-1280.png")
     browser.click("#sources li:last-child button")
     wait_for(lambda: not browser.text("#frame-text").startswith("8 /"), "the frame of the source")
     browser.resize(390, 844)
-    browser.screenshot(tmp_path / "3-looking-390.png")
+    browser.screenshot(tmp_path / "3-inspected-390.png")
     asked = browser.run("return performance.getEntriesByType('resource').map((entry) => entry.name)")
     assert asked
     assert all(name.startswith((demo.url, f"blob:{demo.url}")) for name in asked)
 
 
-def test_a_file_that_is_no_video_is_refused_in_a_sentence(
+def test_a_file_that_is_not_a_video_is_refused_in_a_sentence(
     browser: Browser, demo: Demo, tmp_path: Path
 ) -> None:
     open_sample(browser, demo)
@@ -163,16 +163,16 @@ def test_an_uploaded_video_is_propagated(browser: Browser, demo: Demo, tmp_path:
         assert len(archive.namelist()) == 6
 
 
-def test_a_run_can_be_cancelled(browser: Browser, tmp_path: Path) -> None:
-    with serve(Engine(tiny_encoder()), tmp_path, frames=30) as server:
+def test_a_run_can_be_canceled(browser: Browser, tmp_path: Path) -> None:
+    with serve(Engine(tiny_encoder()), frames=30) as server:
         open_sample(browser, server)
         browser.click("#truth")
         wait_for(lambda: not browser.run("return document.querySelector('#run').disabled"), "the true labels")
         browser.click("#run")
         wait_for(lambda: browser.run("return !document.querySelector('#cancel').hidden"), "the button")
         browser.click("#cancel")
-        wait_for(lambda: browser.text("#run-text").startswith("Cancelled"), "the end")
-        browser.screenshot(tmp_path / "cancelled.png")
+        wait_for(lambda: browser.text("#run-text").startswith("Canceled"), "the end")
+        browser.screenshot(tmp_path / "canceled.png")
         assert browser.run("return document.querySelector('#run').disabled") is False
         browser.open("about:blank")
 
@@ -193,7 +193,7 @@ def test_a_corrected_frame_is_run_again_from_there(browser: Browser, demo: Demo,
     scrub(browser, 5)
     browser.click("#undo")
     assert browser.text("#run") == "Run again from frame 0"
-    # A reload finds the clip, what was carried, and what was marked.
+    # A reload finds the clip, what was propagated, and what was marked.
     browser.open(demo.url)
     wait_for(lambda: browser.text("#estimate").startswith("About"), "the clip of before")
     assert browser.run("return document.querySelector('[data-file=\"masks.zip\"]').disabled") is False
@@ -236,8 +236,8 @@ def test_everything_works_from_the_keyboard(browser: Browser, demo: Demo, tmp_pa
     browser.screenshot(tmp_path / "keyboard.png")
     browser.keys("#run", "\ue007")
     wait_done(browser)
-    browser.keys("#stage", "..l ")
-    wait_for(lambda: browser.text("#look-text").startswith("Frame 2,"), "the answer")
+    browser.keys("#stage", "..i ")
+    wait_for(lambda: browser.text("#inspect-text").startswith("Frame 2,"), "the answer")
     masks = zipfile.ZipFile(io.BytesIO(downloaded(browser, "masks.zip")))
     with masks, Image.open(io.BytesIO(masks.read("00000.png"))) as image:
         assert (np.asarray(image) > 0).sum() == 33 * 33
@@ -257,16 +257,3 @@ def test_nothing_sticks_out_at_any_width(
     open_sample(browser, demo, "crossing")
     assert browser.run("return document.documentElement.scrollWidth") <= width
     browser.screenshot(tmp_path / f"width-{width}.png")
-
-
-def test_the_page_trains_an_encoder_where_there_is_none(browser: Browser, tmp_path: Path) -> None:
-    with serve(None, tmp_path, frames=2) as server:
-        short = "--optim.steps 2 --optim.batch 2 --rendered.videos 4 --checkpoint-every 1"
-        server.site.trainer._settings = tuple(short.split())
-        browser.open(server.url)
-        wait_for(lambda: browser.run("return !document.querySelector('#training').hidden"), "the offer")
-        browser.screenshot(tmp_path / "offer.png")
-        browser.click("#train")
-        wait_for(lambda: browser.run("return !document.querySelector('#main').hidden"), "the encoder", 120)
-        assert str(tmp_path / "run") in browser.text("#encoder")
-        browser.open("about:blank")

@@ -5,29 +5,25 @@ import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tcore.demo.engine import Engine
-from tcore.demo.server import GUARD, Demo
-from tcore.demo.site import Limits
-from tcore.demo.trainer import Trainer
+from tcore.demo.server import GUARD, Demo, Limits
 from tests.show.browser import wait_for
 
 
 @contextmanager
-def serve(engine: Engine | None, folder: Path, **limits: int) -> Iterator[Demo]:
-    """The demo on a port that is free."""
-    demo = Demo(engine, Trainer(folder / "run"), limits=Limits(**limits))
-    thread = threading.Thread(target=demo.serve_forever, kwargs={"poll_interval": 0.02})
+def serve(engine: Engine, **limits: int) -> Iterator[Demo]:
+    """The demo on a free port."""
+    demo = Demo(engine, limits=Limits(**limits))
+    thread = threading.Thread(target=demo.serve)
     thread.start()
     try:
         yield demo
     finally:
-        demo.shutdown()
-        demo.server_close()
+        demo.stop()
         thread.join()
 
 
@@ -41,7 +37,7 @@ class Visitor:
     def raw(
         self, method: str, path: str, body: bytes | None = None, **headers: str
     ) -> tuple[int, bytes, http.client.HTTPMessage]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.demo.server_address[1], timeout=30)
+        connection = http.client.HTTPConnection("127.0.0.1", self.demo.port, timeout=30)
         try:
             named = {name.replace("_", "-"): value for name, value in headers.items()}
             connection.request(method, path, body, named)

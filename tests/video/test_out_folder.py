@@ -70,8 +70,9 @@ def test_what_another_video_or_other_labels_left_unfinished_is_kept(
 
 
 def test_two_processes_do_not_write_to_one_folder(
-    encoder: Encoder, clip: Path, first: Path, tmp_path: Path
+    encoder: Encoder, clip: Path, first: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("tcore.files.ORPHANS", 0.1)
     out = tmp_path / "out"
     card = {"video": str(clip), "labels": [str(first)], "finished": False}
     with own_folder(out, card), pytest.raises(InputError, match=f"{out} is in use by process"):

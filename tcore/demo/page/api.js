@@ -22,7 +22,7 @@ async function ask(path, options = {}) {
   if (answer.ok) return answer;
   const text = await answer.text();
   let message = `The program answered with status ${answer.status}.`;
-  try { message = JSON.parse(text).error; } catch { /* no sentence came along */ }
+  try { message = JSON.parse(text).error; } catch { /* not one of our messages */ }
   const error = new Error(message);
   error.status = answer.status;
   throw error;
@@ -34,17 +34,16 @@ const post = (path, body, kind = "application/json") =>
 const json = async (answer) => (await answer).json();
 
 export const info = () => json(ask("/api/info"));
-export const train = () => json(post("/api/train", "{}"));
 
 export class Visit {
-  // One visitor; the name is kept until the tab is closed, so that a reload finds the clip again.
+  // One visitor; the id is kept until the tab is closed, so that a reload finds the clip again.
   async open() {
     this.id = sessionStorage.getItem("visit");
     if (this.id) {
       try {
         return await this.state();
       } catch (error) {
-        if (error.status === 400) return null; // here, but without a clip
+        if (error.status === 400) return null; // known, but without a clip
       }
     }
     await this.renew();
@@ -64,12 +63,12 @@ export class Visit {
   truth() { return json(ask(this.path("truth"))); }
   run(labels) { return json(post(this.path("run"), JSON.stringify(labels))); }
   cancel() { return json(post(this.path("cancel"), "{}")); }
-  look(query) { return json(ask(this.path(`look?${new URLSearchParams(query)}`))); }
+  inspect(query) { return json(ask(this.path(`inspect?${new URLSearchParams(query)}`))); }
   async mask(frame) { return new Uint8Array(await (await ask(this.path(`mask/${frame}`))).arrayBuffer()); }
   async download(name) { return (await ask(this.path(`download/${name}`))).blob(); }
   frame(key, number) { return this.path(`frame/${key}/${number}`); }
 
-  // A visitor who was away for long, and was put away, comes back as a new one.
+  // A visitor whose visit has ended comes back as a new one.
   async retried(work) {
     try {
       return await work();

@@ -1,20 +1,19 @@
-// The page: what is shown, and what happens when.
+// The page: its state, and what every control does.
 
 import { Visit, byId, complain, info, seconds } from "./api.js";
 import { setPalette } from "./draw.js";
 import { Hands } from "./input.js";
-import { Look } from "./look.js";
+import { Inspector } from "./inspect.js";
 import { Marks, unrun } from "./marks.js";
 import { Screen } from "./screen.js";
-import { offerTraining } from "./training.js";
 
-const POLL = 250; // milliseconds between questions about a run
+const POLL = 250; // milliseconds between requests for the state of a run
 class App extends Screen {
   constructor() {
     super();
     Object.assign(this, { visit: new Visit(), marks: new Marks(), clip: null, frame: 0, object: 1, objects: 3, tool: "brush" });
     Object.assign(this, { images: new Map(), masks: new Map(), result: null, timer: null, follow: true, busy: false, starting: null });
-    this.look = new Look(this);
+    this.inspector = new Inspector(this);
     this.hands = new Hands(this);
     this.wire();
   }
@@ -48,15 +47,13 @@ class App extends Screen {
   async start() {
     this.info = await info();
     setPalette(this.info.palette);
-    if (!this.info.encoder) return offerTraining(this);
-    byId("training").hidden = true;
     byId("main").hidden = false;
     const { name, device, patch, matching } = this.info.encoder;
     byId("encoder").textContent = `Encoder ${name}, patches of ${patch} pixels, on ${device === "cpu" ? `${this.info.threads} CPU thread${this.info.threads > 1 ? "s" : ""}` : device}`;
     byId("match-kind").hidden = !matching;
     byId("samples").replaceChildren(...this.info.samples.map((sample) => {
       const button = document.createElement("button");
-      Object.assign(button, { type: "button", textContent: sample.name, title: sample.says });
+      Object.assign(button, { type: "button", textContent: sample.name, title: sample.description });
       button.dataset.sample = sample.key;
       button.addEventListener("click", () => this.guard(() => this.openClip("Rendering the sample …", () => this.visit.sample(sample.key), button)));
       return button;
@@ -86,7 +83,7 @@ class App extends Screen {
     byId("file").value = ""; // the same file may be chosen again
     if (!file) return;
     const most = this.info.limits.upload_mb;
-    if (file.size > most * 1e6) throw new Error(`This file has ${Math.round(file.size / 1e6)} MB: at most ${most} MB are allowed.`);
+    if (file.size > most * 1e6) throw new Error(`This file has ${Math.round(file.size / 1e6)} MB; the limit is ${most} MB.`);
     await this.openClip("Reading the video …", () => this.visit.upload(file));
   }
 
@@ -102,7 +99,7 @@ class App extends Screen {
     this.marks.kind = kind;
     this.frame = 0;
     this.object = 1;
-    this.look.clear();
+    this.inspector.clear();
     byId("scrub").max = clip.frames - 1;
     byId("truth").hidden = !clip.sample;
     byId("empty").hidden = true;
@@ -130,9 +127,9 @@ class App extends Screen {
   }
 
   async tellEstimate() {
-    byId("estimate").textContent = "Measuring the time on one frame …";
+    byId("estimate").textContent = "Timing one frame …";
     const { total, encode, step } = await this.visit.estimate();
-    byId("estimate").textContent = `About ${seconds(total)} for ${this.clip.frames} frames (measured: ${(1000 * (encode + step)).toFixed(0)} ms for one).`;
+    byId("estimate").textContent = `About ${seconds(total)} for ${this.clip.frames} frames (measured: ${(1000 * (encode + step)).toFixed(0)} ms per frame).`;
   }
 
   async useTruth() {
@@ -155,8 +152,8 @@ class App extends Screen {
 
   begin() {
     this.marks.remember(this.frame);
-    const carried = this.marks.kind === "masks" ? this.masks.get(this.frame) : this.result.points[this.frame];
-    this.marks.edit(this.frame, this.result.kind === this.marks.kind ? carried : null);
+    const propagated = this.marks.kind === "masks" ? this.masks.get(this.frame) : this.result.points[this.frame];
+    this.marks.edit(this.frame, this.result.kind === this.marks.kind ? propagated : null);
   }
 
   changed() {
@@ -180,8 +177,8 @@ class App extends Screen {
   }
 
   pointsHere() {
-    const carried = this.result.kind === "points" ? this.result.points[this.frame] : null;
-    return this.marks.points.get(this.frame) || carried || this.marks.names.map(() => null);
+    const propagated = this.result.kind === "points" ? this.result.points[this.frame] : null;
+    return this.marks.points.get(this.frame) || propagated || this.marks.names.map(() => null);
   }
 
   boxByNumbers(data) {
@@ -214,15 +211,15 @@ class App extends Screen {
   select(number) {
     if (number > (this.marks.kind === "masks" ? this.objects : this.marks.names.length)) return;
     this.object = number;
-    if (this.tool === "look" || (this.tool === "eraser" && this.marks.kind === "masks")) this.pick("brush");
+    if (this.tool === "inspect" || (this.tool === "eraser" && this.marks.kind === "masks")) this.pick("brush");
     this.refresh();
     this.draw();
   }
 
-  async ask([x, y]) {
+  async inspect([x, y]) {
     const { rows, columns, width, height } = this.clip;
     const row = Math.floor(((y + 0.5) / height) * rows), column = Math.floor(((x + 0.5) / width) * columns);
-    await this.look.at(this.frame, Math.max(0, Math.min(rows - 1, row)), Math.max(0, Math.min(columns - 1, column)));
+    await this.inspector.at(this.frame, Math.max(0, Math.min(rows - 1, row)), Math.max(0, Math.min(columns - 1, column)));
   }
 
   // ---- runs
@@ -235,7 +232,7 @@ class App extends Screen {
   async run() {
     this.pause();
     const message = this.marks.message(), said = byId("run-text").textContent;
-    // Busy from the click on: a second click must not start a second run, nor a download take the run before.
+    // Busy from the click on: a second click must not start a second run, nor a download use the previous one.
     this.setBusy(true);
     byId("run-text").textContent = "Starting …";
     try {
@@ -250,7 +247,7 @@ class App extends Screen {
     }
     this.marks.settle();
     for (const frame of [...this.masks.keys()]) if (frame >= this.result.start) this.masks.delete(frame);
-    this.look.clear();
+    this.inspector.clear();
     this.follow = true;
     await this.poll();
   }
@@ -278,9 +275,9 @@ class App extends Screen {
 
   async cancel() {
     byId("cancel").disabled = true;
-    await this.starting; // what is cancelled must have begun
-    byId("run-text").textContent = "Cancelling …";
-    await this.visit.cancel(); // the next answer about the run says what became of it
+    await this.starting; // only a run that has started can be canceled
+    byId("run-text").textContent = "Canceling …";
+    await this.visit.cancel(); // the next poll shows the result
   }
 
   async download(button) {

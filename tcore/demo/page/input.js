@@ -1,14 +1,14 @@
-// Hands on the stage: pointer and keyboard become strokes, boxes, points and questions.
+// Input on the stage: pointer and keyboard become strokes, boxes, points and inspections.
 
 import { byId } from "./api.js";
 
-const NEAR = 14; // screen pixels within which a point is meant
+const NEAR = 14; // a click within this many screen pixels selects a point
 
 export class Hands {
   constructor(app) {
     this.app = app;
     this.canvas = byId("stage");
-    this.cursor = null; // place of the keyboard
+    this.cursor = null; // position of the keyboard cursor
     this.hover = null;
     this.corner = null; // first corner of a box
     this.drag = null;
@@ -40,8 +40,8 @@ export class Hands {
 
   begin(place) {
     const { app } = this;
-    if (app.tool === "look") return app.ask(place);
-    if (app.busy) return app.say("Wait for the run, or cancel it, before you mark.");
+    if (app.tool === "inspect") return app.inspect(place);
+    if (app.busy) return app.say("Wait for the run to end, or cancel it, before marking.");
     if (app.marks.kind === "points") return this.beginPoint(place);
     if (app.tool === "box") this.corner = place;
     else {
@@ -114,7 +114,7 @@ export class Hands {
     const { app } = this, { clip } = app;
     if (!clip || event.ctrlKey || event.metaKey || event.altKey) return;
     const steps = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] }[event.key];
-    const tools = { b: "brush", r: "box", e: "eraser", l: "look" }[event.key];
+    const tools = { b: "brush", r: "box", e: "eraser", i: "inspect" }[event.key];
     if (steps) {
       const far = event.shiftKey ? 32 : 4, [x, y] = this.cursor || [clip.width / 2, clip.height / 2];
       this.cursor = this.inside([x + far * steps[0], y + far * steps[1]]);

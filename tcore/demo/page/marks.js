@@ -40,11 +40,11 @@ export class Marks {
     this.given.delete(frame);
   }
 
-  // The labels of a frame, to be changed: its own, or a copy of what was carried there.
-  edit(frame, carried) {
+  // The labels of a frame, for editing: its own, or a copy of the propagated ones.
+  edit(frame, propagated) {
     if (!this.given.has(frame)) {
-      if (this.kind === "masks") this.masks.set(frame, carried ? carried.slice() : new Uint8Array(this.width * this.height));
-      else this.points.set(frame, this.names.map((_, i) => (carried && carried[i] ? [carried[i][0], carried[i][1]] : null)));
+      if (this.kind === "masks") this.masks.set(frame, propagated ? propagated.slice() : new Uint8Array(this.width * this.height));
+      else this.points.set(frame, this.names.map((_, i) => (propagated && propagated[i] ? [propagated[i][0], propagated[i][1]] : null)));
     }
     return this.given.get(frame);
   }

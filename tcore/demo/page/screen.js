@@ -1,13 +1,13 @@
-// What is on the screen: the frame, the transport, and which buttons can be pressed.
+// What is on the screen: the frame, the playback controls, and which buttons are enabled.
 
 import { byId, complain, seconds } from "./api.js";
 import { css, drawStage, drawTimeline } from "./draw.js";
 
 const HINTS = {
-  brush: "Paint the object. On a later frame you correct what was carried there; the run then starts anew from it.",
+  brush: "Paint the object. Painting on a later frame corrects it; the next run restarts from there.",
   box: "Drag a box around the object.",
-  eraser: "Wipe marks away.",
-  look: "Click a patch: where did its label come from?",
+  eraser: "Erase marks.",
+  inspect: "Click a patch to see where its label came from.",
   points: "Click to add a point; drag one to move it. The eraser hides a point.",
 };
 
@@ -75,7 +75,7 @@ export class Screen {
   draw() {
     if (!this.clip) return;
     const { marks, frame, hands, result } = this, opacity = byId("opacity").value / 100;
-    const view = { image: this.shown, opacity, id: this.object, cells: this.look.cells(frame) };
+    const view = { image: this.shown, opacity, id: this.object, cells: this.inspector.cells(frame) };
     if (marks.kind === "masks") {
       view.ids = marks.masks.get(frame) || this.masks.get(frame);
       view.cursor = hands.cursor || (["brush", "eraser"].includes(this.tool) ? hands.hover : null);
@@ -122,14 +122,14 @@ export class Screen {
     const text = {
       running: left === null ? "Waiting for the first frame …" : `Frame ${done} of ${clip.frames}, about ${seconds(left)} left.`,
       done: `Done: ${done} frames, mean confidence ${mean.toFixed(2)}.`,
-      cancelled: `Cancelled: ${done} of ${clip.frames} frames have labels.`,
+      canceled: `Canceled: ${done} of ${clip.frames} frames have labels.`,
       failed: "The run failed.",
     }[state];
     // Screen readers hear every fifth frame, not all of them.
     if (state !== "running" || done % 5 === 0 || left === null) byId("run-text").textContent = text;
   }
 
-  // The buttons are made anew only where there are others: one that is being pressed must stay.
+  // Buttons are replaced only when the list changes: one that is being pressed must stay.
   listObjects() {
     const masks = this.marks.kind === "masks", box = byId("objects");
     const names = masks ? Array.from({ length: this.objects }, (_, i) => String(i + 1)) : this.marks.names;

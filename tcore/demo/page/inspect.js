@@ -1,11 +1,11 @@
-// The panel that tells where a label came from and what a patch matches.
+// The panel that shows where a label came from and what a patch matches.
 
 import { byId, complain } from "./api.js";
 import { css, drawCrop, drawHeat } from "./draw.js";
 
 const named = (label) => (label ? `object ${label}` : "background");
 
-// How much of a label came from which object; nothing for points.
+// Which share of a label came from which object; empty for points.
 function shares(sources) {
   const sums = new Map();
   for (const { label, weight } of sources) if (label !== null) sums.set(label, (sums.get(label) || 0) + weight);
@@ -13,7 +13,7 @@ function shares(sources) {
   return parts.length ? `: ${parts.join(", ")}` : "";
 }
 
-export class Look {
+export class Inspector {
   constructor(app) {
     this.app = app;
     this.found = null;
@@ -29,7 +29,7 @@ export class Look {
     byId("sources").replaceChildren();
     byId("matches").replaceChildren();
     byId("match-controls").hidden = true;
-    byId("look-text").textContent = "Take the tool Look and click a patch of any frame: where its label came from, and what it matches.";
+    byId("inspect-text").textContent = "Choose Inspect and click a patch on any frame to see where its label came from and what it matches.";
   }
 
   again() {
@@ -46,16 +46,16 @@ export class Look {
 
   async at(frame, row, column) {
     const kind = document.querySelector("input[name=match]:checked").value;
-    const ticket = (this.ticket = {}); // an answer that comes after a later question is dropped
-    byId("look-text").textContent = "Looking …";
+    const ticket = (this.ticket = {}); // an answer that arrives after a later request is dropped
+    byId("inspect-text").textContent = "Computing …";
     try {
-      const found = await this.app.visit.look({ frame, row, column, offset: byId("offset").value, kind });
+      const found = await this.app.visit.inspect({ frame, row, column, offset: byId("offset").value, kind });
       if (ticket !== this.ticket) return;
       this.found = found;
       await this.show();
     } catch (error) {
       complain(error.message);
-      byId("look-text").textContent = "";
+      byId("inspect-text").textContent = "";
     }
     this.app.draw();
   }
@@ -66,7 +66,7 @@ export class Look {
     const said = found.given ? "you marked this frame yourself."
       : !found.labeled ? "not labeled yet; run first to see where its label comes from."
         : `its label is mixed from ${found.sources.length} patches${found.sources.length < app.clip.topk ? ", some of them more than once" : ""}${shares(found.sources)}.`;
-    byId("look-text").textContent = `${place}: ${said}`;
+    byId("inspect-text").textContent = `${place}: ${said}`;
     byId("match-controls").hidden = false;
     byId("sources").replaceChildren(...await Promise.all(found.sources.map((source) => this.source(source))));
     byId("matches").replaceChildren(...await Promise.all(found.matches.map((match) => this.match(match))));
