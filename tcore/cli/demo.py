@@ -36,9 +36,9 @@ class DemoCommand:
 
 def usual_encoder() -> str:
     """The encoder where none is named: the shipped one, the quickstart's, or an empty string."""
-    from tcore.evaluation.shipped import DEFAULT, shipped
+    from tcore.evaluation.encoders import DEFAULT, shipped
 
-    if shipped() is not None:
+    if shipped().weights.is_file():
         return DEFAULT
     return str(QUICKSTART) if (QUICKSTART / "encoder.safetensors").is_file() else ""
 

@@ -119,11 +119,10 @@ def evaluate_verb(argv: list[str]) -> None:
         raise InputError(f"--worst {command.worst} --videos {command.videos}: need 0 and 1 or more.")
     from tcore.evaluation.card import Card, table, worst_clips
     from tcore.evaluation.encoder import Encoder
-    from tcore.evaluation.encoders import load_encoder
+    from tcore.evaluation.encoders import DEFAULT, load_encoder
     from tcore.evaluation.evaluate import evaluate
     from tcore.evaluation.protocols import protocol
     from tcore.evaluation.sharing import join, leave, own_device
-    from tcore.evaluation.shipped import DEFAULT
     from tcore.evaluation.trajectory import evaluate_checkpoints, trajectory_table
 
     knobs = replace(

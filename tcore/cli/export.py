@@ -35,14 +35,13 @@ def export_verb(argv: list[str]) -> None:
             "tcore export needs an encoder and a place: tcore export ENCODER OUT --format FORMAT."
         )
     from tcore.evaluation.encoders import load_encoder
-    from tcore.evaluation.export import check_format, check_out, export, format_of
+    from tcore.evaluation.export import check_out, export
 
     out = Path(command.out)
     if command.format == "default":
         _ship(command, out)
         return
-    chosen = format_of(out) if command.format is None else check_format(command.format)
-    check_out(out, chosen)  # before a large encoder is read
+    chosen = check_out(out, command.format)  # before a large encoder is read
     encoder = load_encoder(command.encoder, command.layer, command.reach)
     done = export(encoder, out, chosen)
     for line in (*encoder.report.splitlines(), *done.notes):
@@ -53,8 +52,8 @@ def export_verb(argv: list[str]) -> None:
 
 def _ship(command: ExportCommand, folder: Path) -> None:
     from tcore.evaluation.encoders import load_encoder
-    from tcore.evaluation.shipped import ship
+    from tcore.evaluation.export import ship
 
-    for path in ship(load_encoder(command.encoder, command.layer, command.reach), command.encoder, folder):
+    for path in ship(load_encoder(command.encoder, command.layer, command.reach), folder):
         print(f"{path}: {path.stat().st_size / 2**20:.1f} MiB")
     print('in the folder tcore/encoders of a checkout it is load_encoder("default")')

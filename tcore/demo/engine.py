@@ -14,11 +14,10 @@ from torch import Tensor
 from tcore.data.images import Frame
 from tcore.device import choose_device
 from tcore.evaluation.encoder import Encoder
-from tcore.evaluation.encoders import load_encoder
+from tcore.evaluation.encoders import DEFAULT, load_encoder
 from tcore.evaluation.protocols import TCORE, Protocol
 from tcore.evaluation.resize import Size, normalize_images, resize_images
 from tcore.evaluation.run_clip import encode, exact_convolutions
-from tcore.evaluation.shipped import DEFAULT
 from tcore.show.matcher import Matcher, load_matcher
 from tcore.training.checkpoint import CONFIG
 from tcore.video.propagate_video import fit_size

@@ -1,4 +1,4 @@
-"""An encoder: frames in, a grid of features out, whatever network is inside."""
+"""An encoder: frames in, a grid of features out, whichever network is inside."""
 
 import hashlib
 from collections.abc import Callable, Sequence
@@ -13,8 +13,7 @@ from tcore.errors import InputError
 from tcore.evaluation.resize import normalize_images
 from tcore.model.vit import VisionTransformer
 
-# More tokens than these before the patches (CLS, registers) mean that the grid is not what it seems.
-MOST_PREFIX = 16
+MOST_PREFIX = 16  # tokens before the patches (CLS, registers) of a model that does not say how many it has
 
 
 class PatchTokens(NamedTuple):
@@ -24,7 +23,7 @@ class PatchTokens(NamedTuple):
 
 
 class Adapted(nn.Module):
-    """A foreign model that answers like our encoder: normalized images in, patch tokens out."""
+    """A foreign model with the interface of ours: normalized images in, patch tokens out."""
 
     gain: Tensor
     shift: Tensor
@@ -42,14 +41,14 @@ class Adapted(nn.Module):
         super().__init__()
         self.model = model.float()
         self.read, self.patch_size, self.num_prefix = read, patch_size, num_prefix
-        # One step from the ImageNet statistics, in which images arrive, to those that the model knows.
+        # Images arrive normalized by the ImageNet statistics; the model may expect others.
         ours, theirs = torch.tensor([MEAN, STD]), torch.tensor([mean, std])
         self.register_buffer("gain", (ours[1] / theirs[1])[:, None, None], persistent=False)
         self.register_buffer("shift", ((ours[0] - theirs[0]) / theirs[1])[:, None, None], persistent=False)
         self.renormalizes = (tuple(mean), tuple(std)) != (MEAN, STD)
 
     def forward(self, images: Float[Tensor, "b 3 height width"]) -> PatchTokens:
-        """Patch tokens; what comes before them is dropped, and must be as long as the model says."""
+        """Patch tokens; the tokens before them are dropped, and must be as many as the model says."""
         rows, columns = (side // self.patch_size for side in images.shape[-2:])
         x = self.read(images * self.gain + self.shift if self.renormalizes else images)
         if x.ndim == 4 and x.shape[-2:] == (rows, columns):
@@ -58,7 +57,7 @@ class Adapted(nn.Module):
         allowed = range(MOST_PREFIX + 1) if self.num_prefix is None else (self.num_prefix,)
         if x.ndim != 3 or spare not in allowed:
             raise InputError(
-                f"the model answers images of {tuple(images.shape[-2:])} with {tuple(x.shape)}, expected "
+                f"the model turns images of {tuple(images.shape[-2:])} into {tuple(x.shape)}, expected "
                 f"{rows}x{columns} patches after {self.num_prefix or 'few'} other tokens: it cannot be used."
             )
         return PatchTokens(x[:, spare:])
@@ -68,7 +67,7 @@ class Encoder(nn.Module):
     """A frozen frame encoder: uint8 frames in, a grid of features out."""
 
     copies = False
-    """Whether labels are copied without a look at the frames."""
+    """Whether labels are copied from the first frame, without any features."""
 
     def __init__(self, backbone: VisionTransformer | Adapted, name: str, report: str = "") -> None:
         super().__init__()
@@ -78,13 +77,13 @@ class Encoder(nn.Module):
         self.report = report
 
     def need_features(self) -> None:
-        """Refuse, before anything is written, what only looks like an encoder."""
+        """Refuse, before anything is written, an encoder without features."""
 
     def fingerprint(self) -> str:
-        """A short name for the weights and the reach; another one means another encoder."""
+        """A short name for the weights and the reach; encoders with different ones differ."""
         digest = hashlib.sha256()
         for name, value in sorted(self.backbone.state_dict().items()):
-            # As bytes, because numpy knows no bfloat16.
+            # As bytes, because numpy has no bfloat16.
             content = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
             digest.update(name.encode() + content.numpy().tobytes())
         if self.reach is not None:
@@ -93,11 +92,11 @@ class Encoder(nn.Module):
 
     @property
     def reach(self) -> int | None:
-        """How far patches look; None: everywhere, or nobody knows."""
+        """How many patches away attention goes; None: everywhere, or unknown."""
         return self.backbone.reach if isinstance(self.backbone, VisionTransformer) else None
 
     def identity(self) -> dict[str, Any]:
-        """What a result says of the encoder that it is from."""
+        """What a result records about its encoder."""
         known = {"name": self.name, "weights": self.fingerprint()}
         return known if self.reach is None else known | {"reach": self.reach}
 
@@ -112,6 +111,6 @@ class Encoder(nn.Module):
     def features(
         self, images: Float[Tensor, "time 3 height width"]
     ) -> Float[Tensor, "time channels rows columns"]:
-        """The same for images that are scaled and normalized already."""
+        """Features of images that are scaled and normalized already."""
         grid = tuple(side // self.patch_size for side in images.shape[-2:])
         return self.backbone(images).patches.transpose(1, 2).unflatten(2, grid)

@@ -1,50 +1,62 @@
-"""Encoders for evaluation: our runs, foreign checkpoints, models of timm, transformers and torch.hub."""
+"""Loading an encoder: from a run, a file, the package itself, timm, transformers or torch.hub."""
 
-import difflib
+import importlib
+import importlib.resources
+import inspect
+import json
+import re
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from tcore.config import Reach
+from tcore.config import Reach, VitSpec
+from tcore.config_file import from_dict
+from tcore.data.render import MEAN, STD
 from tcore.errors import InputError
-from tcore.evaluation.adapters import EXAMPLES, attribute, load_hub, load_timm, load_transformers, reason
-from tcore.evaluation.checkpoints import listing, read_file, refuse_hollow, translate
+from tcore.evaluation.checkpoints import Checkpoint, from_hf, listing, read_file, translate
 from tcore.evaluation.controls import load_control
 from tcore.evaluation.encoder import Adapted, Encoder
-from tcore.evaluation.export_names import from_transformers
-from tcore.evaluation.shipped import DEFAULT, need_shipped
 from tcore.files import read_json
-from tcore.model.vit import VisionTransformer
+from tcore.model.vit import VisionTransformer, build_vit
 from tcore.model.weights import CARD_FORMAT
+from tcore.text import did_you_mean
 
-# Width, depth and heads of the usual sizes.
-SIZES = {"vitti16": (192, 12, 3), "vits16": (384, 12, 6), "vitb16": (768, 12, 12), "vitl16": (1024, 24, 16)}
-SIZE_NAMES = (
-    "dim",
-    "depth",
-    "num_heads",
-    "patch_size",
-    "image_size",
-    "num_registers",
-    "layer_scale",
-    "reach",
-)
-WHAT_WOULD_DO = (
-    "give a run folder, a checkpoint (.safetensors, .pth, .pt), an exported folder, default, random:vits16, "
-    "timm:NAME, hf:NAME_OR_DIR or hub:REPO:NAME"
-)
+DEFAULT = "default"  # the encoder that comes with the package; a folder of that name is ./default
+FOLDER = Path(str(importlib.resources.files("tcore"))) / "encoders"
+SIZES = {
+    "vitti16": VitSpec(dim=192, num_heads=3),
+    "vits16": VitSpec(),
+    "vitb16": VitSpec(dim=768, num_heads=12),
+    "vitl16": VitSpec(dim=1024, depth=24, num_heads=16),
+}
 # Where Vision Transformers keep their blocks.
 BLOCKS = ("blocks", "encoder.layer", "encoder.layers", "layers", "layer", "model.layer", "model.layers")
+
+
+class Shipped(NamedTuple):
+    """Files of the encoder that comes with the package."""
+
+    weights: Path
+    card: Path
+    matching: Path
+    """Student backbone and matching module; not every encoder has them."""
+
+
+def shipped(folder: Path | None = None) -> Shipped:
+    """The files of the default encoder in this installation or another folder; they need not exist."""
+    names = ("default.safetensors", "default.json", "default-matching.safetensors")
+    return Shipped(*((folder or FOLDER) / name for name in names))
 
 
 def load_encoder(spec: str | Path, layer: int = -1, reach: Reach = None) -> Encoder:
     """The encoder of a run, a checkpoint, `default`, random:SIZE, timm:NAME, hf:NAME_OR_DIR or hub:REPO:NAME.
 
-    `layer` is the block whose output, after the final norm, makes the features; `reach` is how far patches
-    look, where it is not to be as trained; `report` says what matched.
+    `layer` is the block whose output, after the final norm, makes the features; `reach` is how many patches
+    away attention goes, where it should differ from training; `report` says what was found.
 
     >>> import tempfile, tcore
     >>> config = tcore.recipe("quickstart", {"optim.steps": 1, "optim.batch": 2, "rendered.videos": 2})
@@ -54,28 +66,17 @@ def load_encoder(spec: str | Path, layer: int = -1, reach: Reach = None) -> Enco
     >>> encoder(torch.zeros(2, 64, 96, 3, dtype=torch.uint8)).shape
     torch.Size([2, 96, 8, 12])
     """
+    kind, _, name = str(spec).partition(":")
     if spec == DEFAULT:
-        return _load_shipped(layer, reach)
-    kind, colon, name = str(spec).partition(":")
-    loaders = {
-        "random": _load_random,
-        "control": load_control,
-        "timm": load_timm,
-        "hf": load_transformers,
-        "hub": load_hub,
-    }
-    if kind in loaders and (not name or not colon) and not Path(spec).exists():
-        raise InputError(f"encoder {str(spec)!r} needs a name, as in {EXAMPLES[kind]}.")
-    encoder = loaders[kind](name) if kind in loaders and colon else _load_file(Path(spec))
-    choose_layer(encoder, layer)
-    choose_reach(encoder, reach)
-    return encoder
-
-
-def _load_shipped(layer: int, reach: Reach) -> Encoder:
-    """The encoder that comes with the package."""
-    encoder = _load_file(need_shipped().weights)
-    encoder.name = DEFAULT
+        encoder = _load_path(shipped().weights)
+        encoder.name = DEFAULT
+    elif kind in KINDS and (name or not Path(spec).exists()):
+        load, example = KINDS[kind]
+        if not name:
+            raise InputError(f"encoder {str(spec)!r} needs a name, as in {example}.")
+        encoder = load(name)
+    else:
+        encoder = _load_path(Path(spec))
     choose_layer(encoder, layer)
     choose_reach(encoder, reach)
     return encoder
@@ -84,12 +85,12 @@ def _load_shipped(layer: int, reach: Reach) -> Encoder:
 def choose_layer(encoder: Encoder, layer: int) -> None:
     """Drop the blocks after one, so that the final norm sees its output; negative counts from the end."""
     model = encoder.backbone.model if isinstance(encoder.backbone, Adapted) else encoder.backbone
-    found = (attribute(model, path) for path in BLOCKS)
+    found = (_attribute(model, path) for path in BLOCKS)
     blocks = next((x for x in found if isinstance(x, nn.ModuleList | nn.Sequential)), None)
     if blocks is None or getattr(model, "chunked_blocks", False):
         if layer == -1:
             return
-        raise InputError(f"layer {layer} of {encoder.name}: its blocks are not known, only -1 can be used.")
+        raise InputError(f"layer {layer} of {encoder.name}: its blocks are unknown, use -1.")
     depth = len(blocks)
     if not -depth <= layer < depth:
         raise InputError(f"layer {layer} of {encoder.name}: it has {depth} blocks, {-depth} to {depth - 1}.")
@@ -102,120 +103,106 @@ def choose_layer(encoder: Encoder, layer: int) -> None:
 
 
 def choose_reach(encoder: Encoder, reach: Reach) -> None:
-    """Let patches look so far, or everywhere; None leaves the encoder as it is."""
+    """Let patches attend to those up to `reach` away, or everywhere; None leaves the encoder unchanged."""
     if reach is None:
         return
     vit = encoder.backbone
     if not isinstance(vit, VisionTransformer):
-        raise InputError(
-            f"reach {reach} of {encoder.name}: only Vision Transformers that run in our own code have one."
-        )
+        raise InputError(f"reach {reach} of {encoder.name}: it runs in the code of another package.")
     if reach != "everywhere" and reach < 1:
         raise InputError(f"reach {reach} of {encoder.name}: need 1 or more patches, or everywhere.")
     vit.reach = None if reach == "everywhere" else reach
-    encoder.report += f"\npatches look {reach if vit.reach is None else f'{reach} patches far'}"
-
-
-def untrained(spec: str) -> Encoder:
-    """A network at the published initialization, always the same one."""
-    return _load_random(spec.removeprefix("random:"))
+    encoder.report += f"\nattention: {reach if vit.reach is None else f'patches up to {reach} away'}"
 
 
 def _load_random(name: str) -> Encoder:
     if name not in SIZES:
-        sizes = ", ".join(f"random:{size}" for size in SIZES)
-        raise InputError(f"no encoder 'random:{name}': there are {sizes}.")
-    dim, depth, num_heads = SIZES[name]
+        raise InputError(f"no encoder random:{name}: use {', '.join(SIZES)}.{did_you_mean(name, SIZES)}")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        vit = VisionTransformer(dim=dim, depth=depth, num_heads=num_heads)
+        vit = build_vit(SIZES[name], image_size=224)
     return Encoder(vit, f"random:{name}", f"untrained {name} at the published initialization, seed 0")
 
 
-def _load_file(path: Path) -> Encoder:
-    """The encoder of a run folder, of a file or folder that was exported, or of a foreign checkpoint."""
+def _load_path(path: Path) -> Encoder:
+    """The encoder of a run folder, of an exported file or folder, or of a foreign checkpoint."""
     if path.suffix == ".onnx":
         raise InputError(f"{path} is for ONNX runtimes: give the encoder that it was exported from.")
-    config = path / "config.json"
-    if (path / "model.safetensors").is_file() and config.is_file():
-        return _load_folder(path, config)
-    file = path / "encoder.safetensors" if path.is_dir() else path
-    if not file.is_file():
-        raise InputError(f"encoder {path} {_what_is_wrong(path)}: {WHAT_WOULD_DO}.")
-    if file.name == "checkpoint.pt" and file.with_name("encoder.json").is_file():
-        raise InputError(f"{file} is the state of a training: give its run folder, {file.parent}.")
-    card = _card_of(file)
-    loaded = read_file(file)
-    # What a file says of itself goes before what lies around it.
-    by_itself = file.suffix != ".safetensors" or "vit" in loaded
-    if by_itself or (card is None and file.name != "encoder.safetensors"):
-        found = translate(loaded, str(file))
-        return Encoder(_build(found.sizes, found.state, file), str(path), found.report)
-    if card is None:
-        raise InputError(f"no encoder.json beside {file}: it says how the encoder is built.")
-    refuse_hollow(loaded, str(file))
-    state = {name: x.float() for name, x in loaded.items() if isinstance(x, Tensor)}
-    sizes = _read_card(card)
-    report = f"encoder of this project, {', '.join(f'{key} {value}' for key, value in sizes.items())}"
-    return Encoder(_build(sizes, state, file), str(path), report)
+    if (path / "model.safetensors").is_file() and (path / "config.json").is_file():
+        found = _read_folder(path)
+    else:
+        file = path / "encoder.safetensors" if path.is_dir() else path
+        if not file.is_file():
+            raise InputError(f"encoder {path} {_what_is_wrong(path)}")
+        if file.name == "checkpoint.pt" and file.with_name("encoder.json").is_file():
+            raise InputError(f"{file} is the state of a training: give its run folder, {file.parent}.")
+        loaded = read_file(file)
+        # What a file says about itself takes precedence over what is beside it.
+        alone = file.suffix != ".safetensors" or "vit" in loaded
+        found = translate(loaded, str(file), None if alone else _card_beside(file))
+    return Encoder(_build(found, path), str(path), found.report)
 
 
-def _card_of(file: Path) -> Path | None:
-    """The card of one of our files: its own, or that of the run that kept it."""
-    own = file.with_suffix(".json")
+def _card_beside(file: Path) -> dict[str, Any] | None:
+    """Sizes on the card of one of our files: its own, or that of the run that kept it."""
+    own, run = (
+        file.with_suffix(".json"),
+        (file.with_name("encoder.json"), file.parent.parent / "encoder.json"),
+    )
+    values = None
     with suppress(InputError):
         values = read_json(own) if own.is_file() else None
-        if isinstance(values, dict) and values.get("format") == CARD_FORMAT:
-            return own
-    shared = (file.with_name("encoder.json"), file.parent.parent / "encoder.json")
-    return next((path for path in shared if path.is_file()), None)
+    if not isinstance(values, dict) or values.get("format") != CARD_FORMAT:
+        card = next((path for path in run if path.is_file()), None)
+        if card is None:
+            if file.name == "encoder.safetensors":
+                raise InputError(f"no encoder.json beside {file}: it says how the encoder is built.")
+            return None
+        own, values = card, read_json(card)
+    return _sizes_in(values, own)
 
 
-def _load_folder(path: Path, config: Path) -> Encoder:
-    """The encoder of a folder that was exported for timm or transformers; others need their own code."""
-    try:
-        values: dict[str, Any] = read_json(config)
-        num_heads = values["tcore"]["vit"]["num_heads"] if "tcore" in values else None
-    except (KeyError, TypeError) as error:
-        raise InputError(f"cannot read {config}: {error!r}.") from error
-    if num_heads is not None and not (type(num_heads) is int and 0 < num_heads < 2**20):
-        raise InputError(f"{config}: num_heads={num_heads!r} is no number of heads.")
-    if num_heads is None:
-        spec = f"timm:local-dir:{path}" if "architecture" in values else f"hf:{path}"
-        raise InputError(f"{path} is a model of another project: give {spec}, which runs its own code.")
+def _sizes_in(values: Any, source: Path) -> dict[str, Any]:
+    """The sizes that a card holds."""
+    sizes = values.get("vit") if isinstance(values, dict) else None
+    if not isinstance(sizes, dict):
+        raise InputError(f'cannot read {source}: no sizes under "vit".')
+    return sizes
+
+
+def _read_folder(path: Path) -> Checkpoint:
+    """A folder that was exported for timm or transformers; others need the code of their package."""
+    config = read_json(path / "config.json")
+    if not isinstance(config, dict) or "tcore" not in config:
+        kind = "timm:local-dir:" if isinstance(config, dict) and "architecture" in config else "hf:"
+        raise InputError(f"{path} is a model of another package: give {kind}{path}, which runs its code.")
     loaded = read_file(path / "model.safetensors")
-    named = from_transformers(loaded, str(path)) if "model_type" in values else loaded
-    found = translate(named, str(path), num_heads)
-    return Encoder(_build(found.sizes, found.state, path), str(path), found.report)
+    named = from_hf(loaded) if "model_type" in config else loaded
+    return translate(named, str(path), _sizes_in(config["tcore"], path / "config.json"))
 
 
-def _build(sizes: dict[str, Any], state: dict[str, Tensor], source: Path) -> VisionTransformer:
-    _check_sizes(sizes, state, source)
+def _build(found: Checkpoint, source: Path) -> VisionTransformer:
+    """The network of a checkpoint; sizes that do not fit its weights are refused before memory is taken."""
+    sizes = dict(found.sizes)
+    image_size = sizes.pop("image_size")
     try:
-        # The weights that are drawn here, to be overwritten, must not move the random state of the caller.
-        with torch.random.fork_rng(devices=[]):
-            vit = VisionTransformer(**sizes)
-    except (TypeError, RuntimeError, ZeroDivisionError) as error:
-        raise InputError(f"no encoder can be built for {source}: {reason(error)}.") from error
-    load_strictly(vit, state, source)
-    return vit
-
-
-def _check_sizes(sizes: dict[str, Any], state: dict[str, Tensor], source: Path) -> None:
-    """Refuse sizes that need far more weights than there are, before memory is taken for them."""
-    for name, value in sizes.items():
-        kinds = (int, float) if name == "layer_scale" else (int,)
-        low = 0 if name in ("layer_scale", "num_registers") else 1
-        if name not in SIZE_NAMES or type(value) not in kinds or not low <= value < 2**20:
-            raise InputError(f"no encoder can be built for {source}: {name}={value!r} is no size that fits.")
-    dim, patch = sizes.get("dim", 384), sizes.get("patch_size", 16)
-    tokens = (sizes.get("image_size", 224) // patch) ** 2 + sizes.get("num_registers", 4)
-    announced = dim * (12 * dim * sizes.get("depth", 12) + 3 * patch**2 + tokens)
-    held = sum(value.numel() for value in state.values())
-    if announced > 2 * held + 10**8:
-        raise InputError(
-            f"no encoder can be built for {source}: it announces {announced:,} weights and holds {held:,}."
+        spec = from_dict({"vit": sizes}, "").vit
+        other = 3 * spec.patch_size**2 + (image_size // spec.patch_size) ** 2 + spec.num_registers
+        needed, held = (
+            spec.dim * (12 * spec.dim * spec.depth + other),
+            sum(x.numel() for x in found.state.values()),
         )
+        if needed > 2 * held + 10**8 or spec.depth > len(found.state):
+            raise InputError(f"{needed:,} weights are needed, {held:,} found")
+        if spec.dim % spec.num_heads or spec.reach == 0:
+            raise InputError(str(found.sizes))
+        # The weights drawn here are replaced, and must not change the random state of the caller.
+        with torch.random.fork_rng(devices=[]):
+            vit = build_vit(spec, image_size)
+    except (TypeError, ValueError, RuntimeError, ZeroDivisionError) as error:
+        raise InputError(f"no encoder can be built for {source}: {reason(error)}.") from error
+    load_strictly(vit, found.state, source)
+    return vit
 
 
 def load_strictly(module: nn.Module, state: dict[str, Tensor], source: Path) -> None:
@@ -234,24 +221,181 @@ def load_strictly(module: nn.Module, state: dict[str, Tensor], source: Path) -> 
     module.load_state_dict(state)
 
 
-def _read_card(card: Path) -> dict[str, Any]:
-    """Sizes of the encoder."""
-    try:
-        vit: dict[str, Any] = dict(read_json(card)["vit"])
-        return vit
-    except (ValueError, KeyError, TypeError) as error:
-        if isinstance(error, InputError):
-            raise
-        raise InputError(f"cannot read {card}: {error!r}.") from error
-
-
 def _what_is_wrong(path: Path) -> str:
-    """Why a path is no encoder, with a guess at what was meant."""
+    """Why a path is not an encoder, with a guess at what was meant."""
     if path.is_dir():
-        return f"holds no encoder.safetensors (a folder of transformers is hf:{path})"
-    word = difflib.get_close_matches(str(path).lower(), [DEFAULT], n=1)
-    size = difflib.get_close_matches(str(path), SIZES, n=1)
-    kind, colon, name = str(path).partition(":")
-    scheme = difflib.get_close_matches(kind.lower(), EXAMPLES, n=1) if colon else []
-    guesses = [*word, *(f"random:{x}" for x in size), *(f"{x}:{name}" for x in scheme)]
-    return "does not exist" + (f" (did you mean {guesses[0]}?)" if guesses else "")
+        return f"holds no encoder.safetensors; a folder of transformers is hf:{path}."
+    name = str(path).partition(":")[2]
+    known = [DEFAULT, *(f"random:{size}" for size in SIZES), *(f"{kind}:{name}" for kind in KINDS if name)]
+    specs = (
+        "a run folder, a checkpoint file, default, random:SIZE, timm:NAME, hf:NAME_OR_DIR or hub:REPO:NAME"
+    )
+    return f"does not exist: give {specs}.{did_you_mean(str(path), known)}"
+
+
+def load_timm(name: str) -> Encoder:
+    """A model of timm by its name, with its weights."""
+    timm = import_package("timm", f"timm:{name}")
+    try:
+        model = timm.create_model(name, pretrained=True, num_classes=0, dynamic_img_size=True)
+    except Exception as error:  # unknown names, no network and unfit models each raise their own
+        raise InputError(f"cannot load timm:{name}: {reason(error)}.") from error
+    return adapt_timm(model, f"timm:{name}")
+
+
+def adapt_timm(model: Any, name: str) -> Encoder:
+    """An encoder around a timm Vision Transformer."""
+    # Models that pool by averaging keep their final norm behind the pooling.
+    norm = getattr(model, "fc_norm", None) if isinstance(model.norm, nn.Identity) else None
+    known = getattr(model, "pretrained_cfg", None) or {}
+    adapted = Adapted(
+        model,
+        lambda images: (norm or nn.Identity())(model.forward_features(images)),
+        patch_size=_patch_size(model, name),
+        num_prefix=model.num_prefix_tokens,
+        mean=known.get("mean", MEAN),
+        std=known.get("std", STD),
+    )
+    return Encoder(adapted, name, _describe("timm model", adapted))
+
+
+def load_transformers(name: str) -> Encoder:
+    """A model of transformers by its name or from a folder."""
+    transformers = import_package("transformers", f"hf:{name}")
+    try:
+        model, info = transformers.AutoModel.from_pretrained(name, output_loading_info=True)
+    except Exception as error:  # unknown names, no network and unfit folders each raise their own
+        raise InputError(f"cannot load hf:{name}: {reason(error)}.") from error
+    # Heads are not part of an encoder: neither those in the file nor those that it lacks matter.
+    head = re.compile(r"(.*\.)?(pooler|classifier|head|decoder)\.")
+    problems = [
+        f"{kind} {key}"
+        for kind in ("missing", "unexpected", "mismatched")
+        for key in sorted(map(str, info[f"{kind}_keys"]))
+        if kind == "mismatched" or not head.match(key)
+    ]
+    if problems:
+        raise InputError(f"weights of hf:{name} do not fit, {len(problems)} keys: {listing(problems)}.")
+    try:
+        file = transformers.utils.cached_file(name, "preprocessor_config.json")
+        known = json.loads(Path(file).read_text(encoding="utf-8"))
+    except Exception:  # many models have none, and the report says what is used instead
+        known = {}
+    mean, std = known.get("image_mean", MEAN), known.get("image_std", STD)
+    encoder = adapt_transformers(model, f"hf:{name}", mean, std)
+    if info["unexpected_keys"]:
+        encoder.report += f"\nleft out: heads ({len(info['unexpected_keys'])} keys)"
+    return encoder
+
+
+def adapt_transformers(
+    model: Any, name: str, mean: Sequence[float] = MEAN, std: Sequence[float] = STD
+) -> Encoder:
+    """An encoder around a Vision Transformer of transformers."""
+    size = _patch_size(model, name)
+    accepted = inspect.signature(model.forward).parameters
+    options = {"interpolate_pos_encoding": True} if "interpolate_pos_encoding" in accepted else {}
+    masks = "noise" in accepted  # an MAE, which drops patches and shuffles the others by noise
+    if masks:
+        model.config.mask_ratio = 0.0
+
+    def read(images: Tensor) -> Tensor:
+        patches = (images.shape[-2] // size) * (images.shape[-1] // size)
+        in_order = torch.arange(patches, dtype=torch.float32, device=images.device).expand(len(images), -1)
+        noise = {"noise": in_order} if masks else {}
+        return model(pixel_values=images, **options, **noise).last_hidden_state
+
+    registers = getattr(model.config, "num_register_tokens", None)
+    prefix = None if registers is None else 1 + registers
+    adapted = Adapted(model, read, patch_size=size, num_prefix=prefix, mean=mean, std=std)
+    return Encoder(adapted, name, _describe("transformers model", adapted))
+
+
+def load_hub(name: str) -> Encoder:
+    """An entry of a torch.hub repository: REPO:NAME."""
+    repo, _, entry = name.rpartition(":")
+    if not repo or not entry:
+        raise InputError(f"encoder hub:{name} needs a repository and a name, as in {KINDS['hub'][1]}.")
+    source = "local" if Path(repo).is_dir() else "github"
+    try:
+        model = torch.hub.load(repo, entry, source=source, trust_repo="check", verbose=False)
+    except Exception as error:  # the code of a repository can raise anything
+        raise InputError(f"cannot load hub:{name}: {reason(error)}.") from error
+    return adapt_hub(model, f"hub:{name}")
+
+
+def adapt_hub(model: Any, name: str) -> Encoder:
+    """An encoder around a Vision Transformer of DINO, DINOv2 or the like, or around one of ours."""
+    if isinstance(model, Encoder):
+        return Encoder(model.backbone, name, model.report)
+    if isinstance(model, VisionTransformer):
+        return Encoder(model, name, "encoder of this project")
+
+    def read(images: Tensor) -> Tensor:
+        if hasattr(model, "forward_features"):
+            found = model.forward_features(images)
+        elif hasattr(model, "get_intermediate_layers"):
+            found = model.get_intermediate_layers(images, 1)[0]
+        else:
+            found = model(images)
+        found = found.get("x_norm_patchtokens") if isinstance(found, dict) else found
+        if not isinstance(found, Tensor):
+            raise InputError(f"encoder {name} returns a {type(found).__name__}, not tokens.")
+        return found
+
+    adapted = Adapted(model, read, patch_size=_patch_size(model, name))
+    return Encoder(adapted, name, _describe("torch.hub model", adapted))
+
+
+# Encoders that are named by a kind and a name: how to load one, and an example.
+KINDS: dict[str, tuple[Callable[[str], Encoder], str]] = {
+    "random": (_load_random, "random:vits16"),
+    "control": (load_control, "control:color"),
+    "timm": (load_timm, "timm:vit_small_patch16_224.dino"),
+    "hf": (load_transformers, "hf:facebook/dinov2-small"),
+    "hub": (load_hub, "hub:facebookresearch/dinov2:dinov2_vits14"),
+}
+
+
+def _describe(what: str, adapted: Adapted) -> str:
+    prefix = "all" if adapted.num_prefix is None else str(adapted.num_prefix)
+    return (
+        f"{what}, patch {adapted.patch_size}; {prefix} tokens before the patches are dropped\n"
+        f"images normalized {'as the model was trained' if adapted.renormalizes else 'as ImageNet'}\n"
+        "positions on other grids: by the code of the model"
+    )
+
+
+def _patch_size(model: Any, name: str) -> int:
+    """The side of a patch, wherever the model says it."""
+    found = (
+        _attribute(model, path) for path in ("config.patch_size", "patch_size", "patch_embed.patch_size")
+    )
+    size = next((value for value in found if value is not None), None)
+    sides = set(size) if isinstance(size, tuple | list) else {size}
+    side = sides.pop()
+    if sides or not isinstance(side, int):
+        raise InputError(f"encoder {name} has patch size {size}: need a Vision Transformer, square patches.")
+    return side
+
+
+def _attribute(thing: Any, path: str) -> Any:
+    """What is at a dotted path, or None."""
+    for name in path.split("."):
+        thing = getattr(thing, name, None)
+    return thing
+
+
+def import_package(package: str, needed_by: str) -> Any:
+    """A package that only some encoders and formats need."""
+    try:
+        return importlib.import_module(package)
+    except (ImportError, RuntimeError) as error:  # beside another torch it can fail with either
+        raise InputError(
+            f"{needed_by} needs the package {package} ({reason(error)}): pip install {package}."
+        ) from error
+
+
+def reason(error: Exception) -> str:
+    """The first line of an exception's message."""
+    return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")

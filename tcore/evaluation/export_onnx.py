@@ -1,10 +1,10 @@
 """An encoder as an ONNX graph for images of any size, compared with torch while it is written."""
 
-import importlib
 import json
 import logging
 import warnings
-from contextlib import redirect_stdout
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
 from io import StringIO
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,14 +15,13 @@ from torch import Tensor, nn
 
 from tcore.data.render import MEAN, STD
 from tcore.errors import InputError
+from tcore.evaluation.encoders import import_package
 from tcore.model.attention import tokens_seen
 from tcore.model.vit import VisionTransformer
 
 INPUT, OUTPUTS = "images", ("features", "frame")
-# The sum of rounding errors that two runtimes may differ by, where features are of the order of 1.
-TOLERANCE = 1e-4
-# A file of protocol buffers holds less than 2 GiB, graph included.
-LARGEST = 2**31 - 2**20
+TOLERANCE = 1e-4  # rounding errors by which two runtimes may differ, relative to the largest feature
+LARGEST = 2**31 - 2**20  # bytes of weights: a protocol buffer holds less than 2 GiB, graph included
 
 
 def resize_matrix(before: int, after: int | torch.SymInt) -> Float[Tensor, "after before"]:
@@ -49,14 +48,14 @@ def resize_matrix(before: int, after: int | torch.SymInt) -> Float[Tensor, "afte
 
 
 class GridTokens(NamedTuple):
-    """What the graph answers with."""
+    """Outputs of the graph."""
 
     features: Float[Tensor, "b d rows columns"]
     frame: Float[Tensor, "b d"]
 
 
 class GridEncoder(nn.Module):
-    """The encoder with its positions resized by two matrix products, which every runtime has."""
+    """The encoder with its positions resized by two matrix products, which every runtime supports."""
 
     def __init__(self, vit: VisionTransformer) -> None:
         super().__init__()
@@ -82,47 +81,58 @@ class GridEncoder(nn.Module):
 
 
 def write_onnx(vit: VisionTransformer, path: Path, sizes: dict[str, Any]) -> str:
-    """Write the graph to a temporary path and compare it with torch; a line says how that went."""
-    _need("onnx")
-    _need("onnxscript")
+    """Write the graph to a temporary path and compare it with torch; returns a line about the result."""
+    for package in ("onnx", "onnxscript"):
+        import_package(package, "--format onnx")
     bytes_needed = 4 * sum(p.numel() for p in vit.parameters())
     if bytes_needed > LARGEST:
-        raise InputError(
-            f"an encoder of {bytes_needed / 2**30:.1f} GiB does not fit in one ONNX file, which ends at "
-            "2 GiB: use another --format."
-        )
+        size = f"{bytes_needed / 2**30:.1f} GiB"
+        raise InputError(f"an encoder of {size} exceeds the 2 GiB of an ONNX file: use another --format.")
     model = GridEncoder(vit).eval()
     batch, rows, columns = (torch.export.Dim(name, min=1) for name in ("batch", "rows", "columns"))
     patch, native = vit.patch_size, vit.native_grid
     example = torch.zeros(2, 3, patch * (native + 2), patch * (native + 3))
-    with warnings.catch_warnings(), redirect_stdout(StringIO()):
-        warnings.simplefilter("ignore")  # of the exporter, about itself
-        before = logging.root.manager.disable
-        logging.disable(logging.WARNING)
-        try:
-            program = torch.onnx.export(
-                model,
-                (example,),
-                dynamo=True,
-                dynamic_shapes={"images": {0: batch, 2: patch * rows, 3: patch * columns}},
-                input_names=[INPUT],
-                output_names=list(OUTPUTS),
-                verbose=False,
-            )
-        finally:
-            logging.disable(before)
+    with _quiet():
+        program = torch.onnx.export(
+            model,
+            (example,),
+            dynamo=True,
+            dynamic_shapes={"images": {0: batch, 2: patch * rows, 3: patch * columns}},
+            input_names=[INPUT],
+            output_names=list(OUTPUTS),
+            verbose=False,
+        )
     assert program is not None
-    program.model.metadata_props.update(_about(sizes))
+    about = {
+        "vit": json.dumps(sizes),
+        "input": "images: RGB from 0 to 1, minus mean, over std; sides are multiples of the patch",
+        "mean": json.dumps(MEAN),
+        "std": json.dumps(STD),
+    }
+    program.model.metadata_props.update(about)
     program.save(str(path), external_data=False)
     return compare(model, path)
 
 
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the exporter's warnings and messages about itself."""
+    before = logging.root.manager.disable
+    with warnings.catch_warnings(), redirect_stdout(StringIO()):
+        warnings.simplefilter("ignore")
+        logging.disable(logging.WARNING)
+        try:
+            yield
+        finally:
+            logging.disable(before)
+
+
 def compare(model: GridEncoder, path: Path) -> str:
-    """Features of the file beside those of torch, at two sizes; more than a rounding error is refused."""
+    """Compare the file's features with torch's at two sizes; more than a rounding error is refused."""
     try:
-        runtime = importlib.import_module("onnxruntime")
-    except ImportError:
-        return "not checked: the package onnxruntime is not installed (pip install onnxruntime)"
+        runtime = import_package("onnxruntime", "the check of an ONNX file")
+    except InputError as missing:
+        return f"not checked: {missing}"
     options = runtime.SessionOptions()
     options.log_severity_level = 3
     options.intra_op_num_threads = torch.get_num_threads()
@@ -136,35 +146,14 @@ def compare(model: GridEncoder, path: Path) -> str:
         with torch.no_grad():
             tokens = model.vit(images)
         expected = (tokens.patches.transpose(1, 2).unflatten(2, (rows, columns)), tokens.frame)
-        for name, ours, theirs in zip(
-            OUTPUTS, expected, session.run(list(OUTPUTS), {INPUT: images.numpy()}), strict=True
-        ):
+        found = session.run(list(OUTPUTS), {INPUT: images.numpy()})
+        for name, ours, theirs in zip(OUTPUTS, expected, found, strict=True):
             error = float((torch.from_numpy(theirs) - ours).abs().max() / ours.abs().max().clamp(min=1))
             if not error <= TOLERANCE:
                 raise InputError(
-                    f"onnxruntime {runtime.__version__} answers images of {size[2]}x{size[3]} with {name} "
-                    f"that differ from torch by {error:.1e}, more than {TOLERANCE:.0e}: nothing was written."
+                    f"onnxruntime {runtime.__version__} differs from torch by {error:.1e} in the {name} of "
+                    f"images of {size[2]}x{size[3]}, more than {TOLERANCE:.0e}: nothing was written."
                 )
             worst = max(worst, error)
         checked.append(f"{size[2]}x{size[3]}")
     return f"checked with onnxruntime {runtime.__version__} at {' and '.join(checked)}: within {worst:.1e}"
-
-
-def _about(sizes: dict[str, Any]) -> dict[str, str]:
-    """What a user of the graph has to know, kept inside it."""
-    return {
-        "vit": json.dumps(sizes),
-        "input": "images: RGB from 0 to 1, minus mean, over std; sides are multiples of the patch",
-        "mean": json.dumps(MEAN),
-        "std": json.dumps(STD),
-    }
-
-
-def _need(package: str) -> None:
-    try:
-        importlib.import_module(package)
-    except ImportError as error:
-        raise InputError(
-            f"--format onnx needs the package {package}: pip install {package} "
-            "(from a clone: pip install '.[onnx]')."
-        ) from error

@@ -238,6 +238,12 @@ class VisionTransformer(nn.Module):
     def _tokens(self, frame: Float[Tensor, "b d"], x: Float[Tensor, "m n d"]) -> Tokens:
         return Tokens(frame, x[:, 1 : self.num_prefix], x[:, self.num_prefix :])
 
+    def sizes(self) -> dict[str, int]:
+        """What an encoder card holds to build this network again: fields of VitSpec, and the image size."""
+        names = ("dim", "depth", "num_heads", "patch_size", "num_registers", "reach")
+        sizes = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        return sizes | {"image_size": self.native_grid * self.patch_size}
+
     @torch.no_grad()
     def frame_attention(self, images: Float[Tensor, "b 3 height width"]) -> Float[Tensor, "b heads n"]:
         """Where the frame token of the last block looks among the patches; for looking at."""

@@ -8,8 +8,7 @@ from safetensors.torch import load_file
 
 from tcore.config_file import from_dict, load_config
 from tcore.errors import InputError
-from tcore.evaluation.encoders import load_strictly
-from tcore.evaluation.shipped import DEFAULT, need_shipped
+from tcore.evaluation.encoders import DEFAULT, load_strictly, shipped
 from tcore.files import read_json
 from tcore.model.matching import PatchMatchingModule
 from tcore.model.vit import VisionTransformer, build_vit
@@ -27,7 +26,7 @@ class Matcher(NamedTuple):
 def load_matcher(run: str | Path) -> Matcher | None:
     """Student backbone and matching module of a run folder, or of `default`; None where there is none."""
     if run == DEFAULT:
-        file, card = need_shipped().matching, need_shipped().card
+        file, card = shipped().matching, shipped().card
     else:
         file, card = Path(run) / MATCHING, Path(run) / CONFIG
     if not file.is_file():

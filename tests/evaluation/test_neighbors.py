@@ -14,24 +14,17 @@ from tcore.data.stores import open_images
 from tcore.errors import InputError
 from tcore.evaluation import neighbors
 from tcore.evaluation.encoder import Adapted, Encoder
-from tcore.evaluation.neighbors import (
-    Key,
-    center_crop,
-    encode_all,
-    find_all,
-    image_features,
-    input_size,
-)
+from tcore.evaluation.neighbors import center_crop, find_all, image_features, trained_size
 from tcore.evaluation.resize import normalize_images
-from tcore.model.vit import VisionTransformer
 from tcore.text import Progress
 from tests.data.painted import Painted
 from tests.data.photos import save_images
+from tests.evaluation.networks import network
 
 
 def tiny_encoder(seed: int = 0) -> Encoder:
-    torch.manual_seed(seed)
-    vit = VisionTransformer(dim=24, depth=1, num_heads=2, patch_size=8, image_size=32, layer_scale=0.5)
+    vit = network(depth=1, image_size=32)
+    vit.cls_token.data += seed
     return Encoder(vit, f"tiny-{seed}")
 
 
@@ -39,11 +32,6 @@ def assert_same(one: Path, other: Path) -> None:
     a, b = load_neighbors(one), load_neighbors(other)
     assert np.array_equal(a.indices, b.indices)
     assert np.array_equal(a.cosines, b.cosines)
-
-
-@pytest.fixture
-def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(neighbors, "BATCH", 4)
 
 
 def test_the_feature_is_the_class_token_and_normalized() -> None:
@@ -61,15 +49,15 @@ def test_the_feature_of_a_foreign_model_is_the_mean_of_its_patches() -> None:
         return torch.cat([torch.full((2, 1, 5), 1e3), patches], dim=1)
 
     encoder = Encoder(Adapted(nn.Linear(1, 1), read, patch_size=14, num_prefix=1), "foreign")
-    assert input_size(encoder) == 224
+    assert trained_size(encoder) == 224
     mean = patches.mean(dim=1)
     found = image_features(encoder, torch.zeros(2, 28, 28, 3, dtype=torch.uint8))
     assert torch.allclose(found, mean / mean.norm(dim=1, keepdim=True), atol=1e-6)
 
 
 def test_images_go_in_at_the_size_that_the_encoder_was_trained_at() -> None:
-    assert input_size(tiny_encoder()) == 32
-    assert input_size(Encoder(VisionTransformer(dim=24, depth=1, num_heads=2), "s16")) == 224
+    assert trained_size(tiny_encoder()) == 32
+    assert trained_size(Encoder(network(patch_size=16, image_size=224), "s16")) == 224
 
 
 @pytest.mark.parametrize("shape", [(256, 256), (256, 400), (400, 256)])
@@ -106,40 +94,30 @@ def test_images_read_by_other_processes_give_the_same(tmp_path: Path) -> None:
     assert_same(*files)
 
 
-@pytest.mark.usefixtures("small_batches")
-def test_killed_work_goes_on_and_ends_the_same(tmp_path: Path) -> None:
+@pytest.mark.parametrize("done", [12, 18])
+def test_interrupted_search_resumes_and_ends_the_same(
+    done: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(neighbors, "BATCH", 4)
     folder, encoder = save_images(tmp_path / "photos", 18), tiny_encoder()
     whole = find_all(encoder, folder, out=tmp_path / "whole", workers=0)
 
     def stop_at(line: str) -> None:
-        if line.startswith("features of images 12/18"):
+        if line.startswith(f"features of images {done}/18"):
             raise KeyboardInterrupt
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(neighbors, "Progress", partial(Progress, every=0))
         with pytest.raises(KeyboardInterrupt):
             find_all(encoder, folder, out=tmp_path / "again", say=stop_at, workers=0)
-    (work,) = tmp_path.glob("again.*.work")
+    (work,) = tmp_path.glob("again.*.features")
     with work.open("ab") as file:
         file.write(b"half a row")  # what a kill in the middle of a write leaves
     said: list[str] = []
     again = find_all(encoder, folder, out=tmp_path / "again", say=said.append, workers=0)
-    assert said[0] == "going on after 12 of 18 images."
+    assert said[0] == f"resuming after {done} of 18 images."
     assert_same(again, whole)
-    assert not list(tmp_path.glob("*.work"))
-
-
-@pytest.mark.usefixtures("small_batches")
-def test_finished_features_are_not_made_again(tmp_path: Path) -> None:
-    store, encoder = open_images(save_images(tmp_path / "photos", 10)), tiny_encoder()
-    first = np.array(encode_all(encoder, store, tmp_path / "work", Key("a", "b"), workers=0))
-    said: list[str] = []
-    second = encode_all(encoder, store, tmp_path / "work", Key("a", "b"), said.append, workers=0)
-    assert said == ["going on after 10 of 10 images."]
-    assert np.array_equal(first, second)
-    # Of another encoder: from the beginning.
-    third = encode_all(tiny_encoder(1), store, tmp_path / "work", Key("c", "b"), workers=0)
-    assert not np.allclose(first, third)
+    assert not list(tmp_path.glob("*.features"))
 
 
 def test_a_file_of_the_same_encoder_images_and_k_is_kept(tmp_path: Path) -> None:
@@ -148,7 +126,7 @@ def test_a_file_of_the_same_encoder_images_and_k_is_kept(tmp_path: Path) -> None
     written = path.stat().st_mtime_ns
     find_all(tiny_encoder(), folder, k=2, say=said.append, workers=0)
     assert path.stat().st_mtime_ns == written
-    assert "there already" in said[-1]
+    assert "exists already" in said[-1]
     for encoder, k in ((tiny_encoder(), 3), (tiny_encoder(1), 3)):
         find_all(encoder, folder, k=k, workers=0)
         found = load_neighbors(path)
@@ -157,7 +135,7 @@ def test_a_file_of_the_same_encoder_images_and_k_is_kept(tmp_path: Path) -> None
 
 def test_a_place_that_cannot_be_written_asks_for_out(tmp_path: Path) -> None:
     folder = save_images(tmp_path / ("x" * 250), 8)  # no room for a longer name beside it
-    with pytest.raises(InputError, match=r"cannot write .* give --out FILE .* --neighbors FILE"):
+    with pytest.raises(InputError, match=r"cannot write .* give --out FILE.* --neighbors FILE"):
         find_all(tiny_encoder(), folder, workers=0)
     assert find_all(tiny_encoder(), folder, out=tmp_path / "n", workers=0).is_file()
 
@@ -166,7 +144,7 @@ def test_a_file_of_another_kind_is_not_written_over(tmp_path: Path) -> None:
     folder = save_images(tmp_path / "photos", 8)
     photo = folder / "class0" / "image0.png"
     before = photo.read_bytes()
-    with pytest.raises(InputError, match=r"image0\.png is there and holds no neighbors"):
+    with pytest.raises(InputError, match=r"image0\.png exists and holds no neighbors"):
         find_all(tiny_encoder(), folder, out=photo, workers=0)
     assert photo.read_bytes() == before
 
@@ -187,7 +165,7 @@ def test_copies_are_reported(tmp_path: Path) -> None:
     assert any(line.startswith("2 of 9 images have copies") for line in said)
 
 
-def test_an_encoder_that_tells_nothing_apart_is_warned_of(tmp_path: Path) -> None:
+def test_an_encoder_that_distinguishes_nothing_is_warned_of(tmp_path: Path) -> None:
     folder, said, encoder = save_images(tmp_path / "photos", 8), list[str](), tiny_encoder()
     for parameter in encoder.parameters():
         torch.nn.init.constant_(parameter, 0.1)
