@@ -179,7 +179,7 @@ def _correspondence(argv: list[str]) -> None:
     command = _read(CorrespondenceFigure, argv, "correspondence")
     from tcore.evaluation import protocols
     from tcore.show.clips import RENDERED, Times, open_clip
-    from tcore.show.correspondence import correspond, correspondence_figure
+    from tcore.show.features import correspond, correspondence_figure
     from tcore.show.plotting import check_out, title_of
 
     out = check_out(need_out(command.out, "tcore figure correspondence"))
@@ -206,7 +206,7 @@ def _correspondence(argv: list[str]) -> None:
 def _pca(argv: list[str]) -> None:
     command = _read(PcaFigure, argv, "pca")
     from tcore.show.clips import Times, evenly, open_clip
-    from tcore.show.pca import pca_figure
+    from tcore.show.features import pca_figure
     from tcore.show.plotting import check_out, title_of
 
     out = check_out(need_out(command.out, "tcore figure pca"))

@@ -77,9 +77,9 @@ def neighbors(argv: list[str]) -> None:
     command = parse(NeighborsFigure, argv, prog, NeighborsFigure())
     if not command.store or command.out is None:
         raise InputError(f"{prog} needs a store and a file: {prog} STORE --out FILE.png.")
-    from tcore.show.neighbors import neighbors_picture
+    from tcore.show.samples import neighbors_figure
 
-    neighbors_picture(
+    neighbors_figure(
         command.store, command.out, number=command.images, seed=command.seed, neighbors=command.neighbors
     )
     print(f"picture: {command.out}")
@@ -109,7 +109,7 @@ def sandwich(argv: list[str]) -> None:
         raise InputError(
             f"{prog} needs a run: {prog} RUN --out FILE.png (tcore check --sheet takes a store)."
         )
-    from tcore.show.sandwich import sandwich_figure
+    from tcore.show.samples import sandwich_figure
 
     count = sandwich_figure(command.run, out, frames=command.frames, rows=command.rows)
     print(f"{count} samples; picture: {out}")

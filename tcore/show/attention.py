@@ -1,13 +1,14 @@
-"""Where masked patches of the current frame look in past and future, and where the frame token looks."""
+"""Attention of masked patches of the current frame over past and future, and of the frame token."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float
+from matplotlib.axes import Axes
 from torch import Tensor
 
 from tcore.data.masking import sample_masks
@@ -32,16 +33,13 @@ from tcore.show.plotting import (
     styled,
 )
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
 Heads = Literal["mean", "each"]
-MASKED = (0.25, 0.35)  # share of the current frame that is masked, where nobody says which patches
+MASKED = (0.25, 0.35)  # share of the current frame that is masked
 
 
 @dataclass(frozen=True)
 class Attention:
-    """What is drawn: per queried patch a map over past and future, and the frame token's maps."""
+    """A map over past and future for each queried patch, and the maps of the frame token."""
 
     queries: tuple[Cell, ...]
     mask: Bool[np.ndarray, "rows columns"]
@@ -49,7 +47,7 @@ class Attention:
     future: Float[np.ndarray, "queries heads rows columns"]
     frame_token: Float[np.ndarray, "three frame_heads rows columns"] | None
     matched: bool
-    """False where the encoder has no matching module: the maps are similarities of features then."""
+    """False if the encoder has no matching module: the maps are then similarities of features."""
 
 
 @torch.no_grad()
@@ -64,8 +62,8 @@ def attend(
 ) -> Attention:
     """Attention of masked patches of the middle one of three frames over the first and the last.
 
-    Patches that are not given are chosen among the masked ones: those of high contrast, apart from one
-    another. Without a matching module, maps are cosines of features, and no patch is hidden.
+    Without `patches`, masked ones of high contrast are chosen, away from one another. Without a matching
+    module, the maps are cosines of features, and no patch is masked.
     """
     if len(clip.frames) != 3:
         raise InputError(f"attention needs three frames, past, current and future; got {len(clip.frames)}.")
@@ -88,10 +86,10 @@ def attend(
         maps = [(unit[1].T[rows] @ unit[i])[None].clamp(min=0) for i in (0, 2)]
         mask[:] = False
     past, future = (_grid(m.transpose(0, 1), grid) for m in maps)
-    looks = None
+    frame_token = None
     if isinstance(encoder.backbone, VisionTransformer):
-        looks = _grid(encoder.backbone.frame_attention(images), grid)
-    return Attention(queries, mask, past, future, looks, matcher is not None)
+        frame_token = _grid(encoder.backbone.frame_attention(images), grid)
+    return Attention(queries, mask, past, future, frame_token, matcher is not None)
 
 
 def _grid(maps: Float[Tensor, "some heads n"], grid: tuple[int, int]) -> np.ndarray:
@@ -99,14 +97,14 @@ def _grid(maps: Float[Tensor, "some heads n"], grid: tuple[int, int]) -> np.ndar
 
 
 def draw_mask(grid: tuple[int, int], seed: int) -> Bool[np.ndarray, "rows columns"]:
-    """Blocks like those of training, on a grid of any shape."""
+    """Mask blocks as in training, on a grid of any shape."""
     side = max(grid)
     masks = sample_masks(np.random.default_rng(seed), 2, side, probability=0.5, ratio=MASKED)
     return masks[masks.any(axis=1)][0].reshape(side, side)[: grid[0], : grid[1]].copy()
 
 
 def choose_patches(frame: np.ndarray, mask: Bool[np.ndarray, "rows columns"], count: int) -> tuple[Cell, ...]:
-    """Masked patches of high contrast, none nearer to another than a sixth of the grid where possible."""
+    """Masked patches of high contrast, at least a sixth of the grid apart if possible."""
     rows, columns = mask.shape
     patch = frame.shape[0] // rows
     gray = frame.astype(np.float32).mean(axis=2).reshape(rows, patch, columns, patch)
@@ -132,23 +130,24 @@ def attention_figure(
         _draw_heads(clip, found, out, patch_size, title)
         return
     height, width = clip.frames.shape[1:3]
-    looks = found.frame_token
-    columns = 1 + (looks is not None) + len(found.queries)
+    frame_token = found.frame_token
+    columns = 1 + (frame_token is not None) + len(found.queries)
     figure = new_figure(1.75 * columns + 0.5, 1.75 * 3 * height / width + 0.95)
     axes = figure.subplots(3, columns, squeeze=False)
     for row, name in enumerate(("past", "current", "future")):
         picture = clip.frames[row]
         seen = mask_patches(picture, found.mask) if row == 1 else picture
         show_picture(axes[row, 0], seen, f"{name}: {clip.names[row]}")
-        if looks is not None:
-            show_heat(axes[row, 1], picture, looks[row].mean(axis=0), "frame token" if row == 0 else "")
+        if frame_token is not None:
+            text = "frame token" if row == 0 else ""
+            show_heat(axes[row, 1], picture, frame_token[row].mean(axis=0), text)
     for index, cell in enumerate(found.queries):
         color, column = COLORS[index % len(COLORS)], columns - len(found.queries) + index
         name = f"patch {cell[0]}, {cell[1]}"
         for row, maps in ((0, found.past), (2, found.future)):
             heat = maps[index].mean(axis=0)
-            told = _peak(heat, found.matched)
-            show_heat(axes[row, column], clip.frames[row], heat, f"{name}: {told}" if row == 0 else told)
+            peak = _peak(heat, found.matched)
+            show_heat(axes[row, column], clip.frames[row], heat, f"{name}: {peak}" if row == 0 else peak)
             mark_peak(axes[row, column], heat, patch_size, color)
         show_picture(axes[1, column], mask_patches(clip.frames[1], found.mask))
         outline(axes[1, column], cell, patch_size, color)
@@ -183,30 +182,23 @@ def _draw_heads(clip: Clip, found: Attention, out: Path, patch_size: int, title:
 
 
 def _peak(heat: Float[np.ndarray, "rows columns"], matched: bool) -> str:
-    """How high a map reaches: attention in shares of what every patch would get, or a cosine."""
+    """The highest value of a map: attention in multiples of uniform attention, or a cosine."""
     return f"peak {heat.max() * heat.size:.1f}x" if matched else f"cosine {heat.max():.2f}"
 
 
-def mark_peak(axes: "Axes", heat: Float[np.ndarray, "rows columns"], patch: int, color: str) -> None:
-    """An outline around the patch that is looked at most."""
+def mark_peak(axes: Axes, heat: Float[np.ndarray, "rows columns"], patch: int, color: str) -> None:
+    """An outline around the highest patch of a map."""
     row, column = divmod(int(heat.argmax()), heat.shape[1])
     outline(axes, (row, column), patch, color, width=1.4)
 
 
 def _explain(found: Attention, *, per_head: bool = False) -> str:
-    """What the maps are, in a line."""
-    squares = "Squares: the queried patch, and the one that it {}. Each map has its own scale."
-    if found.matched:
-        text = (
-            "Cross-attention of the patch matching module for masked patches (gray: what the student "
-            f"does not see). {squares.format('looks at most')}"
-        )
-        peak = " Peak: highest attention, in multiples of looking everywhere alike."
-        text += "" if per_head else peak
+    """What the maps show."""
+    squares = "Squares: the queried patch, and the highest patch of each map. Each map has its own scale."
+    if not found.matched:
+        text = f"Feature similarity (cosine): this encoder has no patch matching module. {squares}"
     else:
-        text = (
-            "Feature similarity (cosine): this encoder has no patch matching module. "
-            f"{squares.format('is most similar to')}"
-        )
-    looks = " Frame token: attention of the last block, mean over heads."
-    return text + ("" if per_head or found.frame_token is None else looks)
+        text = f"Cross-attention of the patch matching module for masked patches (gray). {squares}"
+        text += "" if per_head else " Peak: highest attention, in multiples of uniform attention."
+    frame_token = " Frame token: attention of the last block, mean over heads."
+    return text + ("" if per_head or found.frame_token is None else frame_token)

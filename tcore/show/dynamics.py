@@ -17,7 +17,7 @@ STYLES = ("-", (0, (4, 2)), (0, (1, 1.5)))
 COLUMNS = 4
 NOISY = 60  # a longer series is drawn faintly, with its means over it
 SPARSE = 12  # a shorter one has a mark for each value
-GROUPED = ("rank", "cosine", "entropy")  # health figures that share a panel, by the last word of their name
+GROUPED = ("rank", "cosine")  # health figures that share a panel, by the last word of their name
 SCORES, CYCLE = "scores of checkpoints, percent", "cycle: labels that return, percent"
 
 

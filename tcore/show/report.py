@@ -27,8 +27,8 @@ from tcore.show.carried import carry_rendered
 from tcore.show.clips import Times, evenly, open_clip
 from tcore.show.dynamics import Panel, draw_panel, panels, words
 from tcore.show.failures import failures_figure, find_failures
+from tcore.show.features import pca_figure
 from tcore.show.matcher import load_matcher
-from tcore.show.pca import pca_figure
 from tcore.show.plotting import check_out, new_figure, styled, to_svg
 from tcore.show.propagation import propagation_figure
 from tcore.show.runs import Run, read_runs

@@ -1,0 +1,72 @@
+"""What training reads: samples of a run, and images beside their neighbors."""
+
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import UInt8
+from PIL import Image, ImageOps
+
+from tcore.config_file import load_config
+from tcore.data.images import Frame
+from tcore.data.neighbors import check_neighbors, find_neighbors, load_neighbors
+from tcore.data.stores import open_images
+from tcore.errors import InputError
+from tcore.files import read_json
+from tcore.show.plotting import caption, check_out, new_figure, save_figure, show_picture, styled
+from tcore.show.sheet import draw_sheet
+from tcore.training.loop import open_store
+
+SIDE = 160  # pixels of a thumbnail
+
+
+def sandwich_figure(run: str | Path, out: Path, *, frames: str | None = None, rows: int = 4) -> int:
+    """Draw samples of the first step of a run, with its settings; returns how many there are."""
+    run = Path(run)
+    config = load_config(run / "config.json")
+    if config.source == "images" and config.auxiliary != "none":
+        raise InputError(f"run {run} trains on images: tcore figure neighbors shows what it reads.")
+    where = frames if frames is not None else _frames_of(run / "environment.json")
+    store = open_store(config, None if where == "rendered" else where)
+    return draw_sheet(store, config, out, f"{run.name}: {where}", rows)
+
+
+def _frames_of(environment: Path) -> str:
+    """Where a run read its frames."""
+    try:
+        return str(read_json(environment)["frames"])
+    except (InputError, KeyError, TypeError) as error:
+        raise InputError(f"{environment} does not say where the frames are: give --frames.") from error
+
+
+@styled
+def neighbors_figure(
+    images: str | Path,
+    out: Path,
+    *,
+    number: int = 8,
+    seed: int = 0,
+    neighbors: str | Path | None = None,
+) -> None:
+    """Draw some images, one per row, each followed by its neighbors with their cosines."""
+    check_out(out)
+    if number < 1:
+        raise InputError(f"images={number}: need 1 or more.")
+    store = open_images(images)
+    path = Path(neighbors) if neighbors is not None else find_neighbors(images)
+    found = load_neighbors(path)
+    check_neighbors(found, path, len(store), store.fingerprint())
+    shown = np.random.default_rng(seed).choice(len(store), size=min(number, len(store)), replace=False)
+    figure = new_figure(1.4 * (1 + found.k) + 0.3, 1.55 * len(shown) + 0.5)
+    axes = figure.subplots(len(shown), 1 + found.k, squeeze=False)
+    for row, image in zip(axes, shown.tolist(), strict=True):
+        show_picture(row[0], thumbnail(store.read(image, [0])[0]), f"image {image}")
+        for place, other, cosine in zip(row[1:], found.indices[image], found.cosines[image], strict=True):
+            show_picture(place, thumbnail(store.read(int(other), [0])[0]), f"{cosine:.3f}")
+    caption(figure, f"Images and their {found.k} nearest neighbors by {found.encoder}, with cosines.")
+    save_figure(figure, out)
+
+
+def thumbnail(image: Frame) -> UInt8[np.ndarray, "side side 3"]:
+    """The middle of an image, as a square."""
+    square = ImageOps.fit(Image.fromarray(image), (SIDE, SIDE), Image.Resampling.BICUBIC)
+    return np.asarray(square)
