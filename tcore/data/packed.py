@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int64
@@ -199,18 +199,8 @@ class Names(Sequence[str]):
     def __len__(self) -> int:
         return len(self._ends)
 
-    @overload
-    def __getitem__(self, index: int) -> str: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> list[str]: ...
-
-    def __getitem__(self, index: int | slice) -> str | list[str]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        place = index + len(self) if index < 0 else index
-        if not 0 <= place < len(self):
-            raise IndexError(f"video {index} of {len(self)}")
+    def __getitem__(self, index: int) -> str:  # type: ignore[override]
+        place = range(len(self))[index]
         first = int(self._ends[place - 1]) if place else 0
         return os.fsdecode(self._data[first : int(self._ends[place])].tobytes())
 
@@ -219,11 +209,6 @@ class Names(Sequence[str]):
         for end in self._ends.tolist():
             yield os.fsdecode(data[first:end])
             first = end
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Sequence) and list(self) == list(other)
-
-    __hash__ = None  # type: ignore[assignment]
 
 
 class _OpenShard:

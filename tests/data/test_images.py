@@ -1,5 +1,6 @@
 """From image files to RGB frames."""
 
+import io
 import struct
 import zlib
 from pathlib import Path
@@ -8,7 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tcore.data.images import read_image
+from tcore.data import images as reading
+from tcore.data.images import decode_image, decode_jpeg, read_image
 from tcore.data.stores import FrameStore
 from tcore.errors import InputError
 
@@ -85,3 +87,32 @@ def test_a_png_that_breaks_off_into_something_else_is_named(tmp_path: Path) -> N
     with pytest.raises(InputError, match="cannot read frame") as caught:
         FrameStore.open(tmp_path).read(0, [0])
     assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+@pytest.mark.parametrize("size", [(64, 48), (33, 17)])
+def test_simplejpeg_gives_the_pixels_of_pillow(
+    size: tuple[int, int], mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("simplejpeg")
+    noise = np.random.default_rng(0).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
+    for subsampling in (0, 2):
+        file = io.BytesIO()
+        Image.fromarray(noise).convert(mode).save(file, "JPEG", quality=80, subsampling=subsampling)
+        fast = decode_jpeg(file.getvalue())
+        assert fast is not None
+        with monkeypatch.context() as patch:
+            patch.setattr(reading, "decode_jpeg", lambda data: None)
+            assert np.array_equal(fast, decode_image(file.getvalue(), "noise"))
+
+
+def test_what_simplejpeg_cannot_read_is_left_to_pillow() -> None:
+    file = io.BytesIO()
+    Image.new("CMYK", (8, 8)).save(file, "JPEG")
+    assert decode_jpeg(file.getvalue()) is None
+    assert decode_image(file.getvalue(), "print").shape == (8, 8, 3)
+    whole = io.BytesIO()
+    Image.effect_noise((64, 64), 50).save(whole, "JPEG")
+    with pytest.raises(InputError, match="cannot read frame half"):
+        decode_image(whole.getvalue()[:700], "half")
+    assert decode_jpeg(b"no image") is None

@@ -198,7 +198,7 @@ def test_the_late_word_of_a_killed_reading_process_does_not_come_up_later(
         heard.append(number)
         raise RuntimeError("DataLoader worker (pid 41) is killed by signal: Killed.")
 
-    monkeypatch.setattr(workers, "WORD", 30.0)
+    monkeypatch.setattr(workers, "NOTICE_S", 30.0)
     before = signal.signal(signal.SIGALRM, word)
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.5)
