@@ -117,12 +117,13 @@ def evaluate_verb(argv: list[str]) -> None:
         raise InputError("tcore evaluate needs an encoder: a run folder, a file, default or random:vits16.")
     if command.worst < 0 or command.videos < 1:
         raise InputError(f"--worst {command.worst} --videos {command.videos}: need 0 and 1 or more.")
+    from tcore.device import choose_device
     from tcore.evaluation.card import Card, table, worst_clips
     from tcore.evaluation.encoder import Encoder
     from tcore.evaluation.encoders import DEFAULT, load_encoder
     from tcore.evaluation.evaluate import evaluate
     from tcore.evaluation.protocols import protocol
-    from tcore.evaluation.sharing import join, leave, own_device
+    from tcore.evaluation.sharing import join, leave
     from tcore.evaluation.trajectory import evaluate_checkpoints, trajectory_table
 
     knobs = replace(
@@ -144,11 +145,11 @@ def evaluate_verb(argv: list[str]) -> None:
 
     def score(encoder: Encoder, out: Path | None) -> Card:
         return evaluate(
-            encoder.to(own_device()),
+            encoder.to(choose_device("auto")),
             davis=command.davis,
             vip=command.vip,
             jhmdb=command.jhmdb,
-            synthetic=command.videos if command.synthetic else 0,
+            rendered=command.videos if command.synthetic else 0,
             clips=command.clips,
             protocol=knobs,
             binary=command.binary,
@@ -177,29 +178,25 @@ def score_verb(argv: list[str]) -> None:
     """`tcore score`: predictions that are there already."""
     check_flags(argv, "tcore score", ScoreCommand())
     command = parse(ScoreCommand, argv, "tcore score", ScoreCommand())
-    from tcore.evaluation import score
+    from tcore.evaluation.benchmarks import BENCHMARKS, find_benchmark
+    from tcore.evaluation.protocols import TCORE
 
-    if command.benchmark not in ("davis", "vip", "jhmdb"):
-        raise InputError(f"tcore score needs a benchmark, davis, vip or jhmdb; got {command.benchmark!r}.")
+    benchmark = find_benchmark(command.benchmark)
     if command.truth is None or command.predictions is None:
         raise InputError(f"tcore score {command.benchmark} needs --truth DIR and --predictions DIR.")
-    if command.binary and command.benchmark != "davis":
-        raise InputError(f"--binary goes with davis, not with {command.benchmark}.")
-    if command.skip_first and command.benchmark != "vip":
-        raise InputError(f"--skip-first goes with vip, not with {command.benchmark}.")
-    if command.count_lost and command.benchmark != "jhmdb":
-        raise InputError(f"--count-lost goes with jhmdb, not with {command.benchmark}.")
+    for option in ("binary", "skip_first", "count_lost"):
+        if getattr(command, option) and option not in benchmark.options:
+            owners = " or ".join(one.name for one in BENCHMARKS if option in one.options and one.on_disk)
+            raise InputError(
+                f"--{option.replace('_', '-')} goes with {owners}, not with {command.benchmark}."
+            )
     if not command.predictions.is_dir():
         raise InputError(f"predictions {command.predictions}: no such folder.")
-    if command.benchmark == "davis":
-        found = score.score_davis(command.truth, command.predictions, binary=command.binary)
-        total = score.summarize_davis(found)
-        line = "  ".join(f"{name} {100 * total[name]:.2f}" for name in ("J&F", "J", "F"))
-        print(f"{line}  ({len(found)} sequences, {total['objects']} objects)", file=sys.stderr)
-    elif command.benchmark == "vip":
-        found = score.score_vip(command.truth, command.predictions, skip_first=command.skip_first)
-    else:
-        found = score.score_jhmdb(command.truth, command.predictions, count_lost=command.count_lost)
+    protocol = replace(TCORE, skip_first=command.skip_first, count_lost=command.count_lost)
+    opened = benchmark.open(command.truth, protocol, binary=command.binary)
+    total, found = opened.score(command.predictions)
+    line = "  ".join(f"{name} {100 * value:.2f}" for name, value in total.items())
+    print(f"{line}  ({len(opened.clips)} clips)", file=sys.stderr)
     print(json.dumps(found, indent=1))
 
 

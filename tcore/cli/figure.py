@@ -235,6 +235,7 @@ def _propagation(argv: list[str]) -> None:
 def _carried(command: PropagationFigure, encoder: "Encoder") -> "list[Carried]":
     """The clip that a command names, with its labels carried."""
     from tcore.evaluation import protocols
+    from tcore.evaluation.benchmarks import open_benchmark
     from tcore.show import carried
     from tcore.show.clips import is_rendered
 
@@ -243,8 +244,7 @@ def _carried(command: PropagationFigure, encoder: "Encoder") -> "list[Carried]":
     if len(roots) > 1:
         raise InputError(f"one clip, of one dataset: {' and '.join(f'--{name}' for name in roots)} exclude.")
     for name, root in roots.items():
-        knobs = knobs if name == "davis" else protocols.for_other_benchmarks(knobs)
-        return [carried.carry_benchmark(encoder, name, root, command.clip, protocol=knobs)]
+        return [carried.carry_clip(encoder, open_benchmark(name, root, knobs), command.clip)]
     if command.labels is not None:
         path, side = Path(command.source), command.long_side
         return [carried.carry_video(encoder, path, command.labels, protocol=knobs, long_side=side)]

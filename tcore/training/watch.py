@@ -80,7 +80,7 @@ class Watch:
         return evaluate(
             encoder,
             davis=self.davis,
-            synthetic=0 if self.davis else self.clips or VIDEOS,
+            rendered=0 if self.davis else self.clips or VIDEOS,
             clips=self.clips,
             binary=self.binary,
             protocol=replace(TCORE, precision="bf16" if on_gpu else "fp32"),

@@ -16,11 +16,11 @@ from tcore.data.rendered import JOINT_NAMES, RenderedVideo
 from tcore.data.stores import list_images
 from tcore.data.video import open_video
 from tcore.errors import InputError
+from tcore.evaluation.benchmarks.rendered import true_joints
 from tcore.evaluation.encoder import Encoder
 from tcore.evaluation.masks import davis_palette, read_ids
 from tcore.evaluation.propagate import Propagator
 from tcore.evaluation.protocols import RENDERED, TCORE
-from tcore.evaluation.rendered import true_joints
 from tcore.evaluation.run_clip import run_clip, run_masks
 from tcore.video.labels import Masks
 from tcore.video.propagate_video import fit_size, progress_lines, propagate, propagate_video_file
