@@ -7,8 +7,8 @@ class InputError(ValueError):
     exit_code = 2
 
 
-class EchoError(InputError):
-    """The error of another process, which says it itself: this one stops without a word."""
+class PeerError(InputError):
+    """The error of another process, which prints it itself: this one ends silently."""
 
     def __init__(self, text: str, exit_code: int = 2) -> None:
         super().__init__(text)

@@ -24,7 +24,7 @@ from tcore.cli.lab import lab_verb
 from tcore.cli.parsing import check_flags, parse, suggest
 from tcore.cli.report import report_verb
 from tcore.cli.train import train_verb
-from tcore.errors import EchoError, InputError
+from tcore.errors import InputError, PeerError
 from tcore.recipes import RECIPES, recipe
 
 ABOUT = """\
@@ -75,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     warnings.filterwarnings("ignore", category=DecompressionBombWarning)
     try:
         _dispatch(words)
-    except EchoError as error:
+    except PeerError as error:
         time.sleep(1)  # torchrun ends all processes with the first that stops: the other one speaks first
         _exit(error.exit_code)
     except InputError as error:

@@ -10,7 +10,7 @@ from tyro.conf import FlagCreatePairsOff, Positional, arg
 from tcore.cli.parsing import check_flags, parse
 from tcore.config import Config
 from tcore.config_file import flatten
-from tcore.errors import EchoError, InputError
+from tcore.errors import InputError, PeerError
 from tcore.recipes import RECIPES, recipe
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def train_verb(argv: list[str]) -> None:
     except InputError as error:  # torchrun gives all processes the same words: one of them complains
         if first:
             raise
-        raise EchoError(str(error)) from error
+        raise PeerError(str(error)) from error
     from tcore.evaluation.sharing import leave
 
     watch = make_watch(command)
@@ -73,13 +73,13 @@ def train_verb(argv: list[str]) -> None:
         said = plan(command.config, store, command.neighbors, command.plan_memory)
         said += "\n(scoring along the way is not counted)" if watch is not None else ""
     else:
+        from tcore.training.guard import StopRequested
         from tcore.training.loop import train
-        from tcore.training.signals import Preempted
 
         run = command.run or Path("runs") / command.recipe
         try:
             train(command.config, run, store, neighbors=command.neighbors, watch=watch)
-        except Preempted:  # saved, and asked to go
+        except StopRequested:  # saved, and asked to go
             leave()
             raise
         said = f"encoder: {run / 'encoder.safetensors'}"

@@ -7,11 +7,11 @@ from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
-from torch.distributed.rendezvous import rendezvous
 
 from tcore.device import world
+from tcore.rendezvous import meet
 
-JOIN = timedelta(minutes=10)  # how long the first process waits for the others to start
+JOIN = 600.0  # seconds that the processes wait for one another to start
 WAIT = timedelta(hours=12)  # how long a process that has finished waits for the others
 
 
@@ -19,8 +19,8 @@ def join() -> tuple[int, int]:
     """Which process this is, and of how many; without torchrun there is one."""
     here = world()
     if here.size > 1 and not dist.is_initialized():
-        store, rank, size = next(iter(rendezvous("env://", here.rank, here.size, timeout=JOIN)))
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=WAIT)
+        store = meet(here.rank, here.size, JOIN)
+        dist.init_process_group("gloo", store=store, rank=here.rank, world_size=here.size, timeout=WAIT)
     return here.rank, here.size
 
 

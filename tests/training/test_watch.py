@@ -19,7 +19,7 @@ from tcore.evaluation.encoder import Encoder
 from tcore.evaluation.trajectory import read_checkpoints
 from tcore.show.dynamics import CYCLE, SCORES, curves, dynamics_figure
 from tcore.show.runs import read_run
-from tcore.training.signals import Preempted
+from tcore.training.guard import StopRequested
 from tcore.training.watch import BEST, BEST_CARD, read_best
 from tests.evaluation.layouts import write_davis
 from tests.tiny import tiny
@@ -105,7 +105,7 @@ def test_the_best_is_kept_over_a_stop(
 
 def test_a_signal_while_it_scores_ends_the_run_at_that_step(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    with pytest.raises(Preempted):
+    with pytest.raises(StopRequested):
         train(SETTINGS, run, watch=Rigged(4, scores=(None, signal.SIGTERM)), quiet=True)
     assert not (run / TABLE).exists()
     assert torch.load(run / "checkpoint.pt", weights_only=True)["step"] == 4
