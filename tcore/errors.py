@@ -2,17 +2,20 @@
 
 
 class InputError(ValueError):
-    """Bad input: one line that names the thing, shows its value and says what would do."""
+    """Bad input: one line that names the thing, shows its value and says what to do."""
 
     exit_code = 2
 
 
 class PeerError(InputError):
-    """The error of another process, which prints it itself: this one ends silently."""
+    """An error that another process reports: this one stops silently."""
 
     def __init__(self, text: str, exit_code: int = 2) -> None:
         super().__init__(text)
         self.exit_code = exit_code
+
+
+EchoError = PeerError
 
 
 class DivergedError(InputError):

@@ -1,1 +1,1 @@
-"""The command line: a verb, a function."""
+"""The command line: a dataclass for every verb, parsed by tyro; its `run` does the work."""

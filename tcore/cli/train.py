@@ -1,13 +1,13 @@
-"""`tcore train`: a recipe with some settings changed, planned or trained."""
+"""The verbs that train: quickstart, and train, a recipe with some settings changed."""
 
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-from tyro.conf import FlagCreatePairsOff, Positional, arg
+from tyro.conf import Positional
 
-from tcore.cli.parsing import check_flags, parse
+from tcore.cli.parsing import Settings, Switch, parse_settings
 from tcore.config import Config
 from tcore.config_file import flatten
 from tcore.errors import InputError, PeerError
@@ -18,68 +18,113 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class TrainCommand:
-    """Pre-train a dense frame encoder on videos, or go on with a run where it stopped."""
+class Quickstart:
+    """Train the quickstart recipe on rendered videos, score it on held-out ones, draw a picture."""
 
-    recipe: Positional[str] = ""
+    run: Path = Path("runs/quickstart")
+    """Folder of the run."""
+    seed: int = 0
+    """Seed of the training."""
+    videos: int = 24
+    """Number of held-out videos to score on."""
+
+    def execute(self) -> None:
+        """Train, score, draw."""
+        from tcore.quickstart import quickstart
+
+        quickstart(self.run, recipe("quickstart", {"seed": self.seed}), num_videos=self.videos)
+
+
+@dataclass(frozen=True)
+class Train:
+    """Pre-train a dense frame encoder on videos, or resume a run where it stopped."""
+
+    recipe: Positional[str]
     """Settings to start from; `tcore --help` lists the recipes."""
     run: Path | None = None
-    """Folder of the run: settings, metrics, checkpoint, encoder (default: runs/RECIPE)."""
+    """Folder of the run: settings, metrics, checkpoint, encoder (unset: runs/RECIPE)."""
     frames: str | None = None
-    """A store of `tcore prepare`, frame folders, images, `rendered`, `photographs:FOLDER`; or several of them
-    in quotes, some more often than others: "CLIPS*5+photographs:PHOTOS"."""
+    """A store, a folder of frame folders or images, rendered, photographs:FOLDER, or a mix: "CLIPS*5+B"."""
     neighbors: Path | None = None
-    """With --source images: another file of neighbors than the one inside or beside the store."""
-    plan: FlagCreatePairsOff[bool] = False
-    """Train nothing: print sizes, memory, speed and first losses, measured in a few real steps."""
+    """With --source images: file of neighbors (unset: the one in or beside the store)."""
+    plan: Switch = False
+    """Do not train: measure a few real steps and print sizes, memory, speed and first losses."""
     plan_memory: float | None = None
-    """Like --plan, and say whether the batch fits a GPU of this many GiB, or which --optim.accumulate would;
-    measured on a GPU."""
+    """Like --plan; also say which --optim.accumulate fits a GPU of this many GiB (measured on a GPU)."""
     evaluate_every: int | None = None
-    """Score the encoder every so many steps and at the end, and keep the best as encoder-best.safetensors."""
+    """Score the encoder every this many steps and at the end; keep the best as encoder-best.safetensors."""
     davis: Path | None = None
-    """With --evaluate-every: score on a dataset laid out like DAVIS (default: held-out rendered videos)."""
-    binary: FlagCreatePairsOff[bool] = False
+    """With --evaluate-every: score on a dataset laid out like DAVIS (unset: held-out rendered videos)."""
+    binary: Switch = False
     """With --davis: DAVIS-2016, any id above 0 is the one object."""
     evaluate_size: tuple[int, int] | None = None
-    """With --davis: input size (height, width; default: 240 432, which is faster than the published size)."""
+    """With --davis: input size (height, width; unset: 240 432, which is faster than the published size)."""
     evaluate_clips: int | None = None
-    """With --evaluate-every: clips of --davis, evenly spread (default: all), or rendered videos (8)."""
+    """With --evaluate-every: clips of --davis, evenly spread (unset: all), or rendered videos (8)."""
     cycle_frames: str | None = None
-    """With --evaluate-every: a store of videos for the cycle consistency (default: rendered videos)."""
-    config: Annotated[Config, arg(name="")] = field(default_factory=Config)
+    """With --evaluate-every: store of videos for the cycle consistency (unset: rendered videos)."""
+    config: Settings = field(default_factory=Config)
+
+    @property
+    def store(self) -> str | None:
+        """Where the frames are; None if they are rendered."""
+        return None if self.frames == "rendered" else self.frames
+
+    def check(self) -> None:
+        """Refuse a recipe without its data, and scoring flags without scoring."""
+        if self.frames == "":
+            raise InputError("--frames is empty: give a folder of frame folders, or rendered.")
+        if self.frames is None and self.recipe != "quickstart":
+            images = "IMAGES, a folder of images or a packed store of them."
+            videos = "STORE, a folder of frame folders (or --frames rendered, to try it on rendered videos)."
+            wanted = images if self.config.source == "images" else videos
+            raise InputError(f"recipe {self.recipe} needs --frames {wanted}")
+        for name in ("davis", "binary", "evaluate_size", "evaluate_clips", "cycle_frames"):
+            if self.evaluate_every is None and getattr(self, name) not in (None, False):
+                raise InputError(f"--{name.replace('_', '-')} goes with --evaluate-every STEPS.")
+
+    def scoring(self) -> "Watch | None":
+        """How the run is scored while it trains, if it is."""
+        from tcore.training.watch import Watch
+
+        if self.evaluate_every is None:
+            return None
+        return Watch(
+            self.evaluate_every,
+            self.davis,
+            self.evaluate_size,
+            self.evaluate_clips,
+            self.cycle_frames,
+            self.binary,
+        )
 
 
-def train_verb(argv: list[str]) -> None:
-    """Plan a training, or do it."""
+def train(argv: list[str]) -> None:
+    """`tcore train`: plan a run, or train it."""
     first = os.environ.get("RANK", "0") == "0"
     try:
         command = parse_train(argv)
-        store = None if command.frames == "rendered" else command.frames
-        need_frames(command)
-        check_watch(command)
-    except InputError as error:  # torchrun gives all processes the same words: one of them complains
+        command.check()
+    except InputError as error:  # torchrun gives all processes the same words: the first one complains
         if first:
             raise
         raise PeerError(str(error)) from error
     from tcore.evaluation.sharing import leave
+    from tcore.training.loop import train as train_run
+    from tcore.training.plan import plan
+    from tcore.training.signals import Preempted
 
-    watch = make_watch(command)
+    scoring = command.scoring()
     if command.plan or command.plan_memory is not None:
-        from tcore.training.plan import plan
-
-        if watch is not None:
-            watch.check(command.config.vit.patch_size)
-        said = plan(command.config, store, command.neighbors, command.plan_memory)
-        said += "\n(scoring along the way is not counted)" if watch is not None else ""
+        if scoring is not None:
+            scoring.check(command.config.vit.patch_size)
+        said = plan(command.config, command.store, command.neighbors, command.plan_memory)
+        said += "\n(scoring during training is not counted)" if scoring is not None else ""
     else:
-        from tcore.training.guard import StopRequested
-        from tcore.training.loop import train
-
         run = command.run or Path("runs") / command.recipe
         try:
-            train(command.config, run, store, neighbors=command.neighbors, watch=watch)
-        except StopRequested:  # saved, and asked to go
+            train_run(command.config, run, command.store, neighbors=command.neighbors, watch=scoring)
+        except Preempted:  # saved, and stopping as requested
             leave()
             raise
         said = f"encoder: {run / 'encoder.safetensors'}"
@@ -88,65 +133,21 @@ def train_verb(argv: list[str]) -> None:
     leave()
 
 
-def need_frames(command: TrainCommand) -> None:
-    """Refuse a recipe without the data that it needs."""
-    if command.frames == "":
-        raise InputError("--frames is empty: give a folder of frame folders, or rendered.")
-    if command.frames is None and command.recipe != "quickstart":
-        raise InputError(_what_frames(command))
-
-
-def check_watch(command: TrainCommand) -> None:
-    """Refuse ways of looking where nobody looks."""
-    for name in ("davis", "binary", "evaluate_size", "evaluate_clips", "cycle_frames"):
-        if command.evaluate_every is None and getattr(command, name) not in (None, False):
-            raise InputError(f"--{name.replace('_', '-')} goes with --evaluate-every STEPS.")
-
-
-def make_watch(command: TrainCommand) -> "Watch | None":
-    """How the run is looked at while it trains, if it is."""
-    from tcore.training.watch import Watch
-
-    if command.evaluate_every is None:
-        return None
-    return Watch(
-        command.evaluate_every,
-        command.davis,
-        command.evaluate_size,
-        command.evaluate_clips,
-        command.cycle_frames,
-        command.binary,
-    )
-
-
-def _what_frames(command: TrainCommand) -> str:
-    """What to give a recipe that has no frames of its own."""
-    if command.config.source == "images":
-        return f"recipe {command.recipe} needs --frames IMAGES, a folder of images or a packed store of them."
-    return (
-        f"recipe {command.recipe} needs --frames STORE, a folder of frame folders "
-        "(or --frames rendered, to try it on rendered videos)."
-    )
-
-
-def parse_train(argv: list[str]) -> TrainCommand:
-    """The command that `tcore train` was given: a recipe with some settings changed, in any order."""
-    check_flags(argv, "tcore train", TrainCommand())
-    # The word for no reach is the same as where an encoder is used.
-    argv = [word.replace("--vit.reach=everywhere", "--vit.reach=None") for word in argv]
-    argv = [
-        "None" if (before, word) == ("--vit.reach", "everywhere") else word
-        for before, word in zip(["", *argv], argv, strict=False)
-    ]
-    asks_help = "-h" in argv or "--help" in argv
-    if asks_help:
-        name = next((word for word in argv if word in RECIPES), "")
+def parse_train(argv: list[str]) -> Train:
+    """The command that `tcore train` was given: a recipe, then flags in any order."""
+    name = argv[0] if argv else ""
+    if name in ("-h", "--help"):
+        config = Config()
+    elif not name or name.startswith("-"):
+        raise InputError(f"tcore train needs a recipe first: one of {', '.join(RECIPES)}.")
     else:
-        name = parse(TrainCommand, argv, "tcore train", TrainCommand()).recipe
-        if not name:
-            raise InputError(f"tcore train needs a recipe: one of {', '.join(RECIPES)}.")
-    config = recipe(name) if name else Config()
-    command = parse(TrainCommand, argv, "tcore train", TrainCommand(recipe=name, config=config))
+        config = recipe(name)
+    # The word for no limit is the same as where an encoder is used.
+    words = [word.replace("--vit.reach=everywhere", "--vit.reach=None") for word in argv]
+    for at, word in enumerate(words[:-1]):
+        if word == "--vit.reach" and words[at + 1] == "everywhere":
+            words[at + 1] = "None"
+    command = parse_settings(Train, words, "tcore train", config)
     _refuse_epochs_beside_steps(config, command.config)
     return command
 
@@ -156,8 +157,8 @@ def _refuse_epochs_beside_steps(before: Config, after: Config) -> None:
     if after.optim.steps is None:
         return
     was, now = flatten(before), flatten(after)
-    for name in ("optim.epochs", "optim.warmup_epochs", "teacher.temperature_epochs"):
-        if was[name] != now[name]:
+    for name in now:
+        if name.endswith("epochs") and was[name] != now[name]:
             raise InputError(
                 f"{name}={now[name]} has no effect while optim.steps={after.optim.steps}: "
                 "add --optim.steps None to count in epochs."

@@ -4,6 +4,7 @@ import json
 from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from jaxtyping import Bool, Integer
@@ -19,12 +20,11 @@ from tcore.data.stores import VIDEO_SUFFIXES, FolderStore, FrameStore, ImageStor
 from tcore.data.video import VideoFiles
 from tcore.errors import InputError
 from tcore.evaluation import check as benchmark
-from tcore.evaluation.benchmarks import BENCHMARKS
 from tcore.files import write_text
 from tcore.show.sheet import draw_sheet
 from tcore.validation import validate
 
-Kind = str  # auto, frames, images, videos, or the name of a benchmark
+Kind = Literal["auto", "frames", "images", "videos", "davis", "vip", "jhmdb"]
 FOLDERS, IMAGES = 40, 6  # folders, and images of each, that are opened to distinguish frames and photographs
 
 
@@ -88,7 +88,7 @@ def check(
             )
     found = recognize(path) if kind == "auto" else kind
     store: FrameStore | None = None
-    if found in [one.name for one in BENCHMARKS]:
+    if found == "davis" or found == "vip" or found == "jhmdb":
         findings = benchmark.check_benchmark(found, path)
     elif found == "images":
         store = FrameStore.open(path)

@@ -213,7 +213,7 @@ def test_flags_of_a_row_replace_those_of_all_rows() -> None:
         ("branch --extra='--run elsewhere'", "--run and --seed"),
         ("branch --seeds 2 --extra='--seed 1'", "--run and --seed"),
         ("branch --extra='--vit.depth \"4'", "--extra, '--vit.depth \"4'"),
-        ("rows.json", "row typo: .*--loss.past-future"),
+        ("rows.json", "row typo: .*--loss.past-futur "),
     ],
 )
 def test_what_is_wrong_with_a_row_is_said_before_anything_is_trained(

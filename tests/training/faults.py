@@ -1,4 +1,4 @@
-"""Jobs that are stopped, killed and starved from outside, and what is left of them."""
+"""A tiny training in a process of its own, or in several, to be stopped, killed and starved."""
 
 import json
 import os
@@ -9,34 +9,67 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pytest
 import torch
 
 from tcore.files import LOCKS, is_alive
 from tcore.training import generations
+from tcore.training.step import Trainer
 from tests.data.clips import write_clip
-from tests.training.jobs import ENVIRONMENT, ROOT, children_of, command
+from tests.tiny import TINY
 
-Process = subprocess.Popen[str]
+ROOT = Path(__file__).parent.parent.parent
 
 
-def start(run: Path, *, processes: int = 1, restarts: int = 0, cwd: Path = ROOT, **job: Any) -> Process:
-    """Begin a training in other processes, by the command line's own error handling."""
-    job = {"run": str(run), "quiet": False, **job}
+def start(
+    run: Path,
+    settings: dict[str, Any],
+    *,
+    frames: Path | None = None,
+    before: str = "",
+    pause: float = 0.0,
+    processes: int = 1,
+    restarts: int = 0,
+) -> subprocess.Popen[str]:
+    """Begin a training through the command line's own error handling; `before` is code that goes first."""
+    code = f"""
+import os, signal, time, torch, tcore, tcore.cli.main
+from tcore.evaluation.sharing import leave
+from tcore.training import loop
+torch.set_num_threads(1)
+config = tcore.recipe("quickstart", {TINY | settings!r})
+frames = {str(frames) if frames else None!r}
+step = loop.Trainer.step
+loop.Trainer.step = lambda *a: (time.sleep({pause}), step(*a))[1]
+{before}
+def verb(argv):
+    try:
+        tcore.train(config, {str(run)!r}, frames)
+    except SystemExit:
+        leave()
+        raise
+    leave()
+tcore.cli.main.VERBS["train"] = verb
+tcore.cli.main.main(["train"])
+"""
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--no-python"]
+    launch += ["--nproc-per-node", str(processes), "--max-restarts", str(restarts)]
     return subprocess.Popen(
-        command([job], processes=processes, restarts=restarts),
-        cwd=cwd,
-        env=ENVIRONMENT,
+        [*(launch if processes > 1 else []), sys.executable, "-c", code],
+        cwd=ROOT,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
 
 
-def finish(process: Process, seconds: float = 120) -> tuple[int, str]:
-    """Exit code and what was printed, once it is over; one that hangs is an error."""
+def finish(process: subprocess.Popen[str], seconds: float = 120) -> tuple[int, str]:
+    """Exit code and what was said, once it is over; one that hangs is an error."""
     try:
         _, said = process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
@@ -45,7 +78,7 @@ def finish(process: Process, seconds: float = 120) -> tuple[int, str]:
     return process.returncode, said
 
 
-def wait_for(condition: Callable[[], bool], process: Process, seconds: float = 120) -> None:
+def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str], seconds: float = 120) -> None:
     """Wait until something has happened in a process that is still there."""
     deadline = time.monotonic() + seconds
     while not condition():
@@ -54,16 +87,14 @@ def wait_for(condition: Callable[[], bool], process: Process, seconds: float = 1
         time.sleep(0.01)
 
 
-def wait_for_step(run: Path, step: int, process: Process) -> None:
-    """Wait until a run has noted a step."""
-    wait_for(lambda: (steps_of(run) or [0])[-1] >= step, process)
-
-
 def steps_of(run: Path) -> list[int]:
     """Steps in the metrics, whole lines only."""
     path = run / "metrics.jsonl"
-    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-    return [json.loads(line)["step"] for line in lines if line[-1] == "\n"]
+    if not path.exists():
+        return []
+    return [
+        json.loads(line)["step"] for line in path.read_text().splitlines(keepends=True) if line[-1] == "\n"
+    ]
 
 
 def make_store(root: Path, videos: int = 8, frames: int = 10) -> Path:
@@ -71,6 +102,14 @@ def make_store(root: Path, videos: int = 8, frames: int = 10) -> Path:
     for video in range(videos):
         write_clip(root / f"video-{video}", frames, seed=video)
     return root
+
+
+def children_of(pid: int) -> list[int]:
+    """Processes that a process has started."""
+    try:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except (FileNotFoundError, ProcessLookupError):
+        return []
 
 
 class Kills(NamedTuple):
@@ -85,7 +124,7 @@ class Kills(NamedTuple):
     seconds: float
 
 
-KILLED_RUN: dict[str, Any] = {"checkpoint_every": 2, "runtime__workers": 2, "runtime__log_every": 4}
+KILLED_RUN: dict[str, Any] = {"checkpoint_every": 2, "runtime.workers": 2, "runtime.log_every": 4}
 
 
 def kill_again_and_again(
@@ -93,14 +132,15 @@ def kill_again_and_again(
 ) -> Kills:
     """Kill a training at random moments: all of it, or one of its processes; then let it come to its end."""
     rng, began = random.Random(seed), time.monotonic()
-    job = KILLED_RUN | {"optim__steps": steps, "keep_every": steps, "frames": str(store)}
+    settings = KILLED_RUN | {"optim.steps": steps, "keep_every": steps}
     kinds = ("one rank", "all ranks", "torchrun") if processes > 1 else ("the run",)
     most_lost, in_writing, done = 0, 0, dict.fromkeys(kinds, 0)
     for _ in range(kills):
-        process = start(run, processes=processes, **job)
-        wait_for(lambda process=process: holds(run, process), process)  # type: ignore[misc]
+        process = start(run, settings, frames=store, processes=processes)
+        wait_for(partial(holds, run, process), process)
         # Some are killed before their first step, most in the middle of one or of a checkpoint.
-        wait_for_step(run, rng.randint(0, 12) + (steps_of(run) or [0])[-1], process)
+        reached = rng.randint(0, 12) + (steps_of(run) or [0])[-1]
+        wait_for(partial(is_at, run, reached), process)
         time.sleep(rng.uniform(0, 0.1))
         assert process.poll() is None, "it was over before it could be killed"
         kind = rng.choice(kinds)
@@ -113,15 +153,21 @@ def kill_again_and_again(
         assert not any("damaged" in note for note in notes), notes
         saved = 0 if place is None else torch.load(place, weights_only=True)["step"]
         most_lost = max(most_lost, (before[-1] if before else 0) - saved)
-    code, said = finish(start(run, processes=processes, **job), 600)
+        lived = time.monotonic() - began
+        print(
+            f"{sum(done.values())} kills in {lived:.0f} s, at step {saved}, {most_lost} lost at most",
+            flush=True,
+        )
+    code, said = finish(start(run, settings, frames=store, processes=processes), 600)
     assert code == 0, said
     assert steps_of(run) == list(range(1, steps + 1))
     return Kills(most_lost, in_writing, done, time.monotonic() - began)
 
 
-def kill(process: Process, kind: str, rng: random.Random) -> None:
+def kill(process: subprocess.Popen[str], kind: str, rng: random.Random) -> None:
     """Kill a run, or some of its processes, and see that nothing of it stays behind."""
-    family, ranks = family_of(process), children_of(process.pid)
+    family = family_of(process)
+    ranks = children_of(process.pid)
     if kind in ("the run", "torchrun"):
         process.kill()
     else:
@@ -135,14 +181,14 @@ def kill(process: Process, kind: str, rng: random.Random) -> None:
 
 
 def assert_one_line(said: str, what: str) -> None:
-    """Of all processes of a job, one has printed an error, and without a stack of ours."""
+    """Of all processes of a job, one has spoken, and without a stack of ours."""
     lines = [line for line in said.splitlines() if line.startswith("tcore: error")]
     assert len(lines) == 1, said
     assert what in lines[0], said
     assert 'loop.py", line' not in said, said
 
 
-def family_of(process: Process) -> list[int]:
+def family_of(process: subprocess.Popen[str]) -> list[int]:
     """A process, those that it started, and those that they started."""
     children = children_of(process.pid)
     return [process.pid, *children, *(grandchild for child in children for grandchild in children_of(child))]
@@ -163,8 +209,13 @@ def busy_cores() -> Iterator[None]:
             process.wait()
 
 
-def holds(run: Path, process: Process) -> bool:
-    """Whether a process, or one that it started, holds the lock of a run."""
+def is_at(run: Path, step: int) -> bool:
+    """Whether a run has noted a step."""
+    return (steps_of(run) or [0])[-1] >= step
+
+
+def holds(run: Path, process: subprocess.Popen[str]) -> bool:
+    """Whether a process, or one that it started, says that it holds a run."""
     path = run / LOCKS[1]
     text = path.read_text() if path.exists() else ""
     return text.endswith("\n") and json.loads(text)["pid"] in (process.pid, *children_of(process.pid))
@@ -176,6 +227,18 @@ def gone(processes: list[int]) -> None:
     while any(map(is_alive, processes)) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not any(map(is_alive, processes))
+
+
+def during_step(monkeypatch: pytest.MonkeyPatch, number: int, act: Callable[[], None]) -> None:
+    """Do something in the middle of a step of a real run."""
+    step = Trainer.step
+
+    def acting(self: Trainer, parts: Any, index: int, *rest: Any) -> Any:
+        if index == number:
+            act()
+        return step(self, parts, index, *rest)
+
+    monkeypatch.setattr(Trainer, "step", acting)
 
 
 def damage(path: Path, how: str) -> None:

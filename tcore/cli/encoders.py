@@ -1,0 +1,255 @@
+"""The verbs around an encoder: evaluate, score, propagate, export."""
+
+import json
+import os
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from tyro.conf import Positional
+
+from tcore.cli.parsing import Switch, at_least
+from tcore.config import Reach
+from tcore.errors import InputError
+from tcore.text import Say, to_stderr
+
+if TYPE_CHECKING:
+    from tcore.evaluation.card import Card
+    from tcore.evaluation.encoder import Encoder
+
+Precision = Literal["fp32", "bf16"]
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """Score an encoder by label propagation: masks (DAVIS), body parts (VIP), joints (JHMDB)."""
+
+    encoder: Positional[str]
+    """A run folder, a file, default, random:vits16, control:copy, control:color, timm:N, hf:N, hub:REPO:N."""
+    davis: Path | None = None
+    """Dataset laid out like DAVIS: JPEGImages/480p, Annotations/480p."""
+    vip: Path | None = None
+    """Dataset laid out like VIP: Images, Annotations/Category_ids."""
+    jhmdb: Path | None = None
+    """Dataset laid out like JHMDB: Rename_Images, joint_positions."""
+    rendered: Switch = False
+    """Score on held-out rendered videos: masks, parts and joints; needs no dataset."""
+    videos: int = 24
+    """Number of rendered videos."""
+    out: Path | None = None
+    """Folder for results.json and saved predictions; rerun the same command to resume."""
+    layer: int = -1
+    """Block whose output, after the final norm, gives the features; negative counts from the end."""
+    reach: Reach = None
+    """How many patches away a patch attends, or everywhere (unset: as the encoder was trained)."""
+    protocol: str = "tcore"
+    """Protocol for davis: tcore, dino, rsp or crw."""
+    first_frame: Literal["repeated", "once"] | None = None
+    """How the first frame counts while there are few earlier frames: repeated as published, or once."""
+    precision: Precision = "fp32"
+    """Precision of the encoder and of the features; bf16 is faster, and nearly the same."""
+    skip_first: Switch = False
+    """VIP: leave the first frame, whose labels are given, out of the score."""
+    count_lost: Switch = False
+    """JHMDB: a joint that only the prediction lost counts as wrong; published scores leave it out."""
+    round_border: Switch = False
+    """JHMDB: joints near the top and left border stay where they are; published scores move them a cell."""
+    binary: Switch = False
+    """DAVIS-2016: any id above 0, 255 included, is the one object."""
+    size: tuple[int, int] | None = None
+    """Another input size (height, width), to save time; such numbers compare with nothing published."""
+    clips: int | None = None
+    """At most this many clips of every dataset, evenly spread, to save time."""
+    save: Switch = False
+    """Save the predictions: indexed PNGs, joints.npz."""
+    every_checkpoint: Switch = False
+    """Score every encoder that the run kept (encoders/step-*.safetensors); --out is RUN/checkpoints then."""
+    worst: int = 0
+    """Print this many of the worst clips of every benchmark."""
+
+    def execute(self) -> None:
+        """Print the score card of an encoder, or the scores of all that a run kept."""
+        at_least(0, worst=self.worst)
+        at_least(1, videos=self.videos)
+        from tcore.evaluation.card import table, worst_clips
+        from tcore.evaluation.encoders import DEFAULT, load_encoder
+        from tcore.evaluation.sharing import join, leave
+        from tcore.evaluation.trajectory import evaluate_checkpoints, trajectory_table
+
+        if self.every_checkpoint and self.encoder == DEFAULT:
+            raise InputError("default kept no encoders on its way; a run folder of that name is ./default.")
+        rank, count = join()
+        say = partial(_say_as, rank) if count > 1 else to_stderr
+        score = partial(self._score, say=say)
+        if self.every_checkpoint:
+            found = evaluate_checkpoints(
+                self.encoder, score, self.out, layer=self.layer, reach=self.reach, say=say
+            )
+            lines = trajectory_table(found)
+        else:
+            encoder = load_encoder(self.encoder, self.layer, self.reach)
+            card = score(encoder, self.out)
+            lines = [*table(card), *worst_clips(card, self.worst)]
+            if rank == 0:
+                to_stderr(encoder.report)
+        if rank == 0:
+            print("\n".join(lines))
+        leave()
+
+    def _score(self, encoder: "Encoder", out: Path | None, say: Say) -> "Card":
+        from tcore.evaluation.evaluate import evaluate
+        from tcore.evaluation.protocols import protocol
+        from tcore.evaluation.sharing import own_device
+
+        knobs = replace(
+            protocol(self.protocol),
+            precision=self.precision,
+            skip_first=self.skip_first,
+            count_lost=self.count_lost,
+            round_border=self.round_border,
+        )
+        if self.first_frame is not None:
+            knobs = replace(knobs, first_frame=self.first_frame)
+        return evaluate(
+            encoder.to(own_device()),
+            davis=self.davis,
+            vip=self.vip,
+            jhmdb=self.jhmdb,
+            synthetic=self.videos if self.rendered else 0,
+            clips=self.clips,
+            protocol=knobs,
+            binary=self.binary,
+            size=self.size,
+            out=out,
+            save=self.save,
+            say=say,
+        )
+
+
+def _say_as(rank: int, line: str) -> None:
+    """A line of one of several processes."""
+    to_stderr(f"[{rank}] {line}")
+
+
+@dataclass(frozen=True)
+class Score:
+    """Score predictions in the official layout of a benchmark; prints JSON."""
+
+    benchmark: Positional[Literal["davis", "vip", "jhmdb"]]
+    """Which benchmark: davis, vip or jhmdb."""
+    truth: Path
+    """The dataset with the true labels."""
+    predictions: Path
+    """A folder per clip: PNG masks named like the frames, or joints.npz."""
+    binary: Switch = False
+    """DAVIS-2016: any id above 0, 255 included, is the one object."""
+    skip_first: Switch = False
+    """VIP: leave the first frame out of the score."""
+    count_lost: Switch = False
+    """JHMDB: a joint that only the prediction lost counts as wrong, instead of being left out."""
+
+    def execute(self) -> None:
+        """Print the scores of every clip."""
+        from tcore.evaluation import score
+
+        for flag, owner in (("binary", "davis"), ("skip_first", "vip"), ("count_lost", "jhmdb")):
+            if getattr(self, flag) and self.benchmark != owner:
+                name = flag.replace("_", "-")
+                raise InputError(f"--{name} goes with {owner}, not with {self.benchmark}.")
+        if not self.predictions.is_dir():
+            raise InputError(f"predictions {self.predictions}: no such folder.")
+        if self.benchmark == "davis":
+            found = score.score_davis(self.truth, self.predictions, binary=self.binary)
+            total = score.summarize_davis(found)
+            line = "  ".join(f"{name} {100 * total[name]:.2f}" for name in ("J&F", "J", "F"))
+            to_stderr(f"{line}  ({len(found)} sequences, {total['objects']} objects)")
+        elif self.benchmark == "vip":
+            found = score.score_vip(self.truth, self.predictions, skip_first=self.skip_first)
+        else:
+            found = score.score_jhmdb(self.truth, self.predictions, count_lost=self.count_lost)
+        print(json.dumps(found, indent=1))
+
+
+@dataclass(frozen=True)
+class Propagate:
+    """Propagate a mask or points through a video: masks or tracks, an overlay, a confidence per frame."""
+
+    encoder: Positional[str]
+    """default (comes with the package), a run folder, or any other encoder that tcore evaluate takes."""
+    video: Positional[Path]
+    """A video file, or a folder of frames."""
+    labels: tuple[Path, ...]
+    """Mask PNG of frame 0 and others named by number (00012.png), or CSV or JSON of frame,name,x,y."""
+    out: Path | None = None
+    """New folder for masks or tracks, confidence.csv and overlay.mp4 (unset: propagated/NAME-OF-VIDEO)."""
+    layer: int = -1
+    """Block whose output, after the final norm, gives the features; negative counts from the end."""
+    reach: Reach = None
+    """How many patches away a patch attends, or everywhere (unset: as the encoder was trained)."""
+    protocol: str = "tcore"
+    """How labels are propagated: tcore, dino, rsp or crw."""
+    precision: Precision = "fp32"
+    """Precision of the encoder and of the features; bf16 is faster, and nearly the same."""
+    long_side: int = 880
+    """Shrink larger frames to this long side; smaller ones keep their size."""
+    overlay: bool = True
+    """Write overlay.mp4."""
+
+    def execute(self) -> None:
+        """Propagate the labels, and say where they are."""
+        if not self.labels:
+            raise InputError("--labels is empty: give a mask of frame 0, or points.")
+        video = Path(os.path.normpath(self.video.absolute()))  # a link goes by its own name
+        out = self.out or Path("propagated") / (video.name if video.is_dir() else video.stem)
+        from tcore.device import choose_device
+        from tcore.evaluation.encoders import load_encoder
+        from tcore.evaluation.protocols import protocol
+        from tcore.video.propagate_video import progress_lines, propagate_video_file
+
+        done = propagate_video_file(
+            load_encoder(self.encoder, self.layer, self.reach).to(choose_device("auto")),
+            self.video,
+            self.labels,
+            out,
+            protocol=replace(protocol(self.protocol), precision=self.precision),
+            long_side=self.long_side,
+            overlay=self.overlay,
+            say=to_stderr,
+            progress=progress_lines(to_stderr),
+        )
+        print(f"{out}: {done.frames} frames, mean confidence {done.confidence:.3f}")
+
+
+@dataclass(frozen=True)
+class Export:
+    """Write an encoder for torch, timm, transformers or an ONNX runtime."""
+
+    encoder: Positional[str]
+    """A run folder, a checkpoint, default or random:vits16 (untrained)."""
+    out: Positional[Path]
+    """New file (.safetensors, .pth, .onnx), new folder for timm and hf, or folder for default."""
+    format: str | None = None
+    """safetensors, torch, timm, hf, onnx, or default (half precision, as it comes with the package)."""
+    layer: int = -1
+    """Block whose output, after the final norm, gives the features; later blocks are left out."""
+    reach: Reach = None
+    """How many patches away a patch attends, or everywhere (unset: as the encoder was trained)."""
+
+    def execute(self) -> None:
+        """Write the files, and say how to load them."""
+        from tcore.evaluation.encoders import load_encoder
+        from tcore.evaluation.export import check_out, export, ship
+
+        if self.format == "default":
+            for path in ship(load_encoder(self.encoder, self.layer, self.reach), self.out):
+                print(f"{path}: {path.stat().st_size / 2**20:.1f} MiB")
+            print('in the folder tcore/encoders of a checkout it is load_encoder("default")')
+            return
+        chosen = check_out(self.out, self.format)  # before a large encoder is read
+        encoder = load_encoder(self.encoder, self.layer, self.reach)
+        done = export(encoder, self.out, chosen)
+        for line in (*encoder.report.splitlines(), *done.notes):
+            print(line)
+        print(f"{done.path}: {done.size / 2**20:.1f} MiB, {chosen}")
+        print(f"load it: {done.load}")
