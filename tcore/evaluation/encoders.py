@@ -5,8 +5,8 @@ import importlib.resources
 import inspect
 import json
 import re
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,7 +23,7 @@ from tcore.evaluation.encoder import Adapted, Encoder
 from tcore.files import read_json
 from tcore.model.vit import VisionTransformer, build_vit
 from tcore.model.weights import CARD_FORMAT
-from tcore.text import did_you_mean
+from tcore.text import did_you_mean, to_stderr
 
 DEFAULT = "default"  # the encoder that comes with the package; a folder of that name is ./default
 FOLDER = Path(str(importlib.resources.files("tcore"))) / "encoders"
@@ -66,6 +66,9 @@ def load_encoder(spec: str | Path, layer: int = -1, reach: Reach = None) -> Enco
     >>> encoder(torch.zeros(2, 64, 96, 3, dtype=torch.uint8)).shape
     torch.Size([2, 96, 8, 12])
     """
+    if spec == "control:colour":
+        spec = "control:color"
+        to_stderr(f"tcore: control:colour is now called {spec}.")
     kind, _, name = str(spec).partition(":")
     if spec == DEFAULT:
         encoder = _load_path(shipped().weights)
@@ -233,13 +236,20 @@ def _what_is_wrong(path: Path) -> str:
     return f"does not exist: give {specs}.{did_you_mean(str(path), known)}"
 
 
+@contextmanager
+def _foreign_code(spec: str) -> Iterator[None]:
+    """Whatever goes wrong in the code of another package is one line: it can raise anything."""
+    try:
+        yield
+    except Exception as error:
+        raise InputError(f"cannot load {spec}: {reason(error)}.") from error
+
+
 def load_timm(name: str) -> Encoder:
     """A model of timm by its name, with its weights."""
     timm = import_package("timm", f"timm:{name}")
-    try:
+    with _foreign_code(f"timm:{name}"):
         model = timm.create_model(name, pretrained=True, num_classes=0, dynamic_img_size=True)
-    except Exception as error:  # unknown names, no network and unfit models each raise their own
-        raise InputError(f"cannot load timm:{name}: {reason(error)}.") from error
     return adapt_timm(model, f"timm:{name}")
 
 
@@ -262,10 +272,8 @@ def adapt_timm(model: Any, name: str) -> Encoder:
 def load_transformers(name: str) -> Encoder:
     """A model of transformers by its name or from a folder."""
     transformers = import_package("transformers", f"hf:{name}")
-    try:
+    with _foreign_code(f"hf:{name}"):
         model, info = transformers.AutoModel.from_pretrained(name, output_loading_info=True)
-    except Exception as error:  # unknown names, no network and unfit folders each raise their own
-        raise InputError(f"cannot load hf:{name}: {reason(error)}.") from error
     # Heads are not part of an encoder: neither those in the file nor those that it lacks matter.
     head = re.compile(r"(.*\.)?(pooler|classifier|head|decoder)\.")
     problems = [
@@ -317,10 +325,8 @@ def load_hub(name: str) -> Encoder:
     if not repo or not entry:
         raise InputError(f"encoder hub:{name} needs a repository and a name, as in {KINDS['hub'][1]}.")
     source = "local" if Path(repo).is_dir() else "github"
-    try:
+    with _foreign_code(f"hub:{name}"):
         model = torch.hub.load(repo, entry, source=source, trust_repo="check", verbose=False)
-    except Exception as error:  # the code of a repository can raise anything
-        raise InputError(f"cannot load hub:{name}: {reason(error)}.") from error
     return adapt_hub(model, f"hub:{name}")
 
 

@@ -227,6 +227,39 @@ class MaskedLike(TransformersLike):
         return SimpleNamespace(last_hidden_state=torch.cat([tokens[:, :3], shown], 1))
 
 
+class Map(nn.Module):
+    """A hub model that gives a feature map."""
+
+    patch_size = 8
+
+    def __init__(self, give: Any = None) -> None:
+        super().__init__()
+        self.vit, self.give = network(), give
+
+    def forward(self, x: Tensor) -> Any:
+        if self.give is not None:
+            return self.give(self.vit(x))
+        return self.vit(x).patches.transpose(1, 2).unflatten(2, (x.shape[2] // 8, x.shape[3] // 8))
+
+
+class DinoLike(Map):
+    """Our network behind the interface of DINO."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = self.vit.blocks
+
+    def get_intermediate_layers(self, x: Tensor, n: int = 1) -> list[Tensor]:
+        return [all_tokens(self.vit, x)]
+
+
+class Dinov2Like(DinoLike):
+    """Our network behind the interface of DINOv2."""
+
+    def forward_features(self, x: Tensor) -> dict[str, Tensor]:
+        return {"x_norm_patchtokens": self.vit(x).patches}
+
+
 @pytest.mark.parametrize(
     "adapt",
     [
@@ -235,8 +268,10 @@ class MaskedLike(TransformersLike):
         lambda: adapt_transformers(TransformersLike(2), "hf:like"),
         lambda: adapt_transformers(TransformersLike(None), "hf:like"),
         lambda: adapt_transformers(MaskedLike(None), "hf:like"),
+        lambda: adapt_hub(DinoLike(), "hub:like"),
+        lambda: adapt_hub(Dinov2Like(), "hub:like"),
     ],
-    ids=["timm", "timm, norm behind the pooling", "hf", "hf, registers not counted", "hf, mae"],
+    ids=["timm", "timm, fc_norm", "hf", "hf, registers not counted", "hf, mae", "dino", "dinov2"],
 )
 @pytest.mark.parametrize("layer", [-1, 1])
 def test_foreign_model_gives_its_patch_tokens(adapt: Any, layer: int) -> None:
@@ -269,92 +304,49 @@ def test_wrong_number_of_tokens_before_the_patches_is_an_error() -> None:
             found.features(images())
 
 
-HUBCONF = '''
-import torch
-from tests.evaluation.networks import network as ours
-from tests.evaluation.test_encoders import all_tokens
-
-class Map(torch.nn.Module):
-    """A feature map as it is."""
-    patch_size = 8
-    def __init__(self):
-        super().__init__()
-        self.vit = ours()
-    def forward(self, x):
-        return self.vit(x).patches.transpose(1, 2).unflatten(2, (x.shape[2] // 8, x.shape[3] // 8))
-
-class Old(Map):
-    """Interface of DINO."""
-    def __init__(self):
-        super().__init__()
-        self.blocks = self.vit.blocks
-    def get_intermediate_layers(self, x, n=1):
-        return [all_tokens(self.vit, x)]
-
-class New(Old):
-    """Interface of DINOv2."""
-    def forward_features(self, x):
-        return {"x_norm_patchtokens": self.vit(x).patches}
-
-class Pooled(Map):
-    def forward(self, x):
-        return self.vit(x).frame
-
-class Pair(Map):
-    def forward(self, x):
-        return x, x
-
-old, new, map, pooled, pair = (lambda made=made: made() for made in (Old, New, Map, Pooled, Pair))
-
-def nothing():
-    return None
-
-def broken():
-    raise KeyError("no such weights")
-'''
+def test_hub_repository_gives_its_model(tmp_path: Path) -> None:
+    entries = "from tests.evaluation.networks import network as ours\n\ndef broken():\n    open('no file')\n"
+    (tmp_path / "hubconf.py").write_text(entries, encoding="utf-8")
+    assert same(load_encoder(f"hub:{tmp_path}:ours"), encoder())
+    for entry, message in (("missing", "missing"), ("broken", "no file")):
+        with pytest.raises(InputError, match=f"cannot load hub:.*{message}"):
+            load_encoder(f"hub:{tmp_path}:{entry}")
 
 
-@pytest.fixture
-def repository(tmp_path: Path) -> Path:
-    (tmp_path / "hubconf.py").write_text(HUBCONF, encoding="utf-8")
-    return tmp_path
-
-
-@pytest.mark.parametrize("entry", ["ours", "old", "new", "map"])
-def test_hub_model_gives_its_patch_tokens(entry: str, repository: Path) -> None:
-    spec = f"hub:{repository}:{entry}"
-    assert same(load_encoder(spec), encoder())
-    if entry == "map":
-        with pytest.raises(InputError, match="its blocks are unknown"):
-            load_encoder(spec, layer=1)
-    else:
-        expected = encoder()
-        choose_layer(expected, 1)
-        assert same(load_encoder(spec, layer=1), expected)
+def test_hub_model_that_gives_a_map_has_no_layers() -> None:
+    found = adapt_hub(Map(), "hub:like")
+    assert same(found, encoder())
+    with pytest.raises(InputError, match="its blocks are unknown"):
+        choose_layer(found, 1)
 
 
 @pytest.mark.parametrize(
-    ("entry", "message"),
+    ("give", "message"),
     [
-        ("missing", "cannot load hub:.*missing"),
-        ("broken", "cannot load hub:.*no such weights"),
-        ("nothing", "has patch size None"),
-        ("pooled", r"images of \(16, 40\) into \(2, 32\)"),
-        ("pair", "returns a tuple"),
+        (lambda tokens: tokens.frame, r"images of \(16, 40\) into \(2, 32\)"),
+        (lambda tokens: (tokens, tokens), "returns a tuple"),
     ],
 )
-def test_hub_model_that_cannot_be_used_is_an_error(entry: str, message: str, repository: Path) -> None:
+def test_hub_model_that_gives_no_tokens_is_an_error(give: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        load_encoder(f"hub:{repository}:{entry}").features(images())
+        adapt_hub(Map(give), "hub:like").features(images())
 
 
 def test_foreign_model_has_square_patches_and_no_reach() -> None:
     model = nn.Identity()
     model.patch_size = (8, 16)  # type: ignore[assignment]
-    with pytest.raises(InputError, match=r"patch size \(8, 16\)"):
-        adapt_hub(model, "hub:a:b")
+    for wrong, size in ((model, r"\(8, 16\)"), (None, "None")):
+        with pytest.raises(InputError, match=f"patch size {size}"):
+            adapt_hub(wrong, "hub:a:b")
     with pytest.raises(InputError, match="reach 3 of control:color"):
         load_encoder("control:color", reach=3)
+
+
+def test_the_old_word_for_the_color_control_is_accepted_with_the_new_one(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert load_encoder("control:colour").name == "control:color"
+    assert "control:color." in capsys.readouterr().err
 
 
 def test_fingerprint_knows_every_weight_of_any_precision() -> None:
@@ -375,33 +367,14 @@ def test_package_that_does_not_import_is_named(
         load_encoder(spec)
 
 
-def test_real_timm_model() -> None:
-    model = need("timm").create_model(
-        "vit_tiny_patch16_224", pretrained=False, num_classes=0, dynamic_img_size=True, depth=2, reg_tokens=4
-    )
-    found, frames = adapt_timm(model, "timm:tiny"), torch.randn(1, 3, 64, 96)
-    with torch.no_grad():
-        mean, std = (torch.tensor(model.pretrained_cfg[key])[:, None, None] for key in ("mean", "std"))
-        ours, width = torch.tensor(MEAN)[:, None, None], torch.tensor(STD)[:, None, None]
-        expected = model.forward_features((frames * width + ours - mean) / std)[:, 5:]
-    assert torch.allclose(found.features(frames).flatten(2).transpose(1, 2), expected, atol=1e-4)
-    choose_layer(found, 0)
-    assert found.features(frames).shape == (1, 192, 4, 6)
-
-
-@pytest.mark.parametrize("registers", [None, 4])
-def test_real_transformers_model(registers: int | None, tmp_path: Path) -> None:
+def test_real_transformers_model(tmp_path: Path) -> None:
     transformers = need("transformers")
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 64}
-    if registers is None:
-        model = transformers.ViTModel(transformers.ViTConfig(**sizes, intermediate_size=64, patch_size=16))
-    else:
-        config = transformers.Dinov2WithRegistersConfig(**sizes, patch_size=16, num_register_tokens=registers)
-        model = transformers.Dinov2WithRegistersModel(config)
+    model = transformers.ViTModel(transformers.ViTConfig(**sizes, intermediate_size=64, patch_size=16))
     model.eval().save_pretrained(tmp_path)
     frames = torch.randn(1, 3, 64, 64)
     with torch.no_grad():
-        expected = model(frames).last_hidden_state[:, 1 + (registers or 0) :]
+        expected = model(frames).last_hidden_state[:, 1:]
     found = load_encoder(f"hf:{tmp_path}")
     assert torch.allclose(found.features(frames).flatten(2).transpose(1, 2), expected, atol=1e-5)
     assert load_encoder(f"hf:{tmp_path}", layer=0).features(torch.randn(1, 3, 32, 96)).shape == (1, 32, 2, 6)
