@@ -18,11 +18,12 @@ from PIL import Image
 from tcore.data.images import read_image
 from tcore.data.rendered import render_video
 from tcore.evaluation.benchmarks import open_benchmark
+from tcore.evaluation.benchmarks.benchmark import Clip
 from tcore.evaluation.card import device_name, peak_memory
 from tcore.evaluation.encoder import Encoder
 from tcore.evaluation.encoders import load_encoder
 from tcore.evaluation.evaluate import predictions_saver
-from tcore.evaluation.masks import Ids, MaskClip, as_binary, read_ids
+from tcore.evaluation.masks import Ids, as_binary, read_ids
 from tcore.evaluation.propagate import propagate_features, propagate_plainly
 from tcore.evaluation.protocols import TCORE
 from tcore.evaluation.resize import grid_to_ids, ids_to_grid
@@ -46,11 +47,11 @@ def main() -> None:
         root = options.davis or rendered_clip(Path(folder), options.frames)
         names = options.clips if options.davis else ["rendered"]
         found = [clip for clip in open_benchmark("davis", root, TCORE).clips if clip.name in names]
-        clips = [clip for clip in found if isinstance(clip, MaskClip)]
+        clips = [clip for clip in found if isinstance(clip, Clip)]
         report(encoder, clips, options.frames, Path(folder) / "masks")
 
 
-def report(encoder: Encoder, clips: list[MaskClip], frames: int, out: Path) -> None:
+def report(encoder: Encoder, clips: list[Clip], frames: int, out: Path) -> None:
     """Run, compare with the twin, print."""
     device = next(encoder.parameters()).device
     run(encoder, clips[0], min(frames, 3), out)  # warm up
@@ -71,10 +72,10 @@ def report(encoder: Encoder, clips: list[MaskClip], frames: int, out: Path) -> N
     stages(encoder, clips[0], min(frames, len(clips[0].frames)), results[0])
 
 
-def run(encoder: Encoder, clip: MaskClip, frames: int, out: Path) -> list[Ids]:
+def run(encoder: Encoder, clip: Clip, frames: int, out: Path) -> list[Ids]:
     """Propagate through the first frames of a clip and save the masks."""
     paths = clip.frames[:frames]
-    first = as_binary(read_ids(clip.masks[0]))
+    first = as_binary(read_ids(clip.truth[0]))
     found = []
     with write_behind(predictions_saver(out)) as save:
         for path, ids in zip(paths, run_masks(encoder, paths, first, SIZE, TCORE, 2), strict=True):
@@ -83,12 +84,12 @@ def run(encoder: Encoder, clip: MaskClip, frames: int, out: Path) -> list[Ids]:
     return found
 
 
-def stages(encoder: Encoder, clip: MaskClip, frames: int, found: list[Ids]) -> None:
+def stages(encoder: Encoder, clip: Clip, frames: int, found: list[Ids]) -> None:
     """Seconds per frame of each stage by itself, and the labels beside those of the plain twin."""
     device = next(encoder.parameters()).device
     read, images = timed(device, lambda: [read_image(path) for path in clip.frames[:frames]])
     encoded, features = timed(device, lambda: torch.stack([encode(encoder, i, SIZE) for i in images]))
-    first = torch.from_numpy(as_binary(read_ids(clip.masks[0])))
+    first = torch.from_numpy(as_binary(read_ids(clip.truth[0])))
     grid = (SIZE[0] // encoder.patch_size, SIZE[1] // encoder.patch_size)
     start = ids_to_grid(first, input_size=SIZE, grid=grid, num_classes=2).to(device)
     propagator = TCORE.propagator()

@@ -8,14 +8,11 @@ class InputError(ValueError):
 
 
 class PeerError(InputError):
-    """An error that another process reports: this one stops silently."""
+    """The error of another process, which prints it itself: this one ends silently."""
 
     def __init__(self, text: str, exit_code: int = 2) -> None:
         super().__init__(text)
         self.exit_code = exit_code
-
-
-EchoError = PeerError
 
 
 class DivergedError(InputError):

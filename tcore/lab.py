@@ -25,7 +25,7 @@ from tcore.files import check_writable, read_json, write_text
 from tcore.show.dynamics import dynamics_figure
 from tcore.show.runs import read_run
 from tcore.text import Say, did_you_mean, format_seconds
-from tcore.training.signals import SIGNALS
+from tcore.training.guard import SIGNALS
 
 STARTED = "commands.json"  # written when a run starts
 DONE = "lab.json"  # written when a run is trained and scored; beside the table: all rows

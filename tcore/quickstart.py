@@ -11,10 +11,7 @@ from rich.table import Table
 from tcore.config import Config
 from tcore.data.rendered import RenderedVideo
 from tcore.errors import InputError
-from tcore.evaluation.encoder import Encoder
-from tcore.evaluation.encoders import load_encoder
-from tcore.evaluation.protocols import RENDERED
-from tcore.evaluation.rendered import (
+from tcore.evaluation.benchmarks.rendered import (
     HELDOUT_SEED,
     Features,
     Propagated,
@@ -25,6 +22,9 @@ from tcore.evaluation.rendered import (
     raw_color,
     score_videos,
 )
+from tcore.evaluation.encoder import Encoder
+from tcore.evaluation.encoders import load_encoder
+from tcore.evaluation.protocols import RENDERED
 from tcore.files import write_text
 from tcore.show.figures import propagation_picture
 from tcore.show.report import write_report

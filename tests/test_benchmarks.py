@@ -76,7 +76,7 @@ def test_axes_meet_in_one_point_that_is_measured_once(monkeypatch: pytest.Monkey
 
     def found(change: dict[str, object], steps: int, wish: str) -> dict[str, float]:
         asked.append(change)
-        return {"batch": 8, "K": 2048, "locals": 4, "size": 96, "speed": 1.0, "memory": 1.0, "said": 1.0}
+        return {"batch": 8, "K": 2048, "locals": 4, "size": 96, "speed": 1.0, "memory": 1.0}
 
     monkeypatch.setattr(cost, "in_fresh_process", found)
     kept: dict[str, dict[str, float]] = {}

@@ -23,8 +23,9 @@ from tcore.data.packed import shard_path
 from tcore.data.prepare import prepare
 from tcore.data.stores import FrameStore, PackedStore
 from tcore.errors import InputError
-from tcore.evaluation import davis, jhmdb, matfile
-from tcore.evaluation.benchmarks import frame_size
+from tcore.evaluation import matfile
+from tcore.evaluation.benchmarks import Davis, Jhmdb
+from tcore.evaluation.benchmarks.benchmark import frame_size
 from tcore.evaluation.checkpoints import read_checkpoint
 from tcore.evaluation.encoders import load_encoder
 from tcore.evaluation.masks import read_ids
@@ -158,9 +159,9 @@ def test_lists_of_clips_do_not_lead_out_of_the_dataset(name: str, tmp_path: Path
         (tmp_path / folder).mkdir()
     (tmp_path / "ImageSets" / "val.txt").write_text(f"{name}\n")
     (tmp_path / "splits" / "jump_test_split1.txt").write_text(f"{name}.avi 2\n")
-    for benchmark in (davis, jhmdb):
+    for benchmark in (Davis, Jhmdb):
         with pytest.raises(InputError, match="leads out of the dataset"):
-            benchmark.find_clips(tmp_path)
+            benchmark.layout(tmp_path)
 
 
 @pytest.mark.parametrize("size", ["dim", "depth", "image_size", "num_registers", "patch_size"])

@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[1] / "tcore"
 # The rooms that each room may import, besides itself.
 BASE = {"errors", "files", "text", "config", "recipes", "device", "methods.settings"}
-BASE |= {"config_file", "validation"}
+BASE |= {"rendezvous", "config_file", "validation"}
 LOW = {"base", "data", "model"}
 ALLOWED = {
     "base": set(),
@@ -47,7 +47,6 @@ KNOWN = {
     "data.batch -> tcore.model.subset",
     "demo.engine -> tcore.training.checkpoint",
     "evaluation.card -> tcore (inside a function)",
-    "evaluation.sharing -> tcore.training.meeting (inside a function)",
     "model.tcore -> tcore.data.batch",
     "show.failures -> matplotlib.ticker (inside a function)",
     "training.build -> torch._dynamo (inside a function)",

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from tcore.evaluation.rendered import heldout_videos, score_videos
+from tcore.evaluation.benchmarks.rendered import heldout_videos, score_videos
 from tcore.quickstart import COPY, TRAINED, UNTRAINED, propagate_all, quickstart
 from tcore.recipes import recipe
 from tests.tiny import TINY

@@ -98,9 +98,9 @@ class Evaluate:
         leave()
 
     def _score(self, encoder: "Encoder", out: Path | None, say: Say) -> "Card":
+        from tcore.device import choose_device
         from tcore.evaluation.evaluate import evaluate
         from tcore.evaluation.protocols import protocol
-        from tcore.evaluation.sharing import own_device
 
         knobs = replace(
             protocol(self.protocol),
@@ -112,11 +112,11 @@ class Evaluate:
         if self.first_frame is not None:
             knobs = replace(knobs, first_frame=self.first_frame)
         return evaluate(
-            encoder.to(own_device()),
+            encoder.to(choose_device("auto")),
             davis=self.davis,
             vip=self.vip,
             jhmdb=self.jhmdb,
-            synthetic=self.videos if self.rendered else 0,
+            rendered=self.videos if self.rendered else 0,
             clips=self.clips,
             protocol=knobs,
             binary=self.binary,
@@ -136,8 +136,8 @@ def _say_as(rank: int, line: str) -> None:
 class Score:
     """Score predictions in the official layout of a benchmark; prints JSON."""
 
-    benchmark: Positional[Literal["davis", "vip", "jhmdb"]]
-    """Which benchmark: davis, vip or jhmdb."""
+    benchmark: Positional[str]
+    """davis, vip or jhmdb."""
     truth: Path
     """The dataset with the true labels."""
     predictions: Path
@@ -151,23 +151,22 @@ class Score:
 
     def execute(self) -> None:
         """Print the scores of every clip."""
-        from tcore.evaluation import score
+        from tcore.evaluation.benchmarks import BENCHMARKS, find_benchmark
+        from tcore.evaluation.protocols import TCORE
 
-        for flag, owner in (("binary", "davis"), ("skip_first", "vip"), ("count_lost", "jhmdb")):
-            if getattr(self, flag) and self.benchmark != owner:
-                name = flag.replace("_", "-")
-                raise InputError(f"--{name} goes with {owner}, not with {self.benchmark}.")
+        benchmark = find_benchmark(self.benchmark)
+        for option in ("binary", "skip_first", "count_lost"):
+            if getattr(self, option) and option not in benchmark.options:
+                owners = " or ".join(one.name for one in BENCHMARKS if option in one.options and one.on_disk)
+                flag = f"--{option.replace('_', '-')}"
+                raise InputError(f"{flag} goes with {owners}, not with {self.benchmark}.")
         if not self.predictions.is_dir():
             raise InputError(f"predictions {self.predictions}: no such folder.")
-        if self.benchmark == "davis":
-            found = score.score_davis(self.truth, self.predictions, binary=self.binary)
-            total = score.summarize_davis(found)
-            line = "  ".join(f"{name} {100 * total[name]:.2f}" for name in ("J&F", "J", "F"))
-            to_stderr(f"{line}  ({len(found)} sequences, {total['objects']} objects)")
-        elif self.benchmark == "vip":
-            found = score.score_vip(self.truth, self.predictions, skip_first=self.skip_first)
-        else:
-            found = score.score_jhmdb(self.truth, self.predictions, count_lost=self.count_lost)
+        protocol = replace(TCORE, skip_first=self.skip_first, count_lost=self.count_lost)
+        opened = benchmark.open(self.truth, protocol, binary=self.binary)
+        total, found = opened.score(self.predictions)
+        line = "  ".join(f"{name} {100 * value:.2f}" for name, value in total.items())
+        to_stderr(f"{line}  ({len(opened.clips)} clips)")
         print(json.dumps(found, indent=1))
 
 

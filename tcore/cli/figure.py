@@ -193,6 +193,7 @@ class Propagation(FromEncoder):
     def _propagated(self) -> "list[Carried]":
         """The clip that the flags name, with its labels propagated."""
         from tcore.evaluation import protocols
+        from tcore.evaluation.benchmarks import open_benchmark
         from tcore.show import carried
         from tcore.show.clips import is_rendered
 
@@ -201,8 +202,7 @@ class Propagation(FromEncoder):
         if len(roots) > 1:
             raise InputError(f"{' and '.join(f'--{name}' for name in roots)} are mutually exclusive.")
         for name, root in roots.items():
-            knobs = knobs if name == "davis" else protocols.for_other_benchmarks(knobs)
-            return [carried.carry_benchmark(self.load(), name, root, self.clip, protocol=knobs)]
+            return [carried.carry_clip(self.load(), open_benchmark(name, root, knobs), self.clip)]
         if self.labels is not None:
             path, side = Path(self.source), self.long_side
             return [carried.carry_video(self.load(), path, self.labels, protocol=knobs, long_side=side)]

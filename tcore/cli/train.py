@@ -110,9 +110,9 @@ def train(argv: list[str]) -> None:
             raise
         raise PeerError(str(error)) from error
     from tcore.evaluation.sharing import leave
+    from tcore.training.guard import StopRequested
     from tcore.training.loop import train as train_run
     from tcore.training.plan import plan
-    from tcore.training.signals import Preempted
 
     scoring = command.scoring()
     if command.plan or command.plan_memory is not None:
@@ -124,7 +124,7 @@ def train(argv: list[str]) -> None:
         run = command.run or Path("runs") / command.recipe
         try:
             train_run(command.config, run, command.store, neighbors=command.neighbors, watch=scoring)
-        except Preempted:  # saved, and stopping as requested
+        except StopRequested:  # saved, and stopping as requested
             leave()
             raise
         said = f"encoder: {run / 'encoder.safetensors'}"

@@ -1,8 +1,6 @@
-"""The score card for people: a table beside the published rows, what it rests on, the worst clips."""
+"""The score card for people: a table beside published rows, what it depends on, the worst clips."""
 
 import platform
-import resource
-import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
@@ -11,15 +9,56 @@ import numpy as np
 import PIL
 import torch
 
+from tcore.device import peak_memory_gib
+from tcore.evaluation.benchmarks import find_benchmark
+from tcore.evaluation.benchmarks.benchmark import Benchmark
 from tcore.evaluation.protocols import TCORE
-from tcore.evaluation.published import COLUMNS, OFFICIAL_CLIPS, PUBLISHED, SHOWN
+from tcore.text import to_stderr
 
 Card = dict[str, Any]
-MAIN_SCORE = {"davis": "J&F", "vip": "mIoU", "jhmdb": "PCK@0.1", "synthetic": "J&F"}
+
+COLUMNS = ("J&F", "J", "F", "mIoU", "PCK@0.1", "PCK@0.2")
+
+# The main table of the T-CoRe paper (CVPR 2025): label propagation with frozen features, protocol tcore, in
+# percent; ViT-S/16 unless the name says otherwise.
+_TABLE: dict[str, tuple[float | None, ...]] = {
+    "T-CoRe, K400, 400 ep": (64.7, 63.5, 66.0, 37.8, 47.0, 75.2),
+    "T-CoRe ViT-B/16, K400, 200 ep": (66.4, 64.6, 68.2, 38.9, 47.1, 75.8),
+    "T-CoRe, ImageNet, 100 ep": (64.1, 62.1, 66.1, 39.7, 46.2, 75.5),
+    "DINOv2, K400, 400 ep": (63.0, 62.0, 64.1, 37.0, 46.6, 74.8),
+    "iBOT, K400, 400 ep": (63.5, 61.7, 65.4, 37.4, 44.5, 74.2),
+    "DINO, K400, 400 ep": (59.5, 56.5, 62.5, 33.4, 41.1, 70.3),
+    "RSP, K400, 400 ep": (60.1, 57.4, 62.8, 33.8, 44.6, 73.4),
+    "CropMAE, K400, 400 ep": (58.6, 55.8, 61.4, 33.7, 42.9, 71.1),
+    "SiamMAE, K400, 400 ep": (57.9, 56.0, 60.0, 33.2, 46.1, 74.0),
+    "MAE, K400, 400 ep": (53.5, 50.4, 56.7, 32.5, 43.0, 71.3),
+    "VideoMAE, K400, 1600 ep": (39.3, 39.7, 38.9, 22.3, 41.0, 67.9),
+    "SimCLR, K400, 400 ep": (53.9, 51.7, 56.2, 31.9, 37.9, 66.1),
+    "MoCo v3, K400, 400 ep": (57.7, 54.6, 60.8, 32.4, 38.4, 67.6),
+    "MAE-ST ViT-L/16, K400, 1600 ep": (54.6, 55.5, 53.6, 33.2, 44.4, 72.5),
+    "DropMAE ViT-B/16, K400, 1600 ep": (53.4, 51.8, 55.0, 31.1, 42.3, 69.2),
+    "CropMAE ViT-B/16, K400, 400 ep": (57.8, 56.9, 58.7, 33.0, 45.3, 73.3),
+    "RSP ViT-B/16, K400, 400 ep": (60.5, 57.8, 63.2, 34.0, 46.0, 74.6),
+    "DINOv2 ViT-B/16, K400, 200 ep": (64.9, 63.3, 66.6, 38.2, 46.8, 75.8),
+    "supervised ResNet-50, ImageNet, 100 ep": (66.0, 63.7, 68.4, 39.5, 59.2, 78.3),
+    "DINO, ImageNet, 800 ep": (61.8, 60.2, 63.4, 36.2, 45.6, 75.0),
+    "ODIN2 ResNet-50, ImageNet, 1000 ep": (54.1, 54.3, 53.9, None, None, None),
+    "CrOC, ImageNet, 300 ep": (44.7, 43.5, 45.9, 26.1, None, None),
+    "MAE ViT-B/16, ImageNet, 1600 ep": (53.5, 52.1, 55.0, 28.1, 44.6, 73.4),
+    "RC-MAE, ImageNet, 1600 ep": (49.2, 48.9, 50.5, 29.7, 43.2, 72.3),
+    "CropMAE, ImageNet, 400 ep": (60.4, 57.6, 63.3, 33.3, 43.6, 72.0),
+    "iBOT, ImageNet, 800 ep": (62.8, 60.4, 65.3, 38.4, 44.5, 74.5),
+    "DINOv2, ImageNet, 100 ep": (63.2, 61.4, 65.1, 37.3, 46.3, 75.4),
+}
+
+PUBLISHED = {row: dict(zip(COLUMNS, values, strict=True)) for row, values in _TABLE.items()}
+
+# The rows that a printed table ends with; a report shows all.
+SHOWN = tuple(PUBLISHED)[:8]
 
 
 def versions() -> dict[str, str]:
-    """What the numbers were computed with."""
+    """The versions of what computed the numbers."""
     from tcore import __version__
 
     return {
@@ -37,93 +76,95 @@ def device_name(device: torch.device) -> str:
 
 
 def peak_memory(device: torch.device) -> dict[str, float]:
-    """Largest memory of this process so far, in GB: resident, and on the GPU where there is one."""
-    unit = 1 if sys.platform == "darwin" else 1024
-    peak = {"cpu_gb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9, 3)}
-    if device.type == "cuda":
-        peak["gpu_gb"] = round(torch.cuda.max_memory_allocated(device) / 1e9, 3)
-    return peak
+    """Largest memory use of this process so far, in GB, and of the GPU where there is one."""
+    devices = {"cpu_gb": torch.device("cpu")} | ({"gpu_gb": device} if device.type == "cuda" else {})
+    return {name: round(peak_memory_gib(one) * 2**30 / 1e9, 3) for name, one in devices.items()}
+
+
+def rename_old(results: dict[str, Any]) -> dict[str, Any]:
+    """Results by benchmark, as a card has them, with the names that benchmarks have now."""
+    renamed = {}
+    for name, result in results.items():
+        new = find_benchmark(name).name
+        if new != name:
+            to_stderr(f"tcore: benchmark {name} is now called {new}.")
+        renamed[new] = result
+    return renamed
 
 
 def table(card: Card) -> list[str]:
     """The card as lines for a person."""
-    benchmarks = card["benchmarks"]
-    lines: list[str] = []
-    published = {name: result for name, result in benchmarks.items() if name in OFFICIAL_CLIPS}
-    if published:
-        columns = [c for c in COLUMNS if any(c in result["scores"] for result in published.values())]
-        lines += _rows(card["encoder"]["name"], published, columns)
-    if "synthetic" in benchmarks:
-        result = benchmarks["synthetic"]
-        lines += _rows(f"{card['encoder']['name']} (rendered)", {"synthetic": result}, list(result["scores"]))
-    for name, result in benchmarks.items():
-        lines += _foundations(name, result)
+    name, results = card["encoder"]["name"], card["benchmarks"]
+    official = {b: result for b, result in results.items() if find_benchmark(b).official_clips}
+    lines = [*_rows(name, official, SHOWN)] if official else []
+    for benchmark, result in results.items():
+        if benchmark not in official:
+            lines += _rows(f"{name} ({benchmark})", {benchmark: result}, ())
+    for benchmark, result in results.items():
+        lines += _conditions(benchmark, result)
     if "reach" in card["encoder"]:
-        lines.append(
-            f"patches look {card['encoder']['reach']} patches far; --reach everywhere is as published"
-        )
+        reach = card["encoder"]["reach"]
+        lines.append(f"patches attend to patches up to {reach} away; published scores use --reach everywhere")
     memory = ", ".join(f"{x:.2f} GB {kind[:3].upper()}" for kind, x in card["peak_memory"].items())
     lines.append(f"{card['seconds']:.0f} s on {card['device']}, peak memory {memory}")
     return lines
 
 
-def _rows(name: str, results: dict[str, Card], columns: list[str]) -> Iterator[str]:
+def _rows(name: str, results: dict[str, Card], published: tuple[str, ...]) -> Iterator[str]:
     scores = {c: v for result in results.values() for c, v in result["scores"].items()}
     spread = {c: v for result in results.values() for c, v in result["interval"].items()}
-    shown = {} if "synthetic" in results else {row: PUBLISHED[row] for row in SHOWN}
-    width = max(len(row) for row in (name, "95% interval over clips", *shown))
-    yield f"{'':{width}}" + "".join(f"{column.replace('@0.', '@.'):>13}" for column in columns)
-    yield f"{name:{width}}" + "".join(f"{100 * scores[c]:13.1f}" for c in columns)
+    width = max(len(row) for row in (name, "95% interval over clips", *published))
+    yield f"{'':{width}}" + "".join(f"{column.replace('@0.', '@.'):>13}" for column in scores)
+    yield f"{name:{width}}" + "".join(f"{100 * value:13.1f}" for value in scores.values())
     if spread:
-        ranges = (
-            f"{100 * spread[c][0]:.1f}-{100 * spread[c][1]:.1f}" if c in spread else "" for c in columns
-        )
+        ranges = (f"{100 * spread[c][0]:.1f}-{100 * spread[c][1]:.1f}" if c in spread else "" for c in scores)
         yield f"{'95% interval over clips':{width}}" + "".join(f"{text:>13}" for text in ranges)
-    for row, numbers in shown.items():
-        named = dict(zip(COLUMNS, numbers, strict=True))
-        yield f"{row:{width}}" + "".join(f"{'-' if (v := named[c]) is None else v:>13}" for c in columns)
+    for row in published:
+        values = (PUBLISHED[row].get(column) for column in scores)
+        yield f"{row:{width}}" + "".join(f"{'-' if value is None else value:>13}" for value in values)
 
 
-def _foundations(name: str, result: Card) -> Iterator[str]:
-    """What the numbers of one benchmark rest on, and what keeps them from being compared."""
+def _conditions(name: str, result: Card) -> Iterator[str]:
+    """What the numbers of one benchmark depend on, and why they may not be comparable."""
     knobs = result["protocol"]
     yield (
         f"{name}: protocol {knobs['name']}, context {knobs['context']}, {knobs['window']} "
         f"{knobs['radius']:g}, top-{knobs['topk']}, temperature {knobs['temperature']}, "
         f"first frame {knobs['first_frame']}, {knobs['precision']}; "
-        f"{clips(len(result['clips']))} ({result['clips_from']}); truth {result['truth']}"
+        f"{count_clips(len(result['clips']))} ({result['clips_from']}); truth {result['truth']}"
     )
-    if name in OFFICIAL_CLIPS and result["differs"]:
+    if result["differs"]:
         yield f"{name}: not comparable with the published rows: {'; '.join(result['differs'])}"
 
 
-def clips(count: int) -> str:
+def count_clips(count: int) -> str:
     """A number of clips in words."""
     return f"{count} clip{'' if count == 1 else 's'}"
 
 
-def differences(name: str, result: Card, fixed_size: tuple[int, int] | None) -> list[str]:
-    """What was done otherwise than for the published rows."""
-    if name not in OFFICIAL_CLIPS:
+def differences(benchmark: Benchmark) -> list[str]:
+    """What was done differently than for the published rows."""
+    if not benchmark.official_clips:
         return []
     found = []
-    if len(result["clips"]) != OFFICIAL_CLIPS[name]:
-        found.append(f"{clips(len(result['clips']))} instead of {OFFICIAL_CLIPS[name]}")
-    if fixed_size is not None:
-        found.append(f"input {fixed_size[0]}x{fixed_size[1]}")
-    if result["binary"]:
+    count, official = len(benchmark.clips), benchmark.official_clips[0]
+    if count != official:
+        found.append(f"{count_clips(count)} instead of {official}")
+    if benchmark.fixed_size is not None:
+        found.append(f"input {benchmark.fixed_size[0]}x{benchmark.fixed_size[1]}")
+    if benchmark.binary:
         found.append("one object per clip (binary)")
-    usual = asdict(TCORE) | ({"topk": 10} if name == "vip" else {})
-    knobs = result["protocol"]
-    found += [f"{knob} {knobs[knob]}" for knob in usual if knob != "name" and knobs[knob] != usual[knob]]
-    return found
+    usual, knobs = asdict(benchmark.adapt(TCORE)), asdict(benchmark.protocol)
+    return found + [
+        f"{knob} {knobs[knob]}" for knob in usual if knob != "name" and knobs[knob] != usual[knob]
+    ]
 
 
 def worst_clips(card: Card, count: int) -> list[str]:
     """The clips with the lowest score of every benchmark, worst first."""
     lines = []
     for name, result in card["benchmarks"].items():
-        score = MAIN_SCORE[name]
+        score = find_benchmark(name).main_score
         scored = [(clip[score], title) for title, clip in result["clips"].items() if score in clip]
         for value, title in sorted(scored)[:count]:
             lines.append(f"{name}  {score} {100 * value:5.1f}  {title}")

@@ -13,11 +13,10 @@ from tcore.data.images import Frame
 from tcore.data.rendered import render_video
 from tcore.data.stores import FrameStore
 from tcore.errors import InputError
+from tcore.evaluation.benchmarks.rendered import GRID, HELDOUT_SEED
 from tcore.evaluation.encoder import Encoder
 from tcore.evaluation.propagate import propagate_features
 from tcore.evaluation.protocols import RENDERED, Protocol
-from tcore.evaluation.rendered import HELDOUT_SEED
-from tcore.evaluation.rendered_benchmark import GRID
 from tcore.evaluation.run_clip import encode
 
 CLIPS, FRAMES = 8, 10  # enough to tell encoders apart: some seconds on a CPU

@@ -1,4 +1,4 @@
-"""Encoder x benchmarks -> score card: resumable, with every knob that the numbers depend on."""
+"""Encoder x benchmarks -> score card: resumable, with every setting that the numbers depend on."""
 
 import dataclasses
 import hashlib
@@ -11,29 +11,26 @@ from typing import Any
 import numpy as np
 
 from tcore.errors import InputError
-from tcore.evaluation.benchmarks import Benchmark, open_benchmark
+from tcore.evaluation import benchmarks
+from tcore.evaluation.benchmarks.benchmark import Benchmark, Result
 from tcore.evaluation.card import Card, device_name, differences, peak_memory, versions
 from tcore.evaluation.encoder import Encoder
 from tcore.evaluation.masks import encode_ids
-from tcore.evaluation.protocols import TCORE, Protocol, Size, for_other_benchmarks
-from tcore.evaluation.rendered_benchmark import RenderedBenchmark, open_rendered
+from tcore.evaluation.protocols import TCORE, Protocol
+from tcore.evaluation.resize import Size
 from tcore.evaluation.run_clip import write_behind
 from tcore.evaluation.sharing import deal, gather, join
-from tcore.files import atomic, read_json, write_text
-from tcore.text import Progress, format_seconds
-
-Said = Callable[[str], None]
+from tcore.files import atomic, check_writable, read_json, write_text
+from tcore.text import Progress, Say, did_you_mean, silent, to_stderr
 
 BOOTSTRAP = 1000
+
+Source = str | Path | int | None  # the folder of a dataset, or a number of rendered videos
 
 
 def evaluate(
     encoder: Encoder,
     *,
-    davis: str | Path | None = None,
-    vip: str | Path | None = None,
-    jhmdb: str | Path | None = None,
-    synthetic: int = 0,
     clips: int | None = None,
     protocol: Protocol = TCORE,
     binary: bool = False,
@@ -41,44 +38,42 @@ def evaluate(
     alone: bool = False,
     out: str | Path | None = None,
     save: bool = False,
-    say: Said = lambda line: None,
+    say: Say = silent,
+    **sources: Source,
 ) -> Card:
-    """Score an encoder on any of the benchmarks; with `out`, clip by clip on disk, so that it can go on.
+    """Score an encoder on benchmarks by their names; with `out`, clip by clip on disk, so that it can resume.
 
-    `synthetic` is a number of held-out rendered videos; `clips` takes no more than so many of a dataset,
-    evenly spread over it. Processes started by torchrun share the clips, unless this one works `alone`.
+    `evaluate(encoder, davis="DAVIS", vip="VIP", jhmdb="JHMDB", rendered=24)`: folders of datasets, and a
+    number of held-out rendered videos. `clips` takes at most this many clips of a dataset, evenly spread.
+    Processes started by torchrun share the clips, unless this one works `alone`.
     """
-    given = {"davis": davis, "vip": vip, "jhmdb": jhmdb}
-    roots = {name: Path(root) for name, root in given.items() if root is not None}
-    if not roots and synthetic < 1:
-        raise InputError("nothing to evaluate on: give --davis DIR, --vip DIR, --jhmdb DIR or --synthetic.")
-    if size is not None and not roots:
-        raise InputError(f"--size {size[0]} {size[1]} goes with --davis, --vip or --jhmdb: leave it out.")
+    chosen = choose(sources)
+    for option, value in (("size", size), ("binary", binary)):
+        takers = [b.flag for b in benchmarks.BENCHMARKS if option in b.options]
+        if value and not any(option in benchmark.options for benchmark in chosen):
+            given = "" if size is None or option == "binary" else f" {size[0]} {size[1]}"
+            raise InputError(f"--{option}{given} goes with {' or '.join(takers)}.")
     if save and out is None:
         raise InputError("predictions can only be saved where there is an out folder.")
-    if binary and davis is None:
-        raise InputError("--binary goes with --davis DIR: any id above 0 is then the one object.")
-    others = for_other_benchmarks(protocol)
-    benchmarks: list[Benchmark | RenderedBenchmark] = [
-        open_benchmark(
-            name,
-            root,
-            protocol if name == "davis" else others,
-            binary=binary and name == "davis",
-            size=size,
+    opened = [
+        benchmark.open(
+            source,
+            protocol,
+            binary=binary and "binary" in benchmark.options,
+            size=size if "size" in benchmark.options else None,
             most=clips,
         )
-        for name, root in roots.items()
+        for benchmark, source in chosen.items()
     ]
-    if synthetic:
-        benchmarks.append(open_rendered(synthetic, encoder.patch_size, others))
-    folder = None if out is None else writable(Path(out))
+    folder = None if out is None else Path(out)
+    if folder is not None:
+        check_writable(folder)
     rank, count = (0, 1) if alone else join()
     device = next(encoder.parameters()).device
     identity = encoder.identity()
     found = {
         benchmark.name: run_benchmark(benchmark, encoder, identity, folder, save, say, (rank, count))
-        for benchmark in benchmarks
+        for benchmark in opened
     }
     card: Card = {
         "encoder": identity,
@@ -94,48 +89,54 @@ def evaluate(
     return card
 
 
-def writable(folder: Path) -> Path:
-    """The folder, made where it is not there; one that cannot be written to is refused before any work."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with atomic(folder / "writable") as temporary:
-            temporary.touch()
-        (folder / "writable").unlink(missing_ok=True)
-    except OSError as error:
-        raise InputError(f"cannot write to {folder}: {error.strerror}.") from error
-    return folder
+def choose(sources: dict[str, Source]) -> dict[type[Benchmark], str | Path | int]:
+    """The benchmarks that have a source, in the order of the list; an old name is accepted with a note."""
+    known = benchmarks.BENCHMARKS
+    for benchmark in known:
+        if benchmark.old_name in sources:
+            to_stderr(f"tcore: {benchmark.old_name}= of evaluate is now called {benchmark.name}=.")
+            sources = sources | {benchmark.name: sources[benchmark.old_name]}
+    names = {name for benchmark in known for name in (benchmark.name, benchmark.old_name)}
+    for name in sources.keys() - names:
+        raise InputError(f"evaluate() has no argument {name!r}.{did_you_mean(name, names)}")
+    chosen = {benchmark: source for benchmark in known if (source := sources.get(benchmark.name))}
+    if not chosen:
+        flags = ", ".join(benchmark.flag for benchmark in known)
+        raise InputError(f"nothing to evaluate on: give one or more of {flags}.")
+    return chosen
 
 
 def run_benchmark(
-    benchmark: Benchmark | RenderedBenchmark,
+    benchmark: Benchmark,
     encoder: Encoder,
     identity: dict[str, Any],
     out: Path | None,
     save: bool,
-    say: Said,
-    place: tuple[int, int] = (0, 1),
+    say: Say,
+    place: tuple[int, int],
 ) -> Card:
-    """All clips of one benchmark, those that were done before taken from disk."""
+    """All clips of one benchmark; results that are on disk are not computed again."""
     rank, count = place
-    clips: list[Any] = list(benchmark.clips)
-    own = deal([clip.length for clip in clips], count)[rank]
+    own = deal([clip.length for clip in benchmark.clips], count)[rank]
     mine: dict[str, Any] = {}
+    if out is not None and benchmark.old_name and (old := out / "clips" / benchmark.old_name).is_dir():
+        to_stderr(f"tcore: results in {old} are reused; {old.name} is now called {benchmark.name}.")
     progress = Progress(benchmark.name, len(own), say=say, every=0)
-    for clip in (clips[index] for index in own):
-        truth, frames = benchmark.fingerprints(clip)
+    for clip in (benchmark.clips[index] for index in own):
+        truth, frames = benchmark.fingerprints(clip, encoder.patch_size)
         key = clip_key(benchmark, identity, truth, frames)
-        path = None if out is None else out / "clips" / benchmark.name / f"{clip.name}.json"
-        result = None if path is None else read_result(path, key, save)
+        result = None if out is None else read_result(out / "clips", benchmark, clip.name, key, save)
         if result is None:
-            result = run_clip(benchmark, encoder, clip, out if save else None)
-            if path is not None:
+            result = run_one(benchmark, encoder, clip, out if save else None)
+            if out is not None:
+                path = out / "clips" / benchmark.name / f"{clip.name}.json"
                 write_text(path, json.dumps({"key": key, "saved": save, "result": result}) + "\n")
         mine[clip.name] = (result, truth)
-        progress.advance(f"{clip.name} in {format_seconds(result['seconds'])}")
+        progress.advance(f"{clip.name}  {result['seconds']} s")
     found = gather(mine) if count > 1 else mine
     results = {clip.name: found[clip.name][0] for clip in benchmark.clips}
     truths = "".join(found[clip.name][1] for clip in benchmark.clips)
-    card: Card = {
+    return {
         "scores": benchmark.summarize(results.values()),
         "interval": bootstrap(benchmark, list(results.values())),
         "clips_from": benchmark.clips_from,
@@ -143,39 +144,35 @@ def run_benchmark(
         "binary": benchmark.binary,
         "truth": hashlib.sha256(truths.encode()).hexdigest()[:16],
         "clips": {name: per_clip(benchmark, result) for name, result in results.items()},
+        "differs": differences(benchmark),
     }
-    return card | {"differs": differences(benchmark.name, card, benchmark.fixed_size)}
 
 
-def run_clip(
-    benchmark: Benchmark | RenderedBenchmark, encoder: Encoder, clip: Any, out: Path | None
-) -> dict[str, Any]:
-    """The result of one clip, with the seconds it took; predictions are saved under `out` where given."""
+def run_one(benchmark: Benchmark, encoder: Encoder, clip: Any, out: Path | None) -> Result:
+    """The result of one clip, with the seconds it took; predictions are saved under `out`, if given."""
     begun = time.perf_counter()
     if out is None:
-        result = benchmark.run(encoder, clip, None)
+        result = benchmark.run(encoder, clip)
     else:
         with write_behind(predictions_saver(out / "predictions" / benchmark.name)) as save:
             result = benchmark.run(encoder, clip, save)
     return result | {"seconds": round(time.perf_counter() - begun, 3)}
 
 
-def per_clip(benchmark: Benchmark | RenderedBenchmark, result: Card) -> Card:
+def per_clip(benchmark: Benchmark, result: Result) -> Card:
     """What the card says of one clip."""
-    told: Card = {name: result[name] for name in ("frames", "input", "seconds", "objects") if name in result}
+    shown: Card = {name: result[name] for name in ("frames", "input", "seconds", "objects") if name in result}
     try:
-        return benchmark.summarize([result]) | told
+        return benchmark.summarize([result]) | shown
     except InputError:  # nothing to score in this clip alone
-        return told
+        return shown
 
 
-def clip_key(
-    benchmark: Benchmark | RenderedBenchmark, identity: dict[str, Any], truth: str, frames: str
-) -> str:
+def clip_key(benchmark: Benchmark, identity: dict[str, Any], truth: str, frames: str) -> str:
     """Everything that a clip's result depends on; another key means another result."""
     knobs = {
         "weights": identity["weights"],
-        "benchmark": benchmark.name,
+        "benchmark": benchmark.old_name or benchmark.name,  # so that results of earlier versions are found
         "protocol": dataclasses.asdict(benchmark.protocol),
         "binary": benchmark.binary,
         "size": benchmark.fixed_size,
@@ -185,20 +182,19 @@ def clip_key(
     return hashlib.sha256(json.dumps(knobs, sort_keys=True).encode()).hexdigest()
 
 
-def read_result(path: Path, key: str, save: bool) -> Any:
-    """The result that is on disk, where it is the one that would come out again (and its masks are there)."""
-    try:
-        found = read_json(path)
-    except InputError:
-        return None
-    if not isinstance(found, dict) or "result" not in found:
-        return None
-    if found.get("key") != key or (save and not found.get("saved")):
-        return None
-    return found["result"]
+def read_result(folder: Path, benchmark: Benchmark, clip: str, key: str, save: bool) -> Any:
+    """The result that is on disk, if it would come out again (and its predictions are there when wanted)."""
+    for name in filter(None, (benchmark.name, benchmark.old_name)):
+        try:
+            found = read_json(folder / name / f"{clip}.json")
+        except InputError:
+            continue
+        if isinstance(found, dict) and found.get("key") == key and (found.get("saved") or not save):
+            return found.get("result")
+    return None
 
 
-def bootstrap(benchmark: Benchmark | RenderedBenchmark, results: list[Card]) -> dict[str, list[float]]:
+def bootstrap(benchmark: Benchmark, results: list[Result]) -> dict[str, list[float]]:
     """95% interval of every score over resampled clips."""
     if len(results) < 2:
         return {}

@@ -6,50 +6,41 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
-# A process that is done waits for the others this long; one that has come, so many seconds.
-PATIENCE = timedelta(hours=12)
-COMING = 600.0
+from tcore.device import world
+from tcore.rendezvous import meet
+
+JOIN = 600.0  # seconds that the processes wait for one another to start
+WAIT = timedelta(hours=12)  # how long a process that has finished waits for the others
 
 
 def join() -> tuple[int, int]:
     """Which process this is, and of how many; without torchrun there is one."""
-    count = int(os.environ.get("WORLD_SIZE", "1"))
-    if count > 1 and not dist.is_initialized():
-        from tcore.training.meeting import meet
-
-        rank = int(os.environ["RANK"])
-        store = meet(rank, count, COMING)
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=count, timeout=PATIENCE)
-    return (dist.get_rank(), count) if count > 1 else (0, 1)
-
-
-def own_device() -> str:
-    """The GPU of this process where there is one, otherwise the CPU."""
-    if not torch.cuda.is_available():
-        return "cpu"
-    return f"cuda:{int(os.environ.get('LOCAL_RANK', '0')) % torch.cuda.device_count()}"
+    here = world()
+    if here.size > 1 and not dist.is_initialized():
+        store = meet(here.rank, here.size, JOIN)
+        dist.init_process_group("gloo", store=store, rank=here.rank, world_size=here.size, timeout=WAIT)
+    return here.rank, here.size
 
 
 def deal(costs: Sequence[int], count: int) -> list[list[int]]:
-    """Items for each process so that all take about as long: the largest first, to who has least.
+    """Items for each process so that all take about as long: the largest first, to the least loaded.
 
     >>> deal([5, 1, 4, 3], 2)
     [[0, 1], [2, 3]]
     """
-    hands: list[list[int]] = [[] for _ in range(count)]
+    shares: list[list[int]] = [[] for _ in range(count)]
     loads = [0] * count
     for item in sorted(range(len(costs)), key=lambda i: (-costs[i], i)):
         least = loads.index(min(loads))
-        hands[least].append(item)
+        shares[least].append(item)
         loads[least] += costs[item]
-    return [sorted(hand) for hand in hands]
+    return [sorted(share) for share in shares]
 
 
 def gather(values: dict[str, Any]) -> dict[str, Any]:
-    """What all processes have found."""
+    """The values of all processes together."""
     if not dist.is_initialized():
         return values
     found: list[dict[str, Any]] = [{} for _ in range(dist.get_world_size())]
@@ -58,10 +49,10 @@ def gather(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def leave() -> None:
-    """Part from the other processes when all is done; one of several ends here, with exit code 0."""
+    """Wait until all processes have finished; one of several ends here, with exit code 0."""
     if dist.is_initialized():
         dist.barrier()
         sys.stdout.flush()
         sys.stderr.flush()
-        # Threads of PyTorch's engine may outlive the interpreter's end, which then aborts: leave at once.
+        # Threads of PyTorch's engine may outlive the interpreter's end, which then aborts: exit at once.
         os._exit(0)

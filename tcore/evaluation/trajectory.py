@@ -10,7 +10,8 @@ from typing import Any
 from tcore.config import Reach
 from tcore.data.images import Frame
 from tcore.errors import InputError
-from tcore.evaluation.card import MAIN_SCORE, Card
+from tcore.evaluation.benchmarks import find_benchmark
+from tcore.evaluation.card import Card, rename_old
 from tcore.evaluation.cycle import cycle_consistency
 from tcore.evaluation.encoder import Encoder
 from tcore.evaluation.encoders import load_encoder
@@ -83,7 +84,7 @@ def score_step(
 def way_of(card: Card, cycle_clips: str = "") -> str:
     """A short name for how a card was scored: numbers of another way do not compare."""
     ways: dict[str, Any] = {
-        name: [
+        find_benchmark(name).old_name or name: [
             result["protocol"],
             result["binary"],
             result["truth"],
@@ -97,7 +98,8 @@ def way_of(card: Card, cycle_clips: str = "") -> str:
 def main_score(row: Row) -> tuple[str, str, float]:
     """The benchmark that comes first, the name of its main score, and that score."""
     name, scores = next(iter(row["scores"].items()))
-    return name, MAIN_SCORE[name], float(scores[MAIN_SCORE[name]])
+    main = find_benchmark(name).main_score
+    return name, main, float(scores[main])
 
 
 def add_row(folder: Path, run: Path, step: int, row: Row, *, write: bool = True) -> dict[int, Row]:
@@ -125,6 +127,8 @@ def _read_rows(path: Path) -> list[Row]:
     """What `add_row` wrote, in that order."""
     try:
         rows: list[Row] = json.loads(path.read_text(encoding="utf-8"))["checkpoints"]
+        for row in rows:
+            row["scores"], row["interval"] = rename_old(row["scores"]), rename_old(row["interval"])
         _of_last_way(rows)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"cannot read scores of checkpoints from {path} ({error!r}): remove it.") from error
@@ -139,7 +143,7 @@ def trajectory_table(found: dict[int, Row]) -> list[str]:
     best = {
         (name, score): max(row["scores"][name][score] for row in found.values())
         for name, score in columns
-        if MAIN_SCORE[name] == score
+        if find_benchmark(name).main_score == score
     }
     head = "".join(f"{f'{name} {score}':>20}" for name, score in columns)
     lines = [f"{'step':>8}{head}{'cycle':>10}"]

@@ -3,27 +3,24 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
 
-from tcore.data.images import Frame, read_image
+from tcore.data.images import Frame
 from tcore.data.video import open_video
 from tcore.errors import InputError
-from tcore.evaluation import jhmdb
-from tcore.evaluation.benchmarks import Benchmark, Clip, open_benchmark
-from tcore.evaluation.davis import read_truth
+from tcore.evaluation.benchmarks.benchmark import Benchmark, Kind
+from tcore.evaluation.benchmarks.rendered import propagate_video, true_joints
 from tcore.evaluation.encoder import Encoder
-from tcore.evaluation.masks import VOID, Ids, read_ids
-from tcore.evaluation.protocols import RENDERED, TCORE, Protocol, Size
-from tcore.evaluation.rendered import propagate_video, true_joints
+from tcore.evaluation.masks import Ids, read_ids
+from tcore.evaluation.protocols import RENDERED, TCORE, Protocol
 from tcore.evaluation.scores import BOX_SHARE
 from tcore.show.clips import rendered_clip, rendered_name
 from tcore.text import did_you_mean
 from tcore.video.propagate_video import propagate
 
-Kind = Literal["objects", "parts", "joints"]
 Joints = Float[np.ndarray, "2 joints time"]
 
 
@@ -58,37 +55,14 @@ def carry_rendered(encoder: Encoder, source: str, protocol: Protocol = RENDERED)
     }
 
 
-def carry_benchmark(
-    encoder: Encoder,
-    benchmark: str,
-    root: Path,
-    name: str = "",
-    *,
-    protocol: Protocol = TCORE,
-    binary: bool = False,
-    size: Size | None = None,
-) -> Carried:
-    """One clip of a dataset, by its name or the first one, through the path that scores it."""
-    opened = open_benchmark(benchmark, root, protocol, binary=binary, size=size)
-    names = [clip.name for clip in opened.clips]
+def carry_clip(encoder: Encoder, benchmark: Benchmark, name: str = "") -> Carried:
+    """One clip of a benchmark, by its name or the first one, through the path that scores it."""
+    names = [clip.name for clip in benchmark.clips]
     if name and name not in names:
-        raise InputError(f"no clip {name!r} in {root}.{did_you_mean(name, names)}")
-    clip = opened.clips[names.index(name) if name else 0]
-    saved: dict[str, Any] = {}
-    opened.run(encoder, clip, lambda _, file, values: saved.__setitem__(file, values))
-    truth, found, kind = _labels(opened, clip, saved)
-    return Carried(clip.name, kind, clip.length, lambda index: read_image(clip.frames[index]), found, truth)
-
-
-def _labels(benchmark: Benchmark, clip: Clip, saved: dict[str, Any]) -> tuple[Any, Any, Kind]:
-    """True and predicted labels of a clip that was run."""
-    if isinstance(clip, jhmdb.JointClip):
-        return jhmdb.read_truth(clip), saved["joints.npz"], "joints"
-    found = [saved[frame.stem + ".png"] for frame in clip.frames]
-    if benchmark.name == "vip":
-        return [read_ids(mask) for mask in clip.masks], found, "parts"
-    truth = [read_truth(clip, index, benchmark.binary) for index in range(len(clip.masks))]
-    return [np.where(ids == VOID, 0, ids).astype(np.uint8) for ids in truth], found, "objects"
+        raise InputError(f"no clip {name!r} in {benchmark.name}.{did_you_mean(name, names)}")
+    clip = benchmark.clips[names.index(name) if name else 0]
+    read, found, truth = benchmark.label(encoder, clip)
+    return Carried(clip.name, benchmark.kind, clip.length, read, found, truth)
 
 
 def carry_video(

@@ -4,7 +4,6 @@ import json
 from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 from jaxtyping import Bool, Integer
@@ -20,11 +19,12 @@ from tcore.data.stores import VIDEO_SUFFIXES, FolderStore, FrameStore, ImageStor
 from tcore.data.video import VideoFiles
 from tcore.errors import InputError
 from tcore.evaluation import check as benchmark
+from tcore.evaluation.benchmarks import BENCHMARKS
 from tcore.files import write_text
 from tcore.show.sheet import draw_sheet
 from tcore.validation import validate
 
-Kind = Literal["auto", "frames", "images", "videos", "davis", "vip", "jhmdb"]
+Kind = str  # auto, frames, images, videos, or the name of a benchmark
 FOLDERS, IMAGES = 40, 6  # folders, and images of each, that are opened to distinguish frames and photographs
 
 
@@ -88,7 +88,7 @@ def check(
             )
     found = recognize(path) if kind == "auto" else kind
     store: FrameStore | None = None
-    if found == "davis" or found == "vip" or found == "jhmdb":
+    if found in [one.name for one in BENCHMARKS]:
         findings = benchmark.check_benchmark(found, path)
     elif found == "images":
         store = FrameStore.open(path)

@@ -14,9 +14,8 @@ from tcore.data.images import Frame, read_image
 from tcore.data.rendered import RenderedVideo, render_video
 from tcore.data.video import open_video
 from tcore.errors import InputError
+from tcore.evaluation.benchmarks.rendered import FRAMES, GRID, HELDOUT_SEED
 from tcore.evaluation.encoder import Encoder
-from tcore.evaluation.rendered import HELDOUT_SEED
-from tcore.evaluation.rendered_benchmark import FRAMES, GRID
 from tcore.video.propagate_video import fit_size
 
 RENDERED = "rendered"

@@ -9,7 +9,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from tcore.errors import InputError
-from tcore.evaluation.card import MAIN_SCORE
+from tcore.evaluation.benchmarks import find_benchmark
 from tcore.show.plotting import COLORS, FAINT, GRID, check_out, new_figure, save_figure, styled
 from tcore.show.runs import GRADIENT_NORM, Run, Series
 
@@ -69,7 +69,7 @@ def curves(run: Run) -> dict[str, dict[str, Series]]:
     scores: dict[str, dict[int, float]] = {}
     for step, row in run.checkpoints.items():
         for benchmark, values in row["scores"].items():
-            score = MAIN_SCORE[benchmark]
+            score = find_benchmark(benchmark).main_score
             scores.setdefault(f"{benchmark} {score}", {})[step] = 100 * values[score]
     for label, values in scores.items():
         add(SCORES, label, Series.of(values))

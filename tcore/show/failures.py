@@ -10,11 +10,12 @@ import numpy as np
 from jaxtyping import Float
 
 from tcore.errors import InputError
-from tcore.evaluation.card import MAIN_SCORE, Card
+from tcore.evaluation.benchmarks import find_benchmark, open_benchmark
+from tcore.evaluation.card import Card, rename_old
 from tcore.evaluation.encoder import Encoder
 from tcore.evaluation.protocols import Protocol
 from tcore.files import read_json
-from tcore.show.carried import Carried, carry_benchmark, carry_rendered, score_frames
+from tcore.show.carried import Carried, carry_clip, score_frames
 from tcore.show.plotting import (
     COLORS,
     FAINT,
@@ -57,14 +58,14 @@ def read_card(path: Path) -> Card:
         raise InputError(f"{str(error).rstrip('.')}; tcore evaluate --out writes it.") from error
     if not isinstance(card, dict) or "benchmarks" not in card:
         raise InputError(f"{file} is no score card of tcore evaluate: it has no benchmarks.")
-    return card
+    return card | {"benchmarks": rename_old(card["benchmarks"])}
 
 
 def worst(card: Card, count: int) -> list[tuple[str, str, float]]:
     """Benchmark, clip and main score of the worst clips of every benchmark, worst first."""
     found = []
     for name, result in card["benchmarks"].items():
-        score = MAIN_SCORE[name]
+        score = find_benchmark(name).main_score
         values = [
             (float(clip[score]), title)
             for title, clip in result["clips"].items()
@@ -88,9 +89,10 @@ def find_failures(
             f"the card was made with other weights ({card['encoder']['weights']}) than {encoder.name} has "
             f"({encoder.fingerprint()}): evaluate again, or give --encoder."
         )
-    chosen = [entry for entry in worst(card, count) if entry[0] == "synthetic" or entry[0] in roots]
+    on_disk = [name for name in card["benchmarks"] if find_benchmark(name).on_disk]
+    chosen = [entry for entry in worst(card, count) if entry[0] not in on_disk or entry[0] in roots]
     if not chosen:
-        names = " and ".join(f"--{name} DIR" for name in card["benchmarks"] if name != "synthetic")
+        names = " and ".join(f"--{name} DIR" for name in on_disk)
         raise InputError(f"the clips of this card are in its datasets: give {names}.")
     found = []
     for index, (benchmark, clip, score) in enumerate(chosen):
@@ -105,18 +107,10 @@ def find_failures(
 def _again(card: Card, encoder: Encoder, benchmark: str, clip: str, roots: dict[str, Path]) -> Carried:
     result = card["benchmarks"][benchmark]
     protocol = _protocol(result["protocol"])
-    if benchmark == "synthetic":
-        number = clip.rpartition("-")[2]
-        return carry_rendered(encoder, f"rendered:{int(number)}", protocol)["objects"]
-    return carry_benchmark(
-        encoder,
-        benchmark,
-        roots[benchmark],
-        clip,
-        protocol=protocol,
-        binary=result["binary"],
-        size=tuple(result["clips"][clip]["input"]),
-    )
+    source = roots[benchmark] if find_benchmark(benchmark).on_disk else len(result["clips"])
+    size = tuple(result["clips"][clip]["input"])
+    opened = open_benchmark(benchmark, source, protocol, binary=result["binary"], size=size)
+    return carry_clip(encoder, opened, clip)
 
 
 def _protocol(values: dict[str, Any]) -> Protocol:
@@ -150,7 +144,7 @@ def failures_figure(failures: list[Failure], out: Path, *, title: str = "") -> N
     axes = figure.subplots(len(failures), 4, squeeze=False, width_ratios=(1, 1, 1, 1.5))
     for row, failure in enumerate(failures):
         carried, at = failure.carried, failure.breaks
-        head = f"{failure.clip}  {MAIN_SCORE[failure.benchmark]} {100 * failure.score:.1f}"
+        head = f"{failure.clip}  {find_benchmark(failure.benchmark).main_score} {100 * failure.score:.1f}"
         show_picture(axes[row, 0], paint(carried, carried.truth, 0), head)
         axes[row, 0].title.set_fontweight("bold")
         word = "breaks at" if failure.lasting else "worst at"

@@ -6,7 +6,7 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from tcore.data.rendered import RenderedVideo
-from tcore.evaluation.rendered import Propagated
+from tcore.evaluation.benchmarks.rendered import Propagated
 from tcore.files import atomic
 from tcore.video.overlay import paint_ids
 

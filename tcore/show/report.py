@@ -18,9 +18,9 @@ from PIL import Image
 from tcore.config import Config
 from tcore.config_file import OPERATIONAL, flatten
 from tcore.errors import InputError
-from tcore.evaluation.card import MAIN_SCORE
+from tcore.evaluation.benchmarks import find_benchmark
+from tcore.evaluation.card import PUBLISHED
 from tcore.evaluation.encoders import load_encoder
-from tcore.evaluation.published import COLUMNS, OFFICIAL_CLIPS, PUBLISHED
 from tcore.files import write_text
 from tcore.show.attention import attend, attention_figure
 from tcore.show.carried import carry_rendered
@@ -254,11 +254,11 @@ def _score(scores: dict[str, float], intervals: dict[str, Any], column: str) -> 
 def _scores(runs: Sequence[Run]) -> Iterator[Block]:
     """Public benchmarks beside all published rows, every other benchmark in a table of its own."""
     cards = list(_cards(runs))
-    public = [name for name in OFFICIAL_CLIPS if any(name in card["benchmarks"] for _, card in cards)]
+    names = dict.fromkeys(name for _, card in cards for name in card["benchmarks"])
+    public = [name for name in names if find_benchmark(name).official_clips]
     if public:
         yield from _public_scores(cards, public)
-    others = dict.fromkeys(name for _, card in cards for name in card["benchmarks"])
-    for benchmark in (name for name in others if name not in OFFICIAL_CLIPS):
+    for benchmark in (name for name in names if name not in public):
         results = [(name, card["benchmarks"].get(benchmark)) for name, card in cards]
         found = [(name, result) for name, result in results if result is not None]
         columns = list(found[0][1]["scores"])
@@ -267,14 +267,14 @@ def _scores(runs: Sequence[Run]) -> Iterator[Block]:
         yield Table(("encoder", *columns), rows, caption, marked=len(rows))
     for run in runs:
         if run.quickstart:
-            names = {"region": "J", "boundary": "F", "part_iou": "part mIoU", "pck": "PCK@0.2"}
+            shown = {"region": "J", "boundary": "F", "part_iou": "part mIoU", "pck": "PCK@0.2"}
             rows = [
-                (features, 50 * (s["region"] + s["boundary"]), *(100 * s[name] for name in names))
+                (features, 50 * (s["region"] + s["boundary"]), *(100 * s[name] for name in shown))
                 for features, s in run.quickstart["scores"].items()
             ]
             count = run.quickstart["heldout_videos"]
             caption = f"{run.name}: label propagation on {count} held-out rendered videos, in percent."
-            yield Table(("features", "J&F", *names.values()), rows, caption)
+            yield Table(("features", "J&F", *shown.values()), rows, caption)
 
 
 def _public_scores(cards: Sequence[tuple[str, Any]], benchmarks: Sequence[str]) -> Iterator[Block]:
@@ -289,11 +289,10 @@ def _public_scores(cards: Sequence[tuple[str, Any]], benchmarks: Sequence[str]) 
             named[name] = named.get(name, {}) | own
             if differs := "; ".join(result.get("differs", ())):
                 notes.append(f"{name}, {benchmark}: not comparable with the published rows: {differs}.")
-    columns = [column for column in COLUMNS if any(column in own for own in named.values())]
+    columns = list(dict.fromkeys(column for own in named.values() for column in own))
     rows += [(name, *(own.get(column) for column in columns)) for name, own in named.items()]
     for row, numbers in PUBLISHED.items():
-        published = dict(zip(COLUMNS, numbers, strict=True))
-        rows.append((row, *(published[column] for column in columns)))
+        rows.append((row, *(numbers.get(column) for column in columns)))
     caption = "In percent, ours with 95% intervals over clips; below: the T-CoRe paper's main table."
     yield Table(("encoder", *columns), rows, caption, marked=len(named))
     yield from (Text(note) for note in notes)
@@ -316,7 +315,7 @@ def _checkpoints(runs: Sequence[Run]) -> Iterator[Block]:
 def _worst(runs: Sequence[Run]) -> Iterator[Block]:
     for name, card in _cards(runs):
         for benchmark, result in card["benchmarks"].items():
-            score = MAIN_SCORE[benchmark]
+            score = find_benchmark(benchmark).main_score
             scored = [
                 (clip, 100 * values[score], values.get("frames"))
                 for clip, values in result["clips"].items()
@@ -405,6 +404,6 @@ def _failures(run: Run, out: Path) -> None:
     encoder = load_encoder(run.path)
     own = encoder.fingerprint()
     for card in run.cards.values():
-        if "synthetic" in card["benchmarks"] and card["encoder"]["weights"] == own:
+        if "rendered" in card["benchmarks"] and card["encoder"]["weights"] == own:
             failures_figure(find_failures(card, encoder, {}), out)
             return

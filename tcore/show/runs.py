@@ -13,6 +13,7 @@ from jaxtyping import Float
 from tcore.config import Config
 from tcore.config_file import flatten, load_config
 from tcore.errors import InputError
+from tcore.evaluation.card import rename_old
 from tcore.evaluation.trajectory import CHECKPOINTS, FOLDER, read_checkpoints
 from tcore.training.journal import METRICS
 
@@ -138,6 +139,7 @@ def read_cards(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         if not isinstance(values, dict):
             continue
         if "benchmarks" in values:
+            values["benchmarks"] = rename_old(values["benchmarks"])
             cards[str(file.parent.relative_to(folder))] = values
         elif "heldout_videos" in values:
             quickstart = values

@@ -19,7 +19,7 @@ from tcore.model.tcore import TCoRe
 from tcore.model.weights import CARD_FORMAT, save_safetensors
 from tcore.training import distributed
 from tcore.training.generations import newest_intact, write_generation
-from tcore.training.guard import stirred
+from tcore.training.guard import heartbeat
 from tcore.training.optim import Optimizer
 from tcore.training.wrapping import load_moments, load_weights
 
@@ -169,7 +169,7 @@ def save_tensors(state: dict[str, Any], path: Path) -> str:
 
         def write(self, data: Any) -> int:
             digest.update(data)
-            stirred()  # a slow disk is no hang
+            heartbeat()  # a slow disk is no hang
             try:
                 return int(self.file.write(data))
             except OSError as error:

@@ -19,10 +19,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tcore.device import World, world
-from tcore.errors import EchoError, InputError
+from tcore.errors import InputError, PeerError
 from tcore.model.peers import ALONE, Peers
+from tcore.rendezvous import meet
 from tcore.training.guard import Guard, explaining, reached
-from tcore.training.meeting import meet
 
 T = TypeVar("T")
 
@@ -138,7 +138,7 @@ def _raise_first(errors: Sequence[Exception | None]) -> None:
         if error is None:
             continue
         if not world().first:
-            raise EchoError(str(error), getattr(error, "exit_code", 2))
+            raise PeerError(str(error), getattr(error, "exit_code", 2))
         if rank and isinstance(error, InputError):
             raise type(error)(f"process {rank} of {len(errors)}: {error}")
         raise error

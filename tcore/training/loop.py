@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -16,11 +17,10 @@ from tcore.data.samples import Share, Source
 from tcore.data.stores import FrameStore, open_images, open_mixture
 from tcore.data.workers import missing_killed_workers
 from tcore.device import choose_device, choose_dtype, world
-from tcore.errors import DivergedError, EchoError, InputError
+from tcore.errors import DivergedError, InputError, PeerError
 from tcore.files import LOCKS, lock, write_text
 from tcore.model.tcore import TCoRe
 from tcore.training import distributed, generations
-from tcore.training.bad_samples import BadSamples, UnreadableError
 from tcore.training.build import build_schedule, compiles
 from tcore.training.checkpoint import (
     CHECKPOINT,
@@ -30,12 +30,11 @@ from tcore.training.checkpoint import (
     open_run,
     save_checkpoint,
 )
-from tcore.training.guard import explaining
+from tcore.training.guard import StopRequest, StopRequested, explaining
 from tcore.training.init import Init, apply_init, read_init, record_init
 from tcore.training.journal import Journal, Silence, environment
-from tcore.training.signals import Preempted, StopRequest
+from tcore.training.monitor import BadSamples, DataWait, UnreadableError
 from tcore.training.step import Outcome, Trainer
-from tcore.training.wait import DataWait
 from tcore.training.watch import Watch, Watcher
 from tcore.validation import validate
 
@@ -48,10 +47,12 @@ def train(
     neighbors: str | Path | None = None,
     watch: Watch | None = None,
     quiet: bool = False,
+    on_step: Callable[[int], None] | None = None,
 ) -> Path:
-    """Train, or go on training, in a run folder; without `frames` on rendered videos.
+    """Train in a run folder, or resume there; without `frames` on rendered videos.
 
     Neighbors of images are found inside or beside their store, unless `neighbors` is another file.
+    `on_step` is called with the number of steps done, before each step.
     With a `watch` the encoder is scored along the way, and the best is kept; what is trained stays the same.
 
     >>> import tempfile, tcore
@@ -72,9 +73,9 @@ def train(
         if watch is not None:
             eyes = watch
             distributed.on_first(lambda: eyes.check(config.vit.patch_size))
-        # A process that has lost another one says so before it heeds torchrun, which ends the others.
+        # A process that has lost another one says so before it handles torchrun's SIGTERM.
         with StopRequest() as stop, explaining(guard), lock_run(run), missing_killed_workers():
-            return _train(config, run, source, frames, init, watch, stop, quiet)
+            return _train(config, run, source, frames, init, watch, stop, quiet, on_step)
 
 
 def _train(
@@ -86,6 +87,7 @@ def _train(
     watch: Watch | None,
     stop: StopRequest,
     quiet: bool,
+    on_step: Callable[[int], None] | None,
 ) -> Path:
     """Train in a run folder that no other job writes to."""
     distributed.on_first(lambda: open_run(run, config))
@@ -108,6 +110,8 @@ def _train(
             watcher.look(first_step)
         for step in range(first_step, schedule.num_steps):
             done, last = step + 1, step + 1 == schedule.num_steps
+            if on_step is not None:
+                on_step(step)
             look = done % config.runtime.log_every == 0 or last
             keep = last or keeps(done, schedule.num_steps, config.keep_every)
             unread.append(trainer.step(parts, step, schedule.at(step), look))
@@ -126,11 +130,13 @@ def _train(
                 watcher.look(done)
                 leave = None if last else asked_to_leave(stop, True)
             if leave is not None:
-                journal.say(f"{leave}: saved step {done} of {schedule.num_steps}; the same command goes on.")
-                raise Preempted
+                journal.say(
+                    f"{leave}: saved step {done} of {schedule.num_steps}; rerun the same command to resume."
+                )
+                raise StopRequested
     except (DivergedError, UnreadableError) as error:
         if not trainer.world.first:  # every process has met it
-            raise EchoError(str(error), error.exit_code) from error
+            raise PeerError(str(error), error.exit_code) from error
         if isinstance(error, UnreadableError):
             raise
         raise DivergedError(f"{error} {what_remains(run, saved)}") from error

@@ -5,7 +5,6 @@ two sizes give the line, and the line tells which --optim.accumulate fits a give
 """
 
 import math
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +23,7 @@ from tcore.training.init import Init, apply_init, read_init
 from tcore.training.loop import open_source, resolve
 from tcore.training.step import Trainer
 
-WARMUP_STEPS, TIMED_STEPS = 1, 3
+WARMUP_STEPS, TIMED_STEPS = 2, 3
 KEPT_FREE = 0.1  # of a GPU: the CUDA context and gaps between allocations
 
 
@@ -37,6 +36,8 @@ class Cost(NamedTuple):
     """Samples of the whole step."""
     gib: float
     seconds: float
+    wait: float
+    """Share of the time spent waiting for data."""
     losses: dict[str, float]
     parameters: dict[str, int]
 
@@ -105,7 +106,8 @@ def _plan(
         f"{1024 * memory.slope:.1f} MiB for each sample at a time (measured at {small.at_a_time} and "
         f"{large.at_a_time})",
         **({} if gpu_gib is None else {"fits": verdict(config, own.size, memory, gpu_gib)}),
-        "a step": f"{step:.3f} s, {config.optim.batch / step:.1f} samples/s (mean of {TIMED_STEPS})",
+        "a step": f"{step:.3f} s, {config.optim.batch / step:.1f} samples/s, "
+        f"{large.wait:.0%} of the time waiting for data (mean of {TIMED_STEPS} steps)",
         "the run": f"{format_seconds(step * schedule.num_steps)} at that speed",
         "first losses": ", ".join(f"{name} {value:.4f}" for name, value in large.losses.items()),
     }
@@ -148,20 +150,21 @@ def _measure(
     if init is not None:
         apply_init(init, trainer.model)
     parts = load(source, 0, WARMUP_STEPS + TIMED_STEPS, trainer.device)
-    first: dict[str, float] = {}
+    outcomes = []
     for step in range(WARMUP_STEPS + TIMED_STEPS):
-        if step == WARMUP_STEPS:
-            started = time.perf_counter()
-        found = trainer.step(parts, step, schedule.at(min(step, schedule.num_steps - 1))).check()
-        first = first or found
-    seconds = (time.perf_counter() - started) / TIMED_STEPS
-    gib, seconds = distributed.largest([peak_memory_gib(trainer.device), seconds])
+        outcome = trainer.step(parts, step, schedule.at(min(step, schedule.num_steps - 1)))
+        outcomes.append((outcome.check(), outcome.timing.read()))
+    parts.close()
+    seconds, waited = (sum(column) for column in zip(*(t for _, t in outcomes[WARMUP_STEPS:]), strict=True))
+    gib, seconds, waited = distributed.largest([peak_memory_gib(trainer.device), seconds, waited])
+    first, _ = outcomes[0]
     losses = {name: value for name, value in first.items() if not name.startswith("gradient_norm")}
     parameters = {
         part: sum(p.numel() for p in parameters) for part, parameters in trainer.optimizer.parameters.items()
     }
     at_a_time = config.optim.batch // (trainer.world.size * config.optim.accumulate)
-    return Cost(at_a_time, config.optim.batch, gib, seconds, losses, parameters)
+    wait = waited / seconds
+    return Cost(at_a_time, config.optim.batch, gib, seconds / TIMED_STEPS, wait, losses, parameters)
 
 
 def verdict(config: Config, processes: int, memory: Line, gpu_gib: float) -> str:

@@ -29,7 +29,7 @@ from tcore.model.weights import save_safetensors
 from tcore.text import format_seconds
 from tcore.training import distributed, guard
 from tcore.training.checkpoint import encoder_card
-from tcore.training.signals import StopRequest
+from tcore.training.guard import StopRequest
 from tcore.training.step import Clock, Trainer
 
 BEST, BEST_CARD = "encoder-best.safetensors", "encoder-best.json"
@@ -80,7 +80,7 @@ class Watch:
         return evaluate(
             encoder,
             davis=self.davis,
-            synthetic=0 if self.davis else self.clips or VIDEOS,
+            rendered=0 if self.davis else self.clips or VIDEOS,
             clips=self.clips,
             binary=self.binary,
             protocol=replace(TCORE, precision="bf16" if on_gpu else "fp32"),
@@ -172,7 +172,7 @@ class Watcher:
 
         def say(line: str) -> None:
             nonlocal told
-            guard.stirred()  # the other processes wait: scoring takes long, and is no hang
+            guard.heartbeat()  # the other processes wait: scoring takes long, and is no hang
             if self._stop.name is not None:
                 raise AbandonedError
             if time.perf_counter() - told > SILENCE:

@@ -1,14 +1,13 @@
-"""First labels that people have: mask images of any kind, and tables of points."""
+"""Labels that people have: mask images of any kind, and tables of points."""
 
 import csv
 import io
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import UInt8
@@ -17,11 +16,10 @@ from tcore.data.images import BAD_IMAGE, image_problem, open_image
 from tcore.errors import InputError
 from tcore.evaluation.masks import VOID, Ids
 from tcore.files import read_text
+from tcore.text import Say, silent
 from tcore.video.mask_colors import colors_to_ids, repair_edges
 
-Said = Callable[[str], None]
-
-# Gray values up to here are ids; a mask with 255 and anything between is one of shades.
+# Gray values up to this one are ids; a mask with 255 and values between holds shades of white.
 LARGEST_GRAY_ID = 31
 COLUMNS = ("frame", "name", "x", "y")
 
@@ -32,7 +30,7 @@ class Masks:
 
     frames: dict[int, Ids]
     files: Mapping[int, Path] = field(default_factory=dict)
-    """Where they are from, if from files."""
+    """The files that they were read from, if any."""
 
     def describe(self, frame: int) -> str:
         """The mask of a frame, for a message."""
@@ -47,22 +45,11 @@ class Points:
     frames: dict[int, dict[str, tuple[float, float]]]
 
 
-class Row(NamedTuple):
-    """One point of a table."""
+def read_labels(paths: Sequence[Path], stems: Mapping[str, int], say: Say = silent) -> Masks | Points:
+    """Labels of frame 0 and of any later frames: PNG masks, or CSV or JSON tables of points.
 
-    frame: int
-    name: str
-    x: float
-    y: float
-
-
-def read_labels(
-    paths: Sequence[Path], stems: Mapping[str, int], say: Said = lambda line: None
-) -> Masks | Points:
-    """Labels of frame 0 and of any further frames: PNG masks, or CSV or JSON tables of points.
-
-    A mask belongs to the frame that has its name (`stems`), to the one that its name numbers, or, as the
-    first of the list, to frame 0. Frame numbers count from 0.
+    A mask belongs to the frame with the same name (`stems`), to the one whose number is its name, or, as
+    the first of the list, to frame 0. Frames are numbered from 0. `say` is told about every repair.
     """
     if not paths:
         raise InputError("no labels: give a mask PNG, or a CSV or JSON of points.")
@@ -81,8 +68,8 @@ def read_labels(
     return labels
 
 
-def read_masks(paths: Sequence[Path], stems: Mapping[str, int], say: Said) -> Masks:
-    """Ids of some masks; colors mean the same in all of them."""
+def read_masks(paths: Sequence[Path], stems: Mapping[str, int], say: Say) -> Masks:
+    """Ids of some masks; a color means the same object in all of them."""
     frames: dict[int, Path] = {}
     for position, path in enumerate(paths):
         frame = frame_number(path, position, stems)
@@ -97,7 +84,7 @@ def read_masks(paths: Sequence[Path], stems: Mapping[str, int], say: Said) -> Ma
         if repaired.pixels:
             say(
                 f"mask {frames[frame]}: {repaired.pixels} pixels of {repaired.blended} blended edge colors "
-                f"were given to the nearest of its {repaired.main} main colors."
+                f"were assigned to the nearest of its {repaired.main} main colors."
             )
     ids = {frame: image for frame, image in found.items() if image.ndim == 2}
     if colored:
@@ -122,7 +109,7 @@ def frame_number(path: Path, position: int, stems: Mapping[str, int]) -> int:
 
 
 def load_mask(path: Path) -> UInt8[np.ndarray, "height width *channels"]:
-    """Ids of a palette or gray image, or the colors of one of colors or shades."""
+    """Ids of a palette or gray image, or the colors of a colored or shaded one."""
     try:
         with open_image(path) as image:
             image.load()
@@ -140,7 +127,7 @@ def load_mask(path: Path) -> UInt8[np.ndarray, "height width *channels"]:
 
 
 def _gray(values: np.ndarray, path: Path) -> UInt8[np.ndarray, "height width *channels"]:
-    """Gray values as ids, unless they are shades of objects painted white."""
+    """Gray values as ids, or as colors where they are the soft edges of objects painted white."""
     found = np.unique(values)
     if found[-1] > VOID or found[0] < 0:
         raise InputError(f"mask {path} holds {found[-1]}: ids are at most 254.")
@@ -150,8 +137,8 @@ def _gray(values: np.ndarray, path: Path) -> UInt8[np.ndarray, "height width *ch
     return np.repeat(values[..., None], 3, axis=2) if shades else values
 
 
-def without_void(ids: Ids, path: Path, say: Said) -> Ids:
-    """Ids without 255: the one object of a mask of 0 and 255, otherwise a void that counts as ground."""
+def without_void(ids: Ids, path: Path, say: Say) -> Ids:
+    """Ids without 255: the only object of a mask of 0 and 255, otherwise void, which becomes background."""
     void = ids == VOID
     if not void.any():
         return ids
@@ -163,89 +150,72 @@ def without_void(ids: Ids, path: Path, say: Said) -> Ids:
 
 
 def read_points(paths: Sequence[Path]) -> Points:
-    """Points of some tables together."""
+    """Points of some tables together; empty coordinates mean that a point is hidden."""
     names: dict[str, None] = {}
     frames: dict[int, dict[str, tuple[float, float]]] = {}
     for path in paths:
         for where, row in _rows(path):
-            names[row.name] = None
-            points = frames.setdefault(row.frame, {})
-            if row.name in points:
-                raise InputError(f"{where}: a second row for point {row.name!r} of frame {row.frame}.")
-            points[row.name] = (row.x, row.y)
+            missing = [column for column in COLUMNS if column not in row]
+            if missing:
+                raise InputError(f"{where}: no {', '.join(missing)}; need {','.join(COLUMNS)}.")
+            frame, x, y = (_number(row[column], f"{where}: {column}") for column in ("frame", "x", "y"))
+            name = "" if row["name"] is None else str(row["name"]).strip()
+            if not (frame >= 0 and frame == int(frame)):
+                raise InputError(f"{where}: frame is {row['frame']!r}; frames are numbered 0, 1, 2, ...")
+            if not name:
+                raise InputError(f"{where}: the point has no name.")
+            if math.isnan(x) != math.isnan(y):
+                raise InputError(f"{where}: only one of x and y is given; leave both empty if it is hidden.")
+            points = frames.setdefault(int(frame), {})
+            if name in points:
+                raise InputError(f"{where}: a second row for point {name!r} of frame {frame:g}.")
+            names[name], points[name] = None, (x, y)
     if not frames:
         raise InputError(f"labels {paths[0]} hold no points.")
     return Points(tuple(names), frames)
 
 
-def _rows(path: Path) -> Iterator[tuple[str, Row]]:
+def _rows(path: Path) -> Iterator[tuple[str, Mapping[str, object]]]:
+    """Rows of a table, each with its place in the file."""
     try:
         text = read_text(path, "utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(
-            f"cannot read labels {path}: {getattr(error, 'strerror', None) or error}."
-        ) from error
-    yield from _csv_rows(path, text) if path.suffix.lower() == ".csv" else _json_rows(path, text)
+        rows = None if path.suffix.lower() == ".csv" else json.loads(text)
+    except OSError as error:
+        raise InputError(f"cannot read labels {path}: {error.strerror or error}.") from error
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"cannot read labels {path}: not a table ({error}).") from error
+    if rows is None:
+        yield from _csv_rows(path, text)
+    elif not isinstance(rows, list):
+        raise InputError(f"labels {path}: need a list of objects with {', '.join(COLUMNS)}.")
+    else:
+        for number, row in enumerate(rows, start=1):
+            where = f"labels {path}, entry {number}"
+            if not isinstance(row, dict):
+                raise InputError(f"{where}: {row!r} is not an object with {', '.join(COLUMNS)}.")
+            yield where, row
 
 
-def _csv_rows(path: Path, text: str) -> Iterator[tuple[str, Row]]:
+def _csv_rows(path: Path, text: str) -> Iterator[tuple[str, Mapping[str, object]]]:
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
-    header: list[str] | None = None
+    header: list[str] = []
     try:
         for cells in reader:
             where = f"labels {path}, line {reader.line_num}"
             if not any(cell.strip() for cell in cells):
                 continue
-            if header is None:
+            if not header:
                 header = [cell.strip().lower() for cell in cells]
-                _need(header, where)
-                continue
-            if len(cells) != len(header):
+            elif len(cells) != len(header):
                 raise InputError(f"{where}: {len(cells)} cells, the header has {len(header)}.")
-            yield where, _row(dict(zip(header, cells, strict=True)), where)
+            else:
+                yield where, dict(zip(header, cells, strict=True))
     except csv.Error as error:
         raise InputError(f"labels {path}, line {reader.line_num}: {error}.") from error
 
 
-def _json_rows(path: Path, text: str) -> Iterator[tuple[str, Row]]:
-    try:
-        rows = json.loads(text)
-    except RecursionError as error:
-        raise InputError(f"labels {path}: not a list of points, but nested deeply.") from error
-    except ValueError as error:
-        line = f", line {error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
-        raise InputError(f"labels {path}{line}: not JSON: {getattr(error, 'msg', error)}.") from error
-    if not isinstance(rows, list):
-        raise InputError(f"labels {path}: need a list of objects with {', '.join(COLUMNS)}.")
-    for number, row in enumerate(rows, start=1):
-        where = f"labels {path}, entry {number}"
-        if not isinstance(row, dict):
-            raise InputError(f"{where}: {row!r} is not an object with {', '.join(COLUMNS)}.")
-        _need(row, where)
-        yield where, _row(row, where)
-
-
-def _need(found: Iterable[str], where: str) -> None:
-    missing = [name for name in COLUMNS if name not in found]
-    if missing:
-        raise InputError(f"{where}: no {', '.join(missing)}; need {','.join(COLUMNS)}.")
-
-
-def _row(row: Mapping[str, object], where: str) -> Row:
-    """One checked point; empty coordinates say that it is hidden."""
-    frame, x, y = (_number(row, column, where) for column in ("frame", "x", "y"))
-    name = "" if row["name"] is None else str(row["name"]).strip()
-    if not (frame >= 0 and frame == int(frame)):
-        raise InputError(f"{where}: frame is {row['frame']!r}; it counts frames, so 0, 1, 2, ...")
-    if not name:
-        raise InputError(f"{where}: the point has no name.")
-    if math.isnan(x) != math.isnan(y):
-        raise InputError(f"{where}: only one of x and y is given; leave both empty for a hidden point.")
-    return Row(int(frame), name, x, y)
-
-
-def _number(row: Mapping[str, object], column: str, where: str) -> float:
-    value = row[column]
+def _number(value: object, where: str) -> float:
+    """A finite number; NaN where a cell is empty."""
     if value is None or (isinstance(value, str) and not value.strip()):
         return math.nan
     try:
@@ -253,5 +223,5 @@ def _number(row: Mapping[str, object], column: str, where: str) -> float:
     except (ValueError, OverflowError):
         number = math.inf
     if math.isinf(number) or isinstance(value, bool):
-        raise InputError(f"{where}: {column} is {value!r}, not a number.")
+        raise InputError(f"{where} is {value!r}, not a number.")
     return number

@@ -1,4 +1,4 @@
-"""Masks painted in colors: blended edges repaired, colors turned into ids."""
+"""Masks painted in colors: blended edges are repaired, colors become ids."""
 
 from collections.abc import Mapping
 from itertools import combinations
@@ -12,19 +12,19 @@ from tcore.data.images import Frame
 from tcore.errors import InputError
 from tcore.evaluation.masks import VOID, Ids, davis_palette
 
-SPECK = 4  # pixels of a color that is an edge wherever it lies
-REACH = 3  # pixels from an edge within which the colors it was blended of are found
-# Blending in linear light bends the way from one color to the other by up to a quarter of its length.
+SPECK = 4  # a color with this many pixels or fewer is part of an edge, wherever it lies
+REACH = 3  # pixels around an edge in which the colors that it blends are searched for
+# Blending in linear light bends the path from one color to the other by up to a quarter of its length.
 BEND = 0.25
-CLOSE = 64.0  # sharpening filters overshoot a color by so much along its edges
-SAME, RARE = 32.0, 20  # a block of so similar a color, that much rarer, belongs to the other one
-DARK = 31  # a mask without anything brighter holds ids in its channels, not colors
-NAMED = 32  # ids whose colors of the benchmark's palette are known again
-LISTED = 8  # colors that a line of text names
+CLOSE = 64.0  # sharpening filters overshoot a color by this much along its edges
+SAME, RARE = 32.0, 20  # a color this close to another one, and this many times rarer, belongs to it
+DARK = 31  # a mask without a brighter value holds ids in its channels, not colors
+NAMED = 32  # ids whose colors in the benchmarks' palette are recognized
+LISTED = 8  # colors that a message lists
 
 
 class Repaired(NamedTuple):
-    """A mask of flat colors, and what it took."""
+    """A mask of flat colors; how many pixels and colors changed, and how many colors are left."""
 
     image: Frame
     pixels: int
@@ -33,11 +33,11 @@ class Repaired(NamedTuple):
 
 
 def repair_edges(image: Frame, path: Path) -> Repaired:
-    """Give the pixels of anti-aliased edges to the nearest main color around them.
+    """Assign the pixels of anti-aliased edges to the nearest main color around them.
 
-    A main color fills a block of 3x3 pixels somewhere, or is no blend of main colors around it. Where
-    blends outnumber blocks, as smooth edges have it, specks and what is close to a main color beside it
-    are edges too. Wide edges are narrowed from both sides, in turns.
+    A main color fills a block of 3x3 pixels somewhere, or is not a blend of main colors around it. In a
+    mask with smooth edges (more blended colors than main ones), specks and colors close to a main color
+    beside them count as edges, too. Wide edges are narrowed from both sides, step by step.
     """
     pixels = blended = 0
     found = _find_colors(image)
@@ -96,16 +96,16 @@ def _repair_once(image: Frame, found: Colors, smooth: bool, path: Path) -> Repai
 def _shadowed(
     colors: Float[np.ndarray, "mains 3"], counts: Int[np.ndarray, " mains"]
 ) -> Bool[np.ndarray, " mains"]:
-    """Colors that are nearly those of a far more frequent one."""
+    """Colors that are nearly the same as a far more frequent one."""
     near = np.linalg.norm(colors[:, None] - colors, axis=2) <= SAME
     return np.asarray((near & (counts >= RARE * counts[:, None])).any(axis=1))
 
 
 def colors_to_ids(images: Mapping[int, Frame]) -> tuple[dict[int, Ids], str]:
-    """Number the colors of some masks, the same in all, and say how.
+    """Number the colors of some masks, alike in all of them, and describe the numbering.
 
-    Background is black, or without black the most frequent color along the border of the first mask.
-    Colors of the benchmark's palette keep their ids; others are numbered in the order of their codes.
+    Background is black or, without black, the most frequent color along the border of the first mask.
+    Colors of the benchmarks' palette keep their ids; others are numbered in the order of their codes.
     """
     codes = {frame: _codes(image) for frame, image in images.items()}
     values = np.unique(np.concatenate([np.unique(code) for code in codes.values()]))
@@ -138,7 +138,7 @@ def _colors(codes: Int[np.ndarray, " colors"]) -> Float[np.ndarray, "colors 3"]:
 
 
 def _blocks(codes: Int[np.ndarray, "height width"]) -> Bool[np.ndarray, "inner_height inner_width"]:
-    """Pixels off the border that look like all eight neighbors."""
+    """Inner pixels with the same color as all eight neighbors."""
     right = codes[:, 1:] == codes[:, :-1]
     rows = right[:, 1:] & right[:, :-1]
     down = codes[1:, 1:-1] == codes[:-1, 1:-1]
@@ -146,7 +146,7 @@ def _blocks(codes: Int[np.ndarray, "height width"]) -> Bool[np.ndarray, "inner_h
 
 
 def _dilated(mask: Bool[np.ndarray, "height width"]) -> Bool[np.ndarray, "height width"]:
-    """Pixels that have one of the mask within reach along both axes."""
+    """Pixels with a pixel of the mask within REACH along both axes."""
     for axis in (0, 1):
         length = mask.shape[axis]
         total = np.insert(mask.cumsum(axis=axis), 0, 0, axis=axis)
@@ -159,7 +159,7 @@ def _dilated(mask: Bool[np.ndarray, "height width"]) -> Bool[np.ndarray, "height
 def _blended(
     colors: Float[np.ndarray, "colors 3"], mains: Float[np.ndarray, "mains 3"]
 ) -> Bool[np.ndarray, " colors"]:
-    """Colors on the way from one main color to another."""
+    """Colors between two main colors."""
     found = np.zeros(len(colors), dtype=bool)
     for start, end in combinations(mains, 2):
         way = end - start

@@ -1,4 +1,4 @@
-"""The folder that a propagation writes: new or empty, one process at a time, nobody else's results."""
+"""The output folder of a propagation: new or empty, one process at a time, never somebody else's results."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -12,11 +12,11 @@ from tcore.files import LOCKS, TEMPORARY, check_writable, lock, write_text
 CARD = "propagation.json"
 OUTPUTS = (CARD, "masks", "tracks.csv", "confidence.csv", "overlay.mp4")
 
-Card = Mapping[str, Any]  # what is carried through what, by which encoder, and whether it is finished
+Card = Mapping[str, Any]  # video, labels, encoder, protocol, and whether the propagation is finished
 
 
 def check_out(out: Path, inputs: Card) -> None:
-    """Refuse a folder that cannot be written or holds anything but what the same inputs left unfinished."""
+    """Refuse a folder that cannot be written or holds more than an unfinished run of the same inputs."""
     check_writable(out)
     if out.is_dir():
         _leftovers(out, inputs)
@@ -26,7 +26,7 @@ def check_out(out: Path, inputs: Card) -> None:
 
 @contextmanager
 def own_folder(out: Path, card: Card) -> Iterator[None]:
-    """Make the folder, or empty one that the same inputs left unfinished, and keep others from it."""
+    """Create the folder, or clear an unfinished run of the same inputs, and lock it."""
     with ExitStack() as held:
         try:
             held.enter_context(_lock(out))
@@ -44,12 +44,12 @@ def _lock(out: Path) -> AbstractContextManager[None]:
 
 
 def write_card(out: Path, card: Card) -> None:
-    """Say in the folder what it holds."""
+    """Write what the folder holds."""
     write_text(out / CARD, json.dumps(card, indent=1) + "\n")
 
 
 def _leftovers(out: Path, inputs: Card) -> list[Path]:
-    """What an interrupted propagation of the same inputs left behind; anything else is refused."""
+    """Files of an interrupted propagation of the same inputs; anything else is refused."""
     found = sorted(path for path in out.iterdir() if path.name not in LOCKS)
     others = [path for path in found if path.name not in OUTPUTS and not _temporary(path)]
     before = _unfinished(out / CARD)

@@ -8,7 +8,7 @@ import numpy as np
 from PIL import Image
 
 from tcore.data.rendered import RenderedVideo
-from tcore.evaluation.rendered import true_joints
+from tcore.evaluation.benchmarks.rendered import true_joints
 
 
 def write_frames(folder: Path, frames: np.ndarray, first: int = 0) -> None:

@@ -10,8 +10,9 @@ from PIL import Image
 from tcore.data.findings import Findings
 from tcore.data.rendered import RenderedVideo, render_video
 from tcore.errors import InputError
-from tcore.evaluation import davis
+from tcore.evaluation.benchmarks import Davis
 from tcore.evaluation.check import check_benchmark, recognize
+from tcore.evaluation.protocols import TCORE
 from tests.evaluation.layouts import write_davis, write_jhmdb, write_mat, write_vip
 
 
@@ -52,7 +53,7 @@ def test_a_missing_mask_is_named_as_the_reader_names_it(tmp_path: Path, videos: 
     assert findings.exit_code == 1
     assert "clip clip1: 00002 has a frame or a mask, but not both (1 such)" in errors(findings)
     with pytest.raises(InputError, match="clip clip1: 00002 has a frame or a mask"):
-        davis.find_clips(root)
+        Davis.open(root, TCORE)
 
 
 def test_every_sequence_of_the_list_is_looked_for(tmp_path: Path, videos: list[RenderedVideo]) -> None:
@@ -113,7 +114,7 @@ def test_vip_wants_a_mask_for_every_frame(tmp_path: Path, videos: list[RenderedV
     assert check_benchmark("vip", root).exit_code == 0
     (root / "Annotations/Category_ids/videos2/00003.png").unlink()
     findings = check_benchmark("vip", root)
-    assert "clip videos2 has 4 frames and 3 masks; need one for each" in errors(findings)
+    assert "clip videos2: 00003 has a frame or a mask" in errors(findings)
     assert "1 of 50 clips" in warnings(findings)
 
 

@@ -8,9 +8,9 @@ import torch
 
 from tcore.cli.main import main
 from tcore.errors import InputError
+from tcore.evaluation.benchmarks.rendered import HELDOUT_SEED, copy_first_frame, heldout_videos, score_videos
 from tcore.evaluation.encoders import load_encoder
 from tcore.evaluation.evaluate import evaluate
-from tcore.evaluation.rendered import HELDOUT_SEED, copy_first_frame, heldout_videos, score_videos
 from tests.evaluation.layouts import write_davis, write_jhmdb, write_vip
 
 
@@ -44,7 +44,7 @@ def test_copied_labels_have_the_scores_of_the_first_frame(tmp_path: Path) -> Non
     assert found["davis"]["F"] == pytest.approx(expected.boundary, abs=0.05)
     assert found["vip"]["mIoU"] == pytest.approx(expected.part_iou, abs=0.03)
     assert found["jhmdb"]["PCK@0.2"] == pytest.approx(expected.pck, abs=0.03)
-    rendered = evaluate(load_encoder("control:copy"), synthetic=2)["benchmarks"]["synthetic"]["scores"]
+    rendered = evaluate(load_encoder("control:copy"), rendered=2)["benchmarks"]["rendered"]["scores"]
     longer = heldout_videos(2, seed=HELDOUT_SEED, num_frames=20, size=256)
     exact = score_videos(longer, [copy_first_frame(video) for video in longer])
     assert rendered["J"] == pytest.approx(exact.region, abs=1e-6)

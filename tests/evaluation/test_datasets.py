@@ -1,5 +1,6 @@
 """Datasets on disk: what is found, and what is said where something is missing."""
 
+import json
 import os
 from pathlib import Path
 
@@ -8,11 +9,13 @@ import pytest
 from PIL import Image
 
 from tcore.errors import InputError
-from tcore.evaluation import davis, jhmdb, vip
+from tcore.evaluation.benchmarks import Davis, Jhmdb, Vip
+from tcore.evaluation.benchmarks.benchmark import Benchmark
+from tcore.evaluation.benchmarks.jhmdb import read_truth
+from tcore.evaluation.benchmarks.rendered import heldout_videos
 from tcore.evaluation.masks import read_ids
 from tcore.evaluation.matfile import read_mat
-from tcore.evaluation.rendered import heldout_videos
-from tcore.evaluation.resize import input_size
+from tcore.evaluation.protocols import TCORE
 from tests.evaluation.layouts import write_davis, write_jhmdb, write_mat, write_vip
 
 VIDEOS = heldout_videos(2, num_frames=4, size=32)
@@ -20,85 +23,74 @@ DATA = os.environ.get("TCORE_DATA")
 needs_data = pytest.mark.skipif(DATA is None, reason="TCORE_DATA is not set: no real dataset to read")
 
 
-def test_davis_takes_the_clips_of_its_list(tmp_path: Path) -> None:
-    root = write_davis(tmp_path, VIDEOS)
-    assert [clip.name for clip in davis.find_clips(root)[0]] == ["clip0", "clip1"]
-    assert davis.find_clips(root)[1] is False
+def found(benchmark: type[Benchmark], root: Path) -> tuple[list[str], str]:
+    opened = benchmark.open(root, TCORE)
+    return [clip.name for clip in opened.clips], opened.clips_from
+
+
+def test_clips_are_those_of_the_official_list_or_all(tmp_path: Path) -> None:
+    root = write_davis(tmp_path / "davis", VIDEOS)
+    assert found(Davis, root) == (["clip0", "clip1"], "all clips found")
     (root / "ImageSets" / "2017").mkdir(parents=True)
     (root / "ImageSets" / "2017" / "val.txt").write_text("clip1\n")
-    clips, listed = davis.find_clips(root)
-    assert ([clip.name for clip in clips], listed) == (["clip1"], True)
+    assert found(Davis, root) == (["clip1"], "the official list")
+    vip = write_vip(tmp_path / "vip", VIDEOS)
+    assert found(Vip, vip) == (["videos1", "videos2"], "the official list")
+    jhmdb = write_jhmdb(tmp_path / "jhmdb", VIDEOS)
+    assert found(Jhmdb, jhmdb) == (["walk/clip0", "walk/clip1"], "the official list")
+    assert read_truth(Jhmdb.open(jhmdb, TCORE).clips[0]).shape == (2, 15, 4)
+    some = Vip.open(vip, TCORE, most=1)
+    assert ([clip.name for clip in some.clips], some.clips_from) == (["videos1"], "some of the official list")
 
 
-def test_missing_masks_are_named_with_what_was_found(tmp_path: Path) -> None:
+def test_missing_folders_and_files_are_named_with_what_was_found(tmp_path: Path) -> None:
     (tmp_path / "JPEGImages" / "480p" / "clip").mkdir(parents=True)
-    with pytest.raises(InputError, match=r"no masks under .*Annotations/480p; found JPEGImages/\."):
-        davis.find_clips(tmp_path)
     with pytest.raises(InputError, match="does not exist"):
-        davis.find_clips(tmp_path / "nowhere")
-    with pytest.raises(InputError, match=r"no frames under .*Images; found JPEGImages/"):
-        vip.find_clips(tmp_path)
-    with pytest.raises(InputError, match=r"no frames under .*Rename_Images; found JPEGImages/"):
-        jhmdb.find_clips(tmp_path)
-
-
-def test_missing_frame_is_named(tmp_path: Path) -> None:
-    root = write_davis(tmp_path, VIDEOS)
+        Davis.layout(tmp_path / "nowhere")
+    for benchmark, missing in (
+        (Davis, "masks .*Annotations/480p"),
+        (Vip, "frames .*Images"),
+        (Jhmdb, "Rename_Images"),
+    ):
+        with pytest.raises(InputError, match=rf"{missing}; found JPEGImages/"):
+            benchmark.layout(tmp_path)
+    root = write_davis(tmp_path / "davis", VIDEOS)
     (root / "JPEGImages" / "480p" / "clip1" / "00002.png").unlink()
     with pytest.raises(InputError, match="clip1: 00002 has a frame or a mask, but not both"):
-        davis.find_clips(root)
+        Davis.open(root, TCORE)
 
 
 def test_truth_of_0_and_255_asks_for_binary(tmp_path: Path) -> None:
     root = write_davis(tmp_path, VIDEOS[:1])
     path = root / "Annotations" / "480p" / "clip0" / "00000.png"
     Image.fromarray(np.where(VIDEOS[0].objects[0] > 0, 255, 0).astype(np.uint8)).save(path)
-    clip = davis.find_clips(root)[0][0]
+    several, one = (Davis.open(root, TCORE, binary=binary) for binary in (False, True))
     with pytest.raises(InputError, match="--binary"):
-        davis.read_truth(clip, 0, binary=False)
-    assert set(np.unique(davis.read_truth(clip, 0, binary=True))) == {0, 1}
+        several.check()
+    assert isinstance(one, Davis)
+    assert set(np.unique(one.first_labels(one.clips[0])[0])) == {0, 1}
 
 
-def test_palette_masks_are_read_by_index(tmp_path: Path) -> None:
+def test_masks_are_read_by_index_and_others_refused_by_name(tmp_path: Path) -> None:
     image = Image.fromarray(np.array([[0, 1], [2, 3]], np.uint8))
     image.putpalette([9, 9, 9, 200, 0, 0, 0, 200, 0, 0, 0, 200])
     image.save(tmp_path / "mask.png")
     assert read_ids(tmp_path / "mask.png").tolist() == [[0, 1], [2, 3]]
-
-
-def test_color_and_broken_masks_are_refused_by_name(tmp_path: Path) -> None:
     Image.new("RGB", (4, 4)).save(tmp_path / "color.png")
     (tmp_path / "broken.png").write_bytes(b"\x89PNG nothing")
-    with pytest.raises(InputError, match=r"color.png is a RGB image"):
-        read_ids(tmp_path / "color.png")
-    with pytest.raises(InputError, match=r"cannot read mask .*broken.png"):
-        read_ids(tmp_path / "broken.png")
-
-
-def test_vip_sizes_follow_the_long_side() -> None:
-    assert input_size((1280, 720), 16, long=vip.LONG_SIDE, multiple=vip.MULTIPLE) == (880, 448)
-
-
-def test_vip_takes_its_list(tmp_path: Path) -> None:
-    clips, listed = vip.find_clips(write_vip(tmp_path, VIDEOS))
-    assert ([clip.name for clip in clips], listed) == (["videos1", "videos2"], True)
-
-
-def test_jhmdb_takes_the_test_clips_of_split_1(tmp_path: Path) -> None:
-    root = write_jhmdb(tmp_path, VIDEOS)
-    clips, listed = jhmdb.find_clips(root)
-    assert ([clip.name for clip in clips], listed) == (["walk/clip0", "walk/clip1"], True)
-    assert jhmdb.read_truth(clips[0]).shape == (2, 15, 4)
+    for name in ("color.png is a RGB image", "cannot read mask .*broken.png"):
+        with pytest.raises(InputError, match=name):
+            read_ids(tmp_path / name.replace(".*", " ").split(" is ")[0].split()[-1])
 
 
 @pytest.mark.parametrize("compressed", [True, False])
 def test_matlab_arrays_are_read_back(compressed: bool, tmp_path: Path) -> None:
     arrays = {"pos_img": np.random.default_rng(0).normal(size=(2, 15, 7)), "x": np.arange(6.0).reshape(2, 3)}
     write_mat(tmp_path / "a.mat", arrays, compressed)
-    found = read_mat(tmp_path / "a.mat")
-    assert found.keys() == arrays.keys()
+    read = read_mat(tmp_path / "a.mat")
+    assert read.keys() == arrays.keys()
     for name, values in arrays.items():
-        np.testing.assert_array_equal(found[name], values)
+        np.testing.assert_array_equal(read[name], values)
 
 
 @pytest.mark.parametrize("data", [b"", b"not a mat file", b"MATLAB 5.0".ljust(126) + b"IM" + b"\xff" * 40])
@@ -110,9 +102,9 @@ def test_broken_matlab_files_are_one_line(data: bytes, tmp_path: Path) -> None:
 
 @needs_data
 def test_real_joints_are_read() -> None:
-    clips, listed = jhmdb.find_clips(Path(str(DATA)) / "jhmdb_clip")
-    assert (len(clips), listed) == (1, False)
-    truth = jhmdb.read_truth(clips[0])
+    opened = Jhmdb.open(Path(str(DATA)) / "jhmdb_clip", TCORE)
+    assert (len(opened.clips), opened.clips_from) == (1, "all clips found")
+    truth = read_truth(opened.clips[0])
     assert truth.shape == (2, 15, 40)
     assert np.nanmin(truth) > -20
     assert np.nanmax(truth) < 340
@@ -120,14 +112,11 @@ def test_real_joints_are_read() -> None:
 
 @needs_data
 def test_published_masks_score_as_published() -> None:
-    import json
-
-    from tcore.evaluation.score import score_sequence
-
     data = Path(str(DATA))
     expected = json.loads((data / "davis2016_osvos" / "scores.json").read_text())
-    clips = {clip.name: clip for clip in davis.find_clips(data / "davis2016")[0]}
-    found = score_sequence(clips["dog"], data / "davis2016_osvos", binary=True)
+    opened = Davis.open(data / "davis2016", TCORE, binary=True)
+    dog = next(clip for clip in opened.clips if clip.name == "dog")
+    result = opened.score_saved(dog, data / "davis2016_osvos")
     for name in ("J", "F"):
         for part, value in expected["dog"][name].items():
-            assert found[name][part] == pytest.approx(value, abs=1e-6)
+            assert result[name][part] == pytest.approx(value, abs=1e-6)

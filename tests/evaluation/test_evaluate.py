@@ -1,8 +1,11 @@
+"""An encoder on benchmarks: the score card, what it depends on, resuming and sharing."""
+
 import json
 import os
 import socket
 import subprocess
 import sys
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,23 +17,34 @@ from PIL import Image
 
 from tcore.data.rendered import RenderedVideo
 from tcore.errors import InputError
-from tcore.evaluation.card import Card, table, worst_clips
+from tcore.evaluation import benchmarks
+from tcore.evaluation import evaluate as evaluation
+from tcore.evaluation.benchmarks import BENCHMARKS, open_benchmark
+from tcore.evaluation.benchmarks.benchmark import Clip, LabeledClip, Layout, Result, Save
+from tcore.evaluation.benchmarks.rendered import HELDOUT_SEED, heldout_videos, propagate_video, score_videos
+from tcore.evaluation.card import Card, rename_old, table, worst_clips
 from tcore.evaluation.encoder import Encoder
-from tcore.evaluation.encoders import choose_reach
+from tcore.evaluation.encoders import choose_reach, load_encoder
 from tcore.evaluation.evaluate import evaluate
 from tcore.evaluation.protocols import RENDERED, TCORE, protocol
-from tcore.evaluation.rendered import HELDOUT_SEED, heldout_videos, propagate_video, score_videos
-from tcore.evaluation.score import score_davis, score_jhmdb, score_vip, summarize_davis
 from tcore.evaluation.scores import pck
 from tests.evaluation.clips import tiny_encoder
-from tests.evaluation.layouts import write_davis, write_jhmdb, write_vip
+from tests.evaluation.layouts import write_davis, write_frames, write_jhmdb, write_vip
 
 SIZE = (64, 64)
+FRAMES = 5
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_draws() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(evaluation, "BOOTSTRAP", 20)
+        yield
 
 
 @pytest.fixture(scope="module")
 def videos() -> list[RenderedVideo]:
-    return heldout_videos(2, num_frames=6, size=64)
+    return heldout_videos(2, num_frames=FRAMES, size=64)
 
 
 @pytest.fixture(scope="module")
@@ -48,65 +62,68 @@ def datasets(videos: list[RenderedVideo], tmp_path_factory: pytest.TempPathFacto
     }
 
 
+@pytest.fixture(scope="module")
+def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("out")
+
+
+@pytest.fixture(scope="module")
+def card(encoder: Encoder, datasets: dict[str, Any], out: Path) -> Card:
+    before = sorted((str(p), p.stat().st_mtime_ns) for p in datasets["davis"].rglob("*"))
+    found = evaluate(encoder, **datasets, size=SIZE, out=out, save=True)
+    assert sorted((str(p), p.stat().st_mtime_ns) for p in datasets["davis"].rglob("*")) == before
+    return found
+
+
 def test_official_layouts_give_the_scores_of_the_rendered_videos(
-    videos: list[RenderedVideo], encoder: Encoder, datasets: dict[str, Any]
+    videos: list[RenderedVideo], encoder: Encoder, card: Card
 ) -> None:
-    card = evaluate(encoder, **datasets, protocol=TCORE, size=SIZE)
-    published = score_videos(videos, [propagate_video(v, encoder, TCORE) for v in videos])
-    with_ten_keys = score_videos(
-        videos, [propagate_video(v, encoder, replace(TCORE, topk=10)) for v in videos]
+    published, with_ten_keys = (
+        score_videos(videos, [propagate_video(v, encoder, replace(TCORE, topk=topk)) for v in videos])
+        for topk in (7, 10)
     )
-    davis = card["benchmarks"]["davis"]["scores"]
-    assert davis["J"] == pytest.approx(published.region, abs=1e-9)
-    assert davis["F"] == pytest.approx(published.boundary, abs=1e-9)
-    assert card["benchmarks"]["vip"]["scores"]["mIoU"] == pytest.approx(with_ten_keys.part_iou, abs=1e-9)
-    assert card["benchmarks"]["jhmdb"]["scores"]["PCK@0.2"] == pytest.approx(published.pck, abs=1e-9)
+    scores = {name: result["scores"] for name, result in card["benchmarks"].items()}
+    assert scores["davis"]["J"] == pytest.approx(published.region, abs=1e-9)
+    assert scores["davis"]["F"] == pytest.approx(published.boundary, abs=1e-9)
+    assert scores["vip"]["mIoU"] == pytest.approx(with_ten_keys.part_iou, abs=1e-9)
+    assert scores["jhmdb"]["PCK@0.2"] == pytest.approx(published.pck, abs=1e-9)
 
 
-def test_card_says_what_the_numbers_depend_on(encoder: Encoder, datasets: dict[str, Any]) -> None:
-    card = evaluate(encoder, davis=datasets["davis"], jhmdb=datasets["jhmdb"], size=SIZE)
+def test_card_says_what_the_numbers_depend_on(card: Card) -> None:
     davis, jhmdb = card["benchmarks"]["davis"], card["benchmarks"]["jhmdb"]
-    assert davis["clips_from"] == "all clips found"
-    assert jhmdb["clips_from"] == "the official list"
+    assert (davis["clips_from"], jhmdb["clips_from"]) == ("all clips found", "the official list")
     assert davis["protocol"]["context"] == 20
     assert set(davis["clips"]) == {"clip0", "clip1"}
     low, high = davis["interval"]["J&F"]
     assert low <= davis["scores"]["J&F"] <= high
     assert len(card["encoder"]["weights"]) == 16
-    assert any("protocol tcore" in line for line in table(card))
-    assert not any("patches far" in line for line in table(card))
+    assert card["versions"]["torch"] == torch.__version__
+    assert card["peak_memory"]["cpu_gb"] > 0.01
+    assert card["seconds"] > 0
+    text = "\n".join(table(card))
+    assert "T-CoRe, K400, 400 ep" in text
+    assert "64.7" in text
+    assert "protocol tcore" in text
+    assert "2 clips instead of 30; input 64x64" in text
+    assert "--reach" not in text
+    worst = min(davis["clips"], key=lambda name: davis["clips"][name]["J&F"])
+    assert worst_clips(card, 1)[0].endswith(worst)
+    assert len(worst_clips(card, 2)) == 6
+    assert worst_clips(card, 0) == []
 
 
-def test_card_of_an_encoder_with_a_reach_says_so_and_its_clips_are_not_reused(
-    datasets: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    near = tiny_encoder()
-    calls = count_steps(near, monkeypatch)
-    evaluate(near, davis=datasets["davis"], size=SIZE, out=tmp_path)
-    calls.clear()
-    choose_reach(near, 1)
-    card = evaluate(near, davis=datasets["davis"], size=SIZE, out=tmp_path)
-    assert sum(calls) == 12  # both clips, all frames
-    assert card["encoder"]["reach"] == 1
-    assert any("patches look 1 patches far" in line for line in table(card))
-
-
-def test_saved_predictions_score_the_same(encoder: Encoder, datasets: dict[str, Any], tmp_path: Path) -> None:
-    card = evaluate(encoder, **datasets, size=SIZE, out=tmp_path, save=True)
-    saved = tmp_path / "predictions"
-    davis = summarize_davis(score_davis(datasets["davis"], saved / "davis"))
-    assert davis["J&F"] == pytest.approx(card["benchmarks"]["davis"]["scores"]["J&F"], abs=1e-12)
-    vip = score_vip(datasets["vip"], saved / "vip")
-    assert vip["mIoU"] == pytest.approx(card["benchmarks"]["vip"]["scores"]["mIoU"], abs=1e-12)
-    jhmdb = score_jhmdb(datasets["jhmdb"], saved / "jhmdb")
-    assert jhmdb["PCK@0.1"] == pytest.approx(card["benchmarks"]["jhmdb"]["scores"]["PCK@0.1"], abs=1e-12)
-    with Image.open(saved / "davis" / "clip0" / "00003.png") as mask:
+def test_saved_predictions_score_the_same(card: Card, datasets: dict[str, Any], out: Path) -> None:
+    for name, root in datasets.items():
+        total, details = open_benchmark(name, root, TCORE).score(out / "predictions" / name)
+        assert total == pytest.approx(card["benchmarks"][name]["scores"], abs=1e-12)
+        assert details
+    with Image.open(out / "predictions" / "davis" / "clip0" / "00003.png") as mask:
         assert mask.mode == "P"
         assert mask.getpalette()[3:6] == [128, 0, 0]  # type: ignore[index]
-    assert json.loads((tmp_path / "results.json").read_text()) == card
+    assert json.loads((out / "results.json").read_text()) == card
 
 
-def count_steps(encoder: Encoder, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def count_frames(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     calls: list[int] = []
     features = Encoder.features
 
@@ -118,68 +135,65 @@ def count_steps(encoder: Encoder, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return calls
 
 
-def test_evaluation_goes_on_where_it_stopped_and_reuses_nothing_else(
-    encoder: Encoder, datasets: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_evaluation_resumes_and_reuses_only_what_would_come_out_again(
+    videos: list[RenderedVideo], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    calls = count_steps(encoder, monkeypatch)
+    encoder, root = tiny_encoder(), write_davis(tmp_path / "davis", videos)
+    calls = count_frames(monkeypatch)
 
-    def run(protocol_name: str = "tcore", root: Path = datasets["davis"]) -> Card:
+    def run(name: str = "tcore", encoded: int = 0) -> Card:
         calls.clear()
-        return evaluate(encoder, davis=root, protocol=protocol(protocol_name), size=SIZE, out=tmp_path)
+        found = evaluate(encoder, davis=root, protocol=protocol(name), size=SIZE, out=tmp_path / "out")
+        assert sum(calls) == encoded, "each frame of each clip once"
+        return found
 
-    first = run()
-    assert sum(calls) == 12  # two clips of six frames, each encoded once
+    first = run(encoded=2 * FRAMES)
     assert run()["benchmarks"] == first["benchmarks"]
-    assert sum(calls) == 0
-    (tmp_path / "clips" / "davis" / "clip1.json").unlink()
-    run()
-    assert sum(calls) == 6
-    run("crw")
-    assert sum(calls) == 12
+    (tmp_path / "out" / "clips" / "davis" / "clip1.json").unlink()
+    run(encoded=FRAMES)
+    run("crw", encoded=2 * FRAMES)
+    run(encoded=2 * FRAMES)
+    Image.fromarray(np.zeros((64, 64, 3), np.uint8)).save(root / "JPEGImages/480p/clip0/00002.png")
+    run(encoded=FRAMES)
+    Image.fromarray(np.zeros((64, 64), np.uint8)).save(root / "Annotations/480p/clip0/00002.png")
+    changed = run(encoded=FRAMES)["benchmarks"]["davis"]
+    assert changed["scores"] != first["benchmarks"]["davis"]["scores"]
+    assert changed["truth"] != first["benchmarks"]["davis"]["truth"]
+    choose_reach(encoder, 1)
+    near = run(encoded=2 * FRAMES)
+    assert near["encoder"]["reach"] == 1
+    assert any("--reach everywhere" in line for line in table(near))
 
 
-def test_changed_truth_is_scored_anew(
-    videos: list[RenderedVideo], encoder: Encoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    root = write_davis(tmp_path / "davis", videos[:1])
-    before = evaluate(encoder, davis=root, size=SIZE, out=tmp_path / "out")
-    mask = root / "Annotations" / "480p" / "clip0" / "00002.png"
-    Image.fromarray(np.zeros_like(videos[0].objects[2])).save(mask)
-    after = evaluate(encoder, davis=root, size=SIZE, out=tmp_path / "out")
-    assert after["benchmarks"]["davis"]["scores"] != before["benchmarks"]["davis"]["scores"]
-    assert after["benchmarks"]["davis"]["truth"] != before["benchmarks"]["davis"]["truth"]
-
-
-@pytest.mark.parametrize("name", ["tcore", "dino", "rsp", "crw"])
+@pytest.mark.parametrize("name", ["dino", "rsp", "crw"])
 def test_every_protocol_runs(name: str, encoder: Encoder, datasets: dict[str, Any]) -> None:
-    card = evaluate(encoder, davis=datasets["davis"], protocol=protocol(name), size=SIZE)
-    assert 0 < card["benchmarks"]["davis"]["scores"]["J&F"] < 1
-    assert card["benchmarks"]["davis"]["protocol"]["name"] == name
+    found = evaluate(encoder, davis=datasets["davis"], protocol=protocol(name), size=SIZE)
+    assert 0 < found["benchmarks"]["davis"]["scores"]["J&F"] < 1
+    assert found["benchmarks"]["davis"]["protocol"]["name"] == name
 
 
-def test_dataset_is_not_written_to(encoder: Encoder, datasets: dict[str, Any], tmp_path: Path) -> None:
-    before = sorted((str(p), p.stat().st_mtime_ns) for p in datasets["davis"].rglob("*"))
-    evaluate(encoder, davis=datasets["davis"], size=SIZE, out=tmp_path, save=True)
-    assert sorted((str(p), p.stat().st_mtime_ns) for p in datasets["davis"].rglob("*")) == before
-
-
-def test_input_sizes_are_those_of_the_protocols() -> None:
+def test_input_sizes_are_those_of_the_protocols(encoder: Encoder) -> None:
     assert TCORE.input_size((480, 854), 16) == (480, 880)
     assert TCORE.input_size((480, 854), 14) == (476, 868)
     assert protocol("dino").input_size((480, 854), 16) == (480, 832)
     assert protocol("dino").input_size((854, 480), 16) == (832, 480)
     assert protocol("crw").input_size((480, 854), 16) == (480, 848)
     assert RENDERED.input_size((128, 128), 8) == (128, 128)
+    vip, jhmdb = (benchmark([], TCORE, "") for benchmark in (benchmarks.Vip, benchmarks.Jhmdb))
+    assert vip.input_size(encoder, (720, 1280)) == (448, 880)
+    assert vip.input_size(encoder, (1280, 720)) == (880, 448)
+    assert jhmdb.input_size(encoder, (240, 320)) == (320, 320)
 
 
-def test_nothing_to_evaluate_on_is_an_error(encoder: Encoder) -> None:
-    with pytest.raises(InputError, match="nothing to evaluate on"):
+def test_bad_requests_are_named(videos: list[RenderedVideo], encoder: Encoder, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="--davis DIR, --vip DIR, --jhmdb DIR, --rendered"):
         evaluate(encoder)
-
-
-def test_first_mask_without_object_is_an_error(
-    videos: list[RenderedVideo], encoder: Encoder, tmp_path: Path
-) -> None:
+    with pytest.raises(InputError, match="Did you mean davis"):
+        evaluate(encoder, davsi=tmp_path)
+    with pytest.raises(InputError, match="--binary goes with --davis DIR"):
+        evaluate(encoder, rendered=1, binary=True)
+    with pytest.raises(InputError, match="rendered=-1"):
+        evaluate(encoder, rendered=-1)
     root = write_davis(tmp_path, videos[:1])
     empty = root / "Annotations" / "480p" / "clip0" / "00000.png"
     Image.fromarray(np.zeros((64, 64), np.uint8)).save(empty)
@@ -187,67 +201,82 @@ def test_first_mask_without_object_is_an_error(
         evaluate(encoder, davis=root, size=SIZE)
 
 
-def test_changed_frames_are_encoded_anew(
-    videos: list[RenderedVideo], encoder: Encoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_rendered_videos_are_a_benchmark_with_all_three_scores(
+    encoder: Encoder, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    root = write_davis(tmp_path / "davis", videos[:1])
-    evaluate(encoder, davis=root, size=SIZE, out=tmp_path / "out")
-    calls = count_steps(encoder, monkeypatch)
-    frame = root / "JPEGImages" / "480p" / "clip0" / "00002.png"
-    frame = frame if frame.exists() else frame.with_suffix(".jpg")
-    Image.fromarray(np.zeros((64, 64, 3), dtype=np.uint8)).save(frame)
-    evaluate(encoder, davis=root, size=SIZE, out=tmp_path / "out")
-    assert sum(calls) == 6
-
-
-def test_rendered_videos_are_a_benchmark_with_all_three_scores(encoder: Encoder, tmp_path: Path) -> None:
-    card = evaluate(encoder, synthetic=2, out=tmp_path, save=True)["benchmarks"]["synthetic"]
-    assert set(card["scores"]) == {"J&F", "J", "F", "mIoU", "PCK@0.1", "PCK@0.2"}
-    side = 16 * encoder.patch_size
-    videos = heldout_videos(2, seed=HELDOUT_SEED, size=side)
+    card = evaluate(encoder, rendered=1, out=tmp_path, save=True)
+    found = card["benchmarks"]["rendered"]
+    assert set(found["scores"]) == {"J&F", "J", "F", "mIoU", "PCK@0.1", "PCK@0.2"}
+    videos = heldout_videos(1, seed=HELDOUT_SEED, size=16 * encoder.patch_size)
     expected = score_videos(videos, [propagate_video(video, encoder) for video in videos])
-    assert card["scores"]["J"] == pytest.approx(expected.region, abs=1e-12)
-    assert card["scores"]["mIoU"] == pytest.approx(expected.part_iou, abs=1e-12)
-    assert card["scores"]["PCK@0.2"] == pytest.approx(expected.pck, abs=1e-12)
-    assert len(list((tmp_path / "predictions" / "synthetic").glob("*/objects/*.png"))) == 40
+    assert found["scores"]["J"] == pytest.approx(expected.region, abs=1e-12)
+    assert found["scores"]["mIoU"] == pytest.approx(expected.part_iou, abs=1e-12)
+    assert found["scores"]["PCK@0.2"] == pytest.approx(expected.pck, abs=1e-12)
+    assert len(list((tmp_path / "predictions" / "rendered").glob("*/objects/*.png"))) == 20
+    assert any("tiny (rendered)" in line for line in table(card))
+    # Arguments, results and clips of earlier versions say "synthetic".
+    capsys.readouterr()
+    (tmp_path / "clips" / "rendered").rename(tmp_path / "clips" / "synthetic")
+    calls = count_frames(monkeypatch)
+    again = evaluate(encoder, synthetic=1, out=tmp_path)["benchmarks"]
+    assert (again["rendered"]["scores"], calls) == (found["scores"], [])
+    assert rename_old({"synthetic": found}) == {"rendered": found}
+    assert capsys.readouterr().err.count("now called rendered") == 3
 
 
-def test_table_stands_beside_the_published_rows_and_says_what_differs(
-    encoder: Encoder, datasets: dict[str, Any]
+class Brightness(benchmarks.benchmark.Benchmark):
+    """A fifth benchmark: how bright the frames of a clip are; no encoder is asked."""
+
+    name = "brightness"
+    main_score = "light"
+    flag = "--brightness DIR"
+    official_clips = (7,)
+
+    @classmethod
+    def layout(cls, root: Path) -> Layout:
+        names = sorted(p.name for p in root.iterdir())
+        return Layout(names, False, lambda name: Clip(name, tuple(sorted((root / name).iterdir())), ()))
+
+    def run(self, encoder: Encoder, clip: Any, save: Save | None = None) -> Result:
+        return {"light": [float(np.asarray(Image.open(path)).mean()) / 255 for path in clip.frames]}
+
+    def summarize(self, results: Iterable[Result]) -> dict[str, float]:
+        return {"light": float(np.mean([result["light"] for result in results]))}
+
+    def score_saved(self, clip: Any, predictions: Path) -> Result:
+        raise NotImplementedError
+
+    def label(self, encoder: Encoder, clip: Any) -> LabeledClip:
+        raise NotImplementedError
+
+
+def test_a_new_benchmark_is_a_class_and_an_entry_in_the_list(
+    encoder: Encoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    card = evaluate(encoder, **datasets, size=SIZE)
+    monkeypatch.setattr(benchmarks, "BENCHMARKS", (*BENCHMARKS, Brightness))
+    for name, value in (("dark", 51), ("light", 204)):
+        write_frames(tmp_path / "data" / name, np.full((2, 8, 8, 3), value, np.uint8))
+    card = evaluate(encoder, brightness=tmp_path / "data", out=tmp_path / "out")
+    assert card["benchmarks"]["brightness"]["scores"] == {"light": pytest.approx(0.5)}
     text = "\n".join(table(card))
-    assert "T-CoRe, K400, 400 ep" in text
-    assert "64.7" in text
-    assert "not comparable with the published rows: 2 clips instead of 30; input 64x64" in text
-    assert card["versions"]["torch"] == torch.__version__
-    assert card["peak_memory"]["cpu_gb"] > 0.01
-    assert card["seconds"] > 0
+    assert "50.0" in text
+    assert "brightness: not comparable with the published rows: 2 clips instead of 7" in text
+    assert worst_clips(card, 1) == ["brightness  light  20.0  dark"]
 
 
-def test_worst_clips_come_first(encoder: Encoder, datasets: dict[str, Any]) -> None:
-    card = evaluate(encoder, davis=datasets["davis"], size=SIZE)
-    clips = card["benchmarks"]["davis"]["clips"]
-    worst = min(clips, key=lambda name: clips[name]["J&F"])
-    assert worst_clips(card, 1)[0].endswith(worst)
-    assert len(worst_clips(card, 2)) == 2
-    assert worst_clips(card, 0) == []
+def test_corrections_change_what_they_name(encoder: Encoder, datasets: dict[str, Any], card: Card) -> None:
+    def scores(name: str, **changes: Any) -> dict[str, float]:
+        source = {name: datasets[name]}
+        changed = evaluate(encoder, **source, size=SIZE, protocol=replace(TCORE, **changes))
+        found: dict[str, float] = changed["benchmarks"][name]["scores"]
+        return found
 
-
-def test_corrections_change_what_they_name(encoder: Encoder, datasets: dict[str, Any]) -> None:
-    def scores(**changes: Any) -> dict[str, Any]:
-        card = evaluate(encoder, **datasets, size=SIZE, protocol=replace(TCORE, **changes))
-        return {name: result["scores"] for name, result in card["benchmarks"].items()}
-
-    before = scores()
-    without_first = scores(skip_first=True)
-    assert without_first["vip"]["mIoU"] < before["vip"]["mIoU"]
-    assert without_first["davis"] == before["davis"]
-    rounded = scores(round_border=True)
-    assert rounded["vip"] == before["vip"]
-    half = scores(precision="bf16")
-    assert half["davis"] != before["davis"]
-    assert half["davis"]["J&F"] == pytest.approx(before["davis"]["J&F"], abs=0.05)
+    before = {name: result["scores"] for name, result in card["benchmarks"].items()}
+    assert scores("vip", skip_first=True)["mIoU"] < before["vip"]["mIoU"]
+    assert scores("davis", skip_first=True, round_border=True) == before["davis"]
+    half = scores("davis", precision="bf16")
+    assert half != before["davis"]
+    assert half["J&F"] == pytest.approx(before["davis"]["J&F"], abs=0.05)
 
 
 def test_a_lost_joint_is_left_out_or_wrong() -> None:
@@ -263,42 +292,25 @@ def test_a_lost_joint_is_left_out_or_wrong() -> None:
 
 
 def test_processes_that_share_the_clips_give_the_same_card(datasets: dict[str, Any], tmp_path: Path) -> None:
-    """Real processes, as torchrun starts them, and one more than there are clips."""
-    count = 3
+    """Real processes, as torchrun starts them; one clip each."""
     command = [sys.executable, "-m", "tcore", "evaluate", "random:vitti16", "--size", "64", "64"]
-    command += [word for name, root in datasets.items() for word in (f"--{name}", str(root))]
-
-    def run(out: Path, **place: str) -> "subprocess.Popen[str]":
-        environment = os.environ | {"OMP_NUM_THREADS": "1"} | place
-        return subprocess.Popen(
-            [*command, "--out", str(out)],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-
+    command += ["--davis", str(datasets["davis"]), "--out", str(tmp_path)]
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
-    shared = [
-        run(
-            tmp_path / "shared",
-            RANK=str(rank),
-            LOCAL_RANK=str(rank),
-            WORLD_SIZE=str(count),
-            MASTER_ADDR="127.0.0.1",
-            MASTER_PORT=port,
-        )
-        for rank in range(count)
-    ]
-    said = [process.communicate(timeout=120) for process in [*shared, run(tmp_path / "alone")]]
-    assert all(process.returncode == 0 for process in shared), said
-    together, alone = (
-        json.loads((tmp_path / name / "results.json").read_text()) for name in ("shared", "alone")
-    )
-    assert together["processes"] == count
-    for name, result in alone["benchmarks"].items():
-        assert together["benchmarks"][name]["scores"] == result["scores"]
-        assert together["benchmarks"][name]["truth"] == result["truth"]
+    shared = []
+    for rank in ("0", "1"):
+        place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
+        pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        shared.append(subprocess.Popen(command, env=os.environ | place | address, **pipes))
+    said = [process.communicate(timeout=120) for process in shared]
+    assert [process.returncode for process in shared] == [0, 0], said
+    together = json.loads((tmp_path / "results.json").read_text())
+    assert together["processes"] == 2
+    assert all("davis 1/1" in stderr for _, stderr in said)
+    encoder = load_encoder("random:vitti16")
+    alone = evaluate(encoder, davis=datasets["davis"], size=SIZE)
+    for field in ("scores", "truth"):
+        assert together["benchmarks"]["davis"][field] == alone["benchmarks"]["davis"][field]
     assert said[1][0] == "", "only the first process prints the table"

@@ -14,7 +14,7 @@ from tests.tiny import tiny
 
 
 def score(encoder: Encoder, out: Path) -> Card:
-    return evaluate(encoder, synthetic=1, out=out)
+    return evaluate(encoder, rendered=1, out=out)
 
 
 def test_every_kept_encoder_is_scored_and_not_again(tmp_path: Path) -> None:
@@ -23,8 +23,8 @@ def test_every_kept_encoder_is_scored_and_not_again(tmp_path: Path) -> None:
     assert list(found) == [3, 6]
     assert found[3]["weights"] != found[6]["weights"]
     assert read_checkpoints(run / "checkpoints" / "checkpoints.json")[6]["scores"] == found[6]["scores"]
-    assert trajectory_table(found)[0].split()[:2] == ["step", "synthetic"]
-    clip = run / "checkpoints" / "step-000003" / "clips" / "synthetic" / "rendered-000.json"
+    assert trajectory_table(found)[0].split()[:2] == ["step", "rendered"]
+    clip = run / "checkpoints" / "step-000003" / "clips" / "rendered" / "rendered-000.json"
     written = clip.stat().st_mtime_ns
     assert evaluate_checkpoints(run, score) == found
     assert clip.stat().st_mtime_ns == written

@@ -13,5 +13,5 @@ def make_run(folder: Path) -> Path:
 
 def make_card(run: Path) -> Path:
     """A score card of three rendered videos, inside the run."""
-    evaluate(load_encoder(run), synthetic=3, out=run / "eval")
+    evaluate(load_encoder(run), rendered=3, out=run / "eval")
     return run / "eval"

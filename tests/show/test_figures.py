@@ -10,7 +10,9 @@ from tcore import load_encoder
 from tcore.cli.main import main
 from tcore.data.rendered import render_video
 from tcore.errors import InputError
-from tcore.show.carried import carry_benchmark, score_frames
+from tcore.evaluation.benchmarks import open_benchmark
+from tcore.evaluation.protocols import TCORE
+from tcore.show.carried import carry_clip, score_frames
 from tcore.show.clips import Times, evenly, open_clip
 from tcore.show.propagation import propagation_figure
 from tests.evaluation.layouts import write_davis, write_jhmdb, write_vip
@@ -169,7 +171,8 @@ def test_a_clip_of_a_benchmark_is_carried_and_drawn_beside_its_truth(
     root = {"davis": write_davis, "vip": write_vip, "jhmdb": write_jhmdb}[benchmark](
         tmp_path / "data", [video]
     )
-    carried = carry_benchmark(load_encoder(run), benchmark, root, size=(64, 64))
+    opened = open_benchmark(benchmark, root, TCORE, size=(64, 64))
+    carried = carry_clip(load_encoder(run), opened)
     scores = score_frames(carried)
     assert carried.length == 4
     assert scores[0] > 0.15
@@ -177,4 +180,4 @@ def test_a_clip_of_a_benchmark_is_carried_and_drawn_beside_its_truth(
     propagation_figure([carried], tmp_path / "a.png", columns=4)
     looks_real(tmp_path / "a.png", 250)
     with pytest.raises(InputError, match="no clip 'clip'"):
-        carry_benchmark(load_encoder(run), benchmark, root, "clip")
+        carry_clip(load_encoder(run), opened, "clip")

@@ -89,9 +89,9 @@ def test_published_rows_stand_beside_scores_on_a_public_benchmark(
     folder = tmp_path / "scores"
     shutil.copytree(runs[0] / "eval", folder)
     card = json.loads((folder / "results.json").read_text())
-    synthetic = card["benchmarks"].pop("synthetic")
-    scores = {name: synthetic["scores"][name] for name in ("J&F", "J", "F")}
-    card["benchmarks"]["davis"] = synthetic | {"scores": scores, "differs": ["3 clips instead of 30"]}
+    rendered = card["benchmarks"].pop("rendered")
+    scores = {name: rendered["scores"][name] for name in ("J&F", "J", "F")}
+    card["benchmarks"]["davis"] = rendered | {"scores": scores, "differs": ["3 clips instead of 30"]}
     (folder / "results.json").write_text(json.dumps(card))
     page = write_report([folder], tmp_path / "report.html").read_text(encoding="utf-8")
     assert '<tr class="ours"><td>scores</td>' in page

@@ -24,18 +24,19 @@ from tcore.model.peers import ALONE
 from tcore.training import distributed
 from tcore.training.loop import check_share, open_store
 from tests.tiny import tiny
-from tests.training.jobs import ROOT, torchrun, work, work_together
+from tests.training.jobs import ENVIRONMENT, ROOT, SAME, work, work_together
 
 LOSSES = ("total", "dino", "past_teacher", "future_teacher", "past_future", "koleo")
 NORMS = ("gradient_norm_backbone", "gradient_norm_head", "gradient_norm_match")
 VARIANTS: dict[str, dict[str, Any]] = {
-    "centering": {"teacher__targets": "centering"},
-    "sinkhorn": {"teacher__targets": "sinkhorn"},
-    "parts": {"teacher__targets": "centering", "optim__accumulate": 2},
+    "centering": {**SAME, "teacher__targets": "centering"},
+    "sinkhorn": {**SAME, "teacher__targets": "sinkhorn"},
+    "parts": {**SAME, "teacher__targets": "centering", "optim__accumulate": 2},
 }
 KINDS = ("replicate", "shard")
 BF16: dict[str, Any] = {**VARIANTS["centering"], "optim__precision": "bf16", "optim__steps": 2}
 MIDDLE = 4
+STOPPED = [(MIDDLE, "stop", rank) for rank in range(4)]
 
 
 def metrics(run: Path) -> list[dict[str, Any]]:
@@ -57,20 +58,21 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, changes in VARIANTS.items():
         work(root / f"1-{name}", gradients=True, **changes)
     work(root / "1-bf16", **BF16)
-    work(root / "1-middle", stop=MIDDLE, **VARIANTS["centering"])
-    shutil.copytree(root / "1-middle", root / "1-then-2-shards")
+    work(root / "1-then-2-shards", faults=STOPPED, **VARIANTS["centering"])
     jobs: list[dict[str, Any]] = []
-    for name, changes in VARIANTS.items():
-        for kind in KINDS:
-            shared = {**changes, "runtime__sharding": kind}
-            jobs.append({"run": str(root / f"2-{name}-{kind}"), "gradients": True, **shared})
-    jobs += [{"run": str(root / f"2-bf16-{kind}"), "runtime__sharding": kind, **BF16} for kind in KINDS]
-    shards = {**VARIANTS["centering"], "runtime__sharding": "shard"}
-    jobs.append({"run": str(root / "1-then-2-shards"), **shards})
-    jobs.append({"run": str(root / "2-shards-middle"), "stop": MIDDLE, **shards})
-    jobs.append({"run": str(root / "2-watched"), "watch": 5, **shards})
+    for kind in KINDS:
+        for name, changes in VARIANTS.items():
+            jobs.append(job(root / f"2-{name}-{kind}", kind, gradients=True, **changes))
+        jobs.append(job(root / f"2-bf16-{kind}", kind, **BF16))
+    jobs.append(job(root / "1-then-2-shards", "shard", **VARIANTS["centering"]))
+    jobs.append(job(root / "2-shards-middle", "shard", faults=STOPPED, **VARIANTS["centering"]))
+    jobs.append(job(root / "2-watched", "shard", watch=5, **VARIANTS["centering"]))
     work_together(2, jobs)
     return root
+
+
+def job(run: Path, kind: str, **changes: Any) -> dict[str, Any]:
+    return {"run": str(run), "runtime__sharding": kind, **changes}
 
 
 def test_one_of_two_processes_scores_while_the_other_waits(runs: Path) -> None:
@@ -113,8 +115,7 @@ def test_two_processes_have_the_losses_and_gradient_norms_of_one_in_bf16(runs: P
 def test_a_process_that_exchanges_with_itself_is_as_if_it_were_alone(
     runs: Path, tmp_path: Path, kind: str
 ) -> None:
-    job = {**VARIANTS["centering"], "runtime__sharding": kind}
-    work_together(1, [{"run": str(tmp_path / "run"), **job}], "exchanging")
+    work_together(1, [job(tmp_path / "run", kind, **VARIANTS["centering"])], "exchanging")
     assert_same_losses(tmp_path / "run", runs / "1-centering")
 
 
@@ -157,11 +158,22 @@ def test_a_run_goes_on_with_more_and_with_fewer_processes(runs: Path) -> None:
     assert_same_losses(run, runs / "1-centering")
 
 
+def torchrun(*words: str) -> "subprocess.CompletedProcess[str]":
+    """A command of tcore on two processes of this machine."""
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "tcore"]
+    return subprocess.run(
+        [sys.executable, *launch, *words],
+        cwd=ROOT,
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+
+
 @pytest.mark.long
 def test_an_error_reaches_all_processes_and_is_said_once(tmp_path: Path) -> None:
-    done = torchrun(
-        2, "tcore", "--", "train", "quickstart", "--optim.batch", "5", "--run", str(tmp_path / "run")
-    )
+    done = torchrun("--", "train", "quickstart", "--optim.batch", "5", "--run", str(tmp_path / "run"))
     assert done.returncode != 0
     assert done.stderr.count("tcore: error") == 1
     assert "optim.batch=5 cannot be shared equally by 2 processes" in done.stderr
@@ -218,25 +230,23 @@ def test_any_number_of_processes_goes_on_with_the_run_of_any_other(runs: Path, t
     by_count = {count: [kind for n, kind in ways if n == count] for count in (1, 2, 4)}
 
     def everywhere(jobs: dict[int, list[dict[str, Any]]]) -> None:
-        for job in jobs[1]:
-            work(Path(job.pop("run")), **job)
+        for own in jobs[1]:
+            work(Path(own.pop("run")), **own)
         for count in (2, 4):
             work_together(count, jobs[count])
 
     common = VARIANTS["centering"]
-    before = {
-        count: [
-            {"run": str(tmp_path / f"{count}-{kind}"), "stop": MIDDLE, "runtime__sharding": kind, **common}
-            for kind in kinds
-        ]
-        for count, kinds in by_count.items()
-    }
-    everywhere(before)
+    everywhere(
+        {
+            count: [job(tmp_path / f"{count}-{kind}", kind, faults=STOPPED, **common) for kind in kinds]
+            for count, kinds in by_count.items()
+        }
+    )
     after: dict[int, list[dict[str, Any]]] = {count: [] for count in by_count}
     for (count, kind), (then, other) in itertools.product(ways, ways):
         run = tmp_path / f"{count}-{kind}-{then}-{other}"
         shutil.copytree(tmp_path / f"{count}-{kind}", run)
-        after[then].append({"run": str(run), "runtime__sharding": other, **common})
+        after[then].append(job(run, other, **common))
     everywhere(after)
     for (count, kind), (then, other) in itertools.product(ways, ways):
         assert_same_losses(tmp_path / f"{count}-{kind}-{then}-{other}", runs / "1-centering")
@@ -254,7 +264,7 @@ TINY_FLAGS = (
 @pytest.mark.long
 def test_two_machines_train_as_one_process_and_only_the_first_speaks(tmp_path: Path) -> None:
     head = f"127.0.0.1:{free_port()}"
-    env = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PYTHON": sys.executable}
+    env = ENVIRONMENT | {"PYTHON": sys.executable}
     nodes = [
         subprocess.Popen(
             [ROOT / "runs" / "torchrun.sh", "quickstart", *TINY_FLAGS, "--run", tmp_path / "run"],
@@ -323,7 +333,7 @@ def test_slurm_job_that_is_asked_to_leave_stops_its_processes_and_is_requeued(
 
 @pytest.mark.long
 def test_plan_tells_the_batch_of_each_process_and_of_all(tmp_path: Path) -> None:
-    done = torchrun(2, "tcore", "train", "quickstart", *TINY_FLAGS, "--runtime.sharding", "shard", "--plan")
+    done = torchrun("train", "quickstart", *TINY_FLAGS, "--runtime.sharding", "shard", "--plan")
     assert done.returncode == 0, done.stderr
     rows = dict(line.split("  ", 1) for line in done.stdout.splitlines() if "  " in line)
     assert rows["batch"].strip().startswith("8 videos")
@@ -335,14 +345,8 @@ def test_plan_tells_the_batch_of_each_process_and_of_all(tmp_path: Path) -> None
 @pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 def test_compiled_processes_have_the_losses_of_plain_ones(runs: Path, tmp_path: Path, kind: str) -> None:
-    shared = {**VARIANTS["centering"], "runtime__sharding": kind, "optim__steps": 2}
-    jobs = [
-        {"run": str(tmp_path / "compiled"), "runtime__compile": "on", "vit__depth": 1, **shared},
-        {"run": str(tmp_path / "plain"), "runtime__compile": "off", "vit__depth": 1, **shared},
-    ]
-    work_together(2, jobs)
-    found = {name: metrics(tmp_path / name) for name in ("compiled", "plain")}
-    for step in range(2):
+    shared = VARIANTS["centering"] | {"optim__steps": 2, "vit__depth": 1}
+    work_together(2, [job(tmp_path / wish, kind, runtime__compile=wish, **shared) for wish in ("on", "off")])
+    for compiled, plain in zip(metrics(tmp_path / "on"), metrics(tmp_path / "off"), strict=True):
         for name in (*LOSSES, *NORMS):
-            plain = found["plain"][step][name]
-            assert found["compiled"][step][name] == pytest.approx(plain, rel=1e-3), name
+            assert compiled[name] == pytest.approx(plain[name], rel=1e-3), name

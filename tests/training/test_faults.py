@@ -1,10 +1,12 @@
 """What clusters do to jobs, done to real ones: killed, asked to leave, starved of a reading process."""
 
 import os
+import platform
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,25 +15,36 @@ import pytest
 from tcore import train
 from tcore.data import workers
 from tcore.data.workers import LostWorkerError, missing_killed_workers
-from tcore.training.guard import LostPeerError
-from tcore.training.signals import SIGNALS, StopRequest
-from tcore.training.step import Trainer
+from tcore.rendezvous import LostPeerError
+from tcore.training.guard import SIGNALS, StopRequest
 from tests.tiny import tiny
 from tests.training.faults import (
+    assert_one_line,
     busy_cores,
-    children_of,
-    during_step,
     finish,
     gone,
+    holds,
     kill_again_and_again,
     make_store,
     start,
     steps_of,
     wait_for,
+    wait_for_step,
 )
+from tests.training.jobs import children_of
 from tests.training.test_loop import assert_same_run
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="signals, limits and /proc of Linux")
+
+
+def at_step(number: int, act: Callable[[], object]) -> Callable[[int], None]:
+    """Do something before a step of a real run."""
+
+    def on_step(step: int) -> None:
+        if step == number:
+            act()
+
+    return on_step
 
 
 @pytest.fixture(scope="module")
@@ -69,18 +82,15 @@ def test_a_signal_saves_and_leaves_with_zero_and_the_same_command_goes_on(
     asked: signal.Signals,
     tmp_path: Path,
     whole: Path,
-    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     run, config = tmp_path / "run", tiny(keep_every=3, checkpoint_every=100)
-    with monkeypatch.context() as patch:
-        during_step(patch, 2, lambda: os.kill(os.getpid(), asked))
-        with pytest.raises(SystemExit) as left:
-            train(config, run)
+    with pytest.raises(SystemExit) as left:
+        train(config, run, on_step=at_step(2, lambda: os.kill(os.getpid(), asked)))
     assert left.value.code == 0
     assert steps_of(run) == [1, 2, 3]
     last = capsys.readouterr().err.splitlines()[-1]
-    assert last == f"{asked.name}: saved step 3 of 6; the same command goes on."
+    assert last.startswith(f"{asked.name}: saved step 3 of 6")
     train(config, run, quiet=True)
     assert_same_run(run, whole)
 
@@ -91,20 +101,20 @@ def test_a_job_that_is_asked_to_leave_is_gone_within_thirty_seconds(
     asked: signal.Signals, tmp_path: Path, whole: Path
 ) -> None:
     run = tmp_path / "run"
-    process = start(run, {"keep_every": 3, "checkpoint_every": 100}, pause=0.3)
-    wait_for(lambda: len(steps_of(run)) >= 2, process)
+    process = start(run, keep_every=3, checkpoint_every=100, pause=0.3)
+    wait_for_step(run, 2, process)
     process.send_signal(asked)
     code, said = finish(process, 30)
     assert code == 0, said
     done = steps_of(run)[-1]
     assert 2 <= done < 6
-    assert said.splitlines()[-1] == f"{asked.name}: saved step {done} of 6; the same command goes on."
+    assert said.splitlines()[-1].startswith(f"{asked.name}: saved step {done} of 6")
     train(tiny(keep_every=3), run, quiet=True)
     assert_same_run(run, whole)
 
 
 def test_a_signal_to_all_processes_of_a_job_does_not_lose_the_reading_ones(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
     run, store = tmp_path / "run", make_store(tmp_path / "store")
     strangers = children_of(os.getpid())  # what other tests of this process have left running
@@ -115,27 +125,19 @@ def test_a_signal_to_all_processes_of_a_job_does_not_lose_the_reading_ones(
         # By another process, as a scheduler would: from their parent it would mean something else.
         subprocess.run(["kill", "-TERM", *map(str, (*workers, os.getpid()))], check=True)
 
-    during_step(monkeypatch, 2, signal_all)
+    config = tiny(runtime__workers=2, optim__steps=50)
     with pytest.raises(SystemExit) as left:
-        train(tiny(runtime__workers=2, optim__steps=50), run, store, quiet=True)
+        train(config, run, store, quiet=True, on_step=at_step(2, signal_all))
     assert left.value.code == 0
     assert len(workers) >= 2
     assert steps_of(run) == [1, 2, 3]
     gone(workers)
 
 
-def test_handlers_of_the_caller_are_back_after_training(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before = signal.getsignal(signal.SIGTERM)
-    step, during = Trainer.step, []
-
-    def looking(self: Trainer, *rest: Any) -> Any:
-        during.append(signal.getsignal(signal.SIGTERM))
-        return step(self, *rest)
-
-    monkeypatch.setattr(Trainer, "step", looking)
-    train(tiny(optim__steps=1), tmp_path / "run", quiet=True)
+def test_handlers_of_the_caller_are_back_after_training(tmp_path: Path) -> None:
+    before, during = signal.getsignal(signal.SIGTERM), list[Any]()
+    look = at_step(0, lambda: during.append(signal.getsignal(signal.SIGTERM)))
+    train(tiny(optim__steps=1), tmp_path / "run", quiet=True, on_step=look)
     assert during[0] != before
     assert signal.getsignal(signal.SIGTERM) == before
 
@@ -159,7 +161,7 @@ def test_a_process_that_is_about_to_name_a_lost_one_is_not_ended_by_torchrun_bef
 
 
 def test_a_reading_process_that_is_killed_is_one_line_and_no_hang(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
     run, store = tmp_path / "run", make_store(tmp_path / "store")
     strangers = children_of(os.getpid())  # what other tests of this process have left running
@@ -170,12 +172,10 @@ def test_a_reading_process_that_is_killed_is_one_line_and_no_hang(
         os.kill(victims[0], signal.SIGKILL)
         time.sleep(5)  # until the word of its death comes, before a batch that is cut off
 
-    during_step(monkeypatch, 2, starve)
-    with pytest.raises(LostWorkerError) as lost:
-        train(tiny(runtime__workers=2, optim__steps=200), run, store, quiet=True)
-    assert str(lost.value).startswith(
-        f"reading process {victims[0]} was killed, as the system does when memory runs out"
-    )
+    config = tiny(runtime__workers=2, optim__steps=200)
+    with pytest.raises(LostWorkerError, match="reading process") as lost:
+        train(config, run, store, quiet=True, on_step=at_step(2, starve))
+    assert str(victims[0]) in str(lost.value)
     assert "\n" not in str(lost.value)
     assert lost.value.exit_code == 1
 
@@ -245,12 +245,20 @@ def test_a_killed_reading_process_is_known_behind_other_errors() -> None:
 
 
 @pytest.mark.long
-def test_reading_processes_die_with_their_parent(tmp_path: Path) -> None:
+def test_a_killed_job_leaves_neither_reading_processes_nor_a_lock(tmp_path: Path) -> None:
     run, store = tmp_path / "run", make_store(tmp_path / "store")
-    process = start(run, {"runtime.workers": 2, "optim.steps": 5000}, frames=store, pause=0.05)
-    wait_for(lambda: len(steps_of(run)) >= 1, process)
-    workers = children_of(process.pid)
+    job: dict[str, Any] = {"runtime__workers": 2, "optim__steps": 5000, "frames": str(store), "pause": 0.05}
+    first = start(run, **job)
+    wait_for_step(run, 1, first)
+    workers = children_of(first.pid)
     assert len(workers) >= 2
-    process.kill()
-    process.communicate()
+    code, said = finish(start(run, **job))
+    assert code == 2
+    assert_one_line(said, f"run {run} is in use by process {first.pid} on {platform.node()}: ")
+    first.kill()
+    first.communicate()
+    third = start(run, **job)  # at once: the lock of a killed job locks nothing
     gone(workers)
+    wait_for(lambda: holds(run, third), third)
+    third.kill()
+    third.communicate()

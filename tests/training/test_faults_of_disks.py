@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from tcore import InputError, train
-from tcore.training import generations, loop
-from tcore.training.checkpoint import save_checkpoint
+from tcore.training import generations
 from tests.tiny import tiny
 from tests.training.faults import (
     damage,
@@ -122,19 +121,17 @@ def test_a_disk_that_refuses_a_checkpoint_keeps_the_last_one(
     number: int, tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The errno of a full, read-only, over-quota or broken disk, raised at the system call.
-    run, save = tmp_path / "run", save_checkpoint
+    run = tmp_path / "run"
 
     def refuse(handle: int) -> None:
         raise OSError(number, os.strerror(number))
 
-    def save_on_a_bad_disk(run: Path, step: int, *rest: Any) -> None:
-        if step == 4:
+    def break_disk(step: int) -> None:
+        if step == 3:
             monkeypatch.setattr(os, "fsync", refuse)
-        save(run, step, *rest)
 
-    monkeypatch.setattr(loop, "save_checkpoint", save_on_a_bad_disk)
     with pytest.raises(OSError, match=os.strerror(number)) as refused:
-        train(tiny(keep_every=3), run, quiet=True)
+        train(tiny(keep_every=3), run, quiet=True, on_step=break_disk)
     monkeypatch.undo()
     assert str(refused.value.filename).startswith(str(run))  # the command line says it in one line
     assert torch.load(run / "checkpoint.pt", weights_only=True)["step"] == 2
@@ -155,25 +152,12 @@ def test_a_disk_that_really_is_full_or_read_only_keeps_the_last_checkpoint(
         pytest.skip("no mounts here")
     try:
         run = disk / "run"
-        fill = f"""
-save = loop.save_checkpoint
-def save_on_a_full_disk(run, step, *rest):
-    if step == 4:
-        try:
-            with open({str(disk / "filling")!r}, "wb", buffering=0) as file:
-                while True:
-                    file.write(bytes(65536))
-        except OSError:
-            pass
-    save(run, step, *rest)
-loop.save_checkpoint = save_on_a_full_disk
-"""
-        code, said = finish(start(run, {"keep_every": 3}, before=fill))
+        code, said = finish(start(run, keep_every=3, faults=[(3, "fill")], cwd=disk))
         assert code == 2, said
         assert "No space left on device" in said.splitlines()[-1]
         assert torch.load(run / "checkpoint.pt", weights_only=True)["step"] == 2
         subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
-        code, said = finish(start(run, {"keep_every": 3}))
+        code, said = finish(start(run, keep_every=3))
         assert code == 2, said
         assert "Read-only file system" in said.splitlines()[-1]
         subprocess.run(["mount", "-o", "remount,rw", str(disk)], check=True)

@@ -14,8 +14,10 @@ from tests.tiny import tiny
 
 
 def report(rank: int, points: int, **others: Any) -> Report:
-    usual: dict[str, Any] = {"state": guard.AT_WORK, "signs": 0, "step": 7, "begun": 5, "place": "here:1"}
-    return Report(rank, **{"host": "node", "pid": 100 + rank, "points": points, "beat": 0, **usual, **others})
+    usual: dict[str, Any] = {"state": guard.WORKING, "beats": 0, "step": 7, "begun": 5, "place": "here:1"}
+    return Report(
+        rank, **{"host": "node", "pid": 100 + rank, "points": points, "count": 0, **usual, **others}
+    )
 
 
 def told(*moments: tuple[float, list[Report]], patience: float = 10.0) -> str | None:
@@ -27,35 +29,35 @@ def told(*moments: tuple[float, list[Report]], patience: float = 10.0) -> str | 
 
 
 def test_the_process_that_the_others_wait_for_is_named() -> None:
-    seen = [report(0, 41, beat=1), report(1, 40, beat=1, place="there:2"), report(2, 41, beat=1)]
-    later = [report(0, 41, beat=9), report(1, 40, beat=9, place="there:2"), report(2, 41, beat=9)]
+    seen = [report(0, 41, count=1), report(1, 40, count=1, place="there:2"), report(2, 41, count=1)]
+    later = [report(0, 41, count=9), report(1, 40, count=9, place="there:2"), report(2, 41, count=9)]
     assert told((0, seen), (9, later)) is None
     line = told((0, seen), (11, later))
     assert line is not None
-    assert "nothing has moved for 11 s (runtime.patience=10)" in line
+    assert "no progress for 11 s (runtime.patience=10)" in line
     assert "process 1 of 3 on node (pid 101) last in step 7, at there:2" in line
     assert "(pid 100)" not in line
 
 
 def test_a_process_that_has_stopped_reporting_gives_no_sign_of_life() -> None:
-    line = told((0, [report(0, 41), report(1, 40)]), (11, [report(0, 41, beat=5), report(1, 40)]))
+    line = told((0, [report(0, 41), report(1, 40)]), (11, [report(0, 41, count=5), report(1, 40)]))
     assert line is not None
-    assert "process 1 of 2 on node (pid 101) gives no sign of life, last in step 7" in line
+    assert "process 1 of 2 on node (pid 101) does not respond, last in step 7" in line
 
 
 def test_of_processes_at_one_point_the_one_without_a_sign_of_life_is_named_alone() -> None:
     seen = [report(rank, 40) for rank in range(8)]
-    later = [report(rank, 40, beat=0 if rank == 6 else 5) for rank in range(8)]
+    later = [report(rank, 40, count=0 if rank == 6 else 5) for rank in range(8)]
     line = told((0, seen), (11, later))
     assert line is not None
     assert line.startswith("a process hangs")
-    assert "process 6 of 8 on node (pid 106) gives no sign of life" in line
+    assert "process 6 of 8 on node (pid 106) does not respond" in line
     assert "process 0 of 8" not in line
 
 
 def test_a_first_process_that_writes_piece_by_piece_does_not_hang() -> None:
     others = [report(1, 41)]
-    assert told(*((t, [report(0, 40, signs=t), *others]) for t in range(0, 100, 5))) is None
+    assert told(*((t, [report(0, 40, beats=t), *others]) for t in range(0, 100, 5))) is None
     assert told((0, [report(0, 40), *others]), (11, [report(0, 40), *others])) is not None
 
 
@@ -113,7 +115,7 @@ def test_the_others_hear_how_it_ended_though_another_error_comes_up_meanwhile() 
     watching.begin()
     store.disturbed = True
     watching.end(EOFError())
-    assert store.told == [guard.AT_WORK, guard.FAILED]
+    assert store.told == [guard.WORKING, guard.FAILED]
 
 
 def test_the_place_of_a_thread_is_a_line_of_the_package() -> None:

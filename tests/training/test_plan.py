@@ -57,7 +57,7 @@ def test_where_memory_runs_out_smaller_sizes_are_measured() -> None:
         asked.append(size)
         if size > 128:
             raise torch.OutOfMemoryError
-        return Cost(size, size, LINE.at(size), 1.0, {}, {})
+        return Cost(size, size, LINE.at(size), 1.0, 0.0, {}, {})
 
     small, large = planning._measure_two(VITS, World(), measure)
     assert asked == [128, 256, 64]

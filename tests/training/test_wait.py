@@ -13,7 +13,7 @@ from tcore.data.images import Frame
 from tcore.data.samples import Source
 from tcore.data.stores import FolderStore, FrameStore
 from tcore.device import num_cores
-from tcore.training.wait import FEWEST, SILENCE, WINDOW, DataWait
+from tcore.training.monitor import WAIT_FEWEST, WAIT_PAUSE, WAIT_STEPS, DataWait
 from tests.data.clips import write_clip
 from tests.data.packing import pack
 from tests.data.painted import Painted
@@ -62,10 +62,10 @@ def test_the_first_step_does_not_count() -> None:
 
 
 def test_it_is_said_when_there_is_enough_to_go_by_and_again_after_a_while() -> None:
-    said = warnings(waiting(Painted([20] * 4)), [0.5] * (2 * SILENCE))
-    assert [step for step, _ in said] == [FEWEST + 1, FEWEST + 1 + SILENCE]
-    assert f"50% of the last {FEWEST} steps" in said[0][1]
-    assert f"of the last {WINDOW} steps" in said[1][1]
+    said = warnings(waiting(Painted([20] * 4)), [0.5] * (2 * WAIT_PAUSE))
+    assert [step for step, _ in said] == [WAIT_FEWEST + 1, WAIT_FEWEST + 1 + WAIT_PAUSE]
+    assert f"50% of the last {WAIT_FEWEST} steps" in said[0][1]
+    assert f"of the last {WAIT_STEPS} steps" in said[1][1]
 
 
 def test_steps_weigh_by_their_time() -> None:

@@ -13,13 +13,13 @@ import torch
 from tcore import InputError, Watch, evaluate, load_encoder, train
 from tcore.cli.main import main
 from tcore.data.rendered import render_video
+from tcore.evaluation.benchmarks.rendered import heldout_videos
 from tcore.evaluation.card import Card
 from tcore.evaluation.encoder import Encoder
-from tcore.evaluation.rendered import heldout_videos
 from tcore.evaluation.trajectory import read_checkpoints
 from tcore.show.dynamics import CYCLE, SCORES, curves, dynamics_figure
 from tcore.show.runs import read_run
-from tcore.training.signals import Preempted
+from tcore.training.guard import StopRequested
 from tcore.training.watch import BEST, BEST_CARD, read_best
 from tests.evaluation.layouts import write_davis
 from tests.tiny import tiny
@@ -51,7 +51,7 @@ class Rigged(Watch):
             os.kill(os.getpid(), value)
             say("one clip")
         result = {"scores": {"J&F": value}, "interval": {}, "protocol": {}, "binary": False}
-        card = {"synthetic": result | {"truth": self.way, "clips": {}}}
+        card = {"rendered": result | {"truth": self.way, "clips": {}}}
         return {"encoder": {"weights": encoder.fingerprint()}, "benchmarks": card}
 
 
@@ -76,12 +76,12 @@ def test_training_does_not_notice_that_it_is_scored(plain: Path, tmp_path: Path)
     assert list(rows(run)) == [4, 6]
     shown = read_run(run)
     drawn = curves(shown)
-    assert drawn[SCORES]["synthetic J&F"].steps.tolist() == drawn[CYCLE][""].steps.tolist() == [4, 6]
+    assert drawn[SCORES]["rendered J&F"].steps.tolist() == drawn[CYCLE][""].steps.tolist() == [4, 6]
     dynamics_figure([shown], tmp_path / "dynamics.pdf")
     # The same numbers as those of `tcore evaluate`.
-    card = evaluate(load_encoder(run), synthetic=1)
-    assert rows(run)[6]["scores"]["synthetic"] == card["benchmarks"]["synthetic"]["scores"]
-    best = max(rows(run).values(), key=lambda row: row["scores"]["synthetic"]["J&F"])
+    card = evaluate(load_encoder(run), rendered=1)
+    assert rows(run)[6]["scores"]["rendered"] == card["benchmarks"]["rendered"]["scores"]
+    best = max(rows(run).values(), key=lambda row: row["scores"]["rendered"]["J&F"])
     assert load_encoder(run / BEST).fingerprint() == best["weights"]
 
 
@@ -95,7 +95,7 @@ def test_the_best_is_kept_over_a_stop(
     # Killed while step 4 was scored: the run goes on there, and scores it now.
     train(SETTINGS, run, watch=Rigged(2, scores=(None, 0.4, 0.3)))
     assert "resumes at step 4" in (said := capsys.readouterr().err)
-    assert "step 4 scored: synthetic J&F 40.0 (best 50.0 at step 2), cycle" in said
+    assert "step 4 scored: rendered J&F 40.0 (best 50.0 at step 2), cycle" in said
     assert list(rows(run)) == [2, 4, 6]
     assert (run / BEST).read_bytes() == best
     card = json.loads((run / BEST_CARD).read_text())
@@ -105,7 +105,7 @@ def test_the_best_is_kept_over_a_stop(
 
 def test_a_signal_while_it_scores_ends_the_run_at_that_step(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    with pytest.raises(Preempted):
+    with pytest.raises(StopRequested):
         train(SETTINGS, run, watch=Rigged(4, scores=(None, signal.SIGTERM)), quiet=True)
     assert not (run / TABLE).exists()
     assert torch.load(run / "checkpoint.pt", weights_only=True)["step"] == 4

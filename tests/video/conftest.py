@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from tcore.data.rendered import RenderedVideo, render_video
 from tcore.evaluation.encoder import Encoder
@@ -22,3 +23,10 @@ def video() -> RenderedVideo:
 @pytest.fixture(scope="module")
 def clip(video: RenderedVideo, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_folder(tmp_path_factory.mktemp("clip") / "frames", video.frames)
+
+
+@pytest.fixture
+def first(video: RenderedVideo, tmp_path: Path) -> Path:
+    """The mask of the first frame."""
+    Image.fromarray(video.objects[0]).save(tmp_path / "first.png")
+    return tmp_path / "first.png"

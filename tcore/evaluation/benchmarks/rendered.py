@@ -1,0 +1,247 @@
+"""Held-out rendered videos as a benchmark: masks, body parts and joints, all three scores; no files."""
+
+import hashlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, UInt8
+from torch import Tensor
+
+from tcore.data.rendered import RenderedVideo, render_video
+from tcore.errors import InputError
+from tcore.evaluation import scores
+from tcore.evaluation.benchmarks.benchmark import Benchmark, LabeledClip, Layout, Result, Save
+from tcore.evaluation.benchmarks.davis import describe_objects, summarize_objects
+from tcore.evaluation.benchmarks.jhmdb import Joints, describe_joints, plain
+from tcore.evaluation.benchmarks.vip import describe_parts
+from tcore.evaluation.encoder import Encoder
+from tcore.evaluation.pose import grid_to_pixels, joint_label_map, pixels_to_grid, read_out
+from tcore.evaluation.propagate import propagate_features
+from tcore.evaluation.protocols import RENDERED, SHARED, Protocol
+from tcore.evaluation.resize import Size, grid_to_ids, ids_to_grid
+
+Frames = UInt8[Tensor, "time height width 3"]
+Features = Callable[[Frames], Float[Tensor, "time channels rows columns"]]
+HELDOUT_SEED = 31415  # no setting was chosen on these videos
+FRAMES = 20
+GRID = 16  # patches a side, the same for every patch size
+
+
+class RenderedClip(NamedTuple):
+    """A held-out video by its number."""
+
+    name: str
+    number: int
+    length: int = FRAMES
+
+
+class Rendered(Benchmark):
+    """Videos that training never sees, of a size that gives every encoder the same grid."""
+
+    name = "rendered"
+    main_score = "J&F"
+    flag = "--rendered"
+    options = ("skip_first", "count_lost", "round_border")
+    on_disk = False
+    old_name = "synthetic"
+
+    @classmethod
+    def layout(cls, root: Path) -> Layout:
+        """There is no dataset."""
+        raise InputError(f"rendered videos are not read from a folder such as {root}.")
+
+    @classmethod
+    def adapt(cls, chosen: Protocol) -> Protocol:
+        """The protocol for a grid of 16 columns, with the chosen corrections."""
+        return replace(RENDERED, **{name: getattr(chosen, name) for name in SHARED})
+
+    @classmethod
+    def open(
+        cls,
+        source: str | Path | int,
+        protocol: Protocol,
+        *,
+        binary: bool = False,
+        size: Size | None = None,
+        most: int | None = None,
+    ) -> Benchmark:
+        """The first `source` held-out videos."""
+        count = int(str(source))
+        if count < 1:
+            raise InputError(f"rendered={source}: need 1 video or more.")
+        clips = [RenderedClip(f"rendered-{index:03d}", index) for index in range(count)]
+        return cls(clips, cls.adapt(protocol), "rendered, held out")
+
+    def run(self, encoder: Encoder, clip: Any, save: Save | None = None) -> Result:
+        """Propagate objects, parts and joints together."""
+        video = heldout_video(clip.number, encoder.patch_size)
+        found = self.predict(encoder, video)
+        if save:
+            for index, (objects, parts) in enumerate(zip(found.objects, found.parts, strict=True)):
+                save(f"{clip.name}/objects", f"{index:05d}.png", objects)
+                save(f"{clip.name}/parts", f"{index:05d}.png", parts)
+            save(clip.name, "joints.npz", found.joints)
+        first = int(self.protocol.skip_first)
+        confusion = scores.confusion_matrix(video.parts[first:], found.parts[first:])
+        return {
+            **describe_objects(scores.davis_scores(video.objects, found.objects)),
+            "frames": FRAMES,
+            "input": list(video.frames.shape[1:3]),
+            "confusion": confusion.tolist(),
+            "truth": plain(true_joints(video)),
+            "joints": plain(found.joints),
+        }
+
+    def predict(self, encoder: Encoder, video: RenderedVideo) -> "Propagated":
+        """All labels of one video."""
+        if encoder.copies:
+            return copy_first_frame(video)
+        device = next(encoder.parameters()).device
+
+        def features(frames: Frames) -> Float[Tensor, "time channels rows columns"]:
+            with torch.autocast(device.type, torch.bfloat16, enabled=self.protocol.precision == "bf16"):
+                return encoder(frames.to(device)).float().cpu()
+
+        return propagate_video(video, features, self.protocol)
+
+    def summarize(self, results: Iterable[Result]) -> dict[str, float]:
+        """All scores of the other three benchmarks."""
+        results = list(results)
+        objects = summarize_objects(results)
+        pose = describe_joints(results, count_lost=self.protocol.count_lost)
+        return {
+            **{name: objects[name] for name in ("J&F", "J", "F")},
+            "mIoU": describe_parts(results)["mIoU"],
+            **{name: pose[name] for name in pose if name.startswith("PCK")},
+        }
+
+    def score_saved(self, clip: Any, predictions: Path) -> Result:
+        """Predictions of rendered videos are scored as they are made."""
+        raise InputError("tcore score takes a dataset on disk: rendered videos are none.")
+
+    def label(self, encoder: Encoder, clip: Any) -> LabeledClip:
+        """Predicted and true ids of objects."""
+        video = heldout_video(clip.number, encoder.patch_size)
+        found = list(self.predict(encoder, video).objects)
+        return LabeledClip(lambda index: video.frames[index], found, list(video.objects))
+
+    def fingerprints(self, clip: Any, patch_size: int) -> tuple[str, str]:
+        """Truth and frames follow from the same numbers."""
+        numbers = f"rendered {HELDOUT_SEED} {clip.number} {FRAMES} {GRID * patch_size}"
+        digest = hashlib.sha256(numbers.encode()).hexdigest()[:16]
+        return digest, digest
+
+
+@dataclass(frozen=True)
+class Propagated:
+    """The labels of one video, propagated from its first frame."""
+
+    objects: UInt8[np.ndarray, "time height width"]
+    parts: UInt8[np.ndarray, "time height width"]
+    joints: Joints
+
+
+@dataclass(frozen=True)
+class RenderedScores:
+    """Scores over held-out videos, as fractions."""
+
+    region: float
+    boundary: float
+    part_iou: float
+    pck: float
+    """Share of the joints within .2 of the figure's size."""
+
+    @property
+    def region_and_boundary(self) -> float:
+        """J&F."""
+        return (self.region + self.boundary) / 2
+
+
+def heldout_video(number: int, patch_size: int) -> RenderedVideo:
+    """A video of the benchmark."""
+    return render_video(HELDOUT_SEED, number, split="heldout", num_frames=FRAMES, size=GRID * patch_size)
+
+
+def heldout_videos(
+    count: int, *, seed: int = 0, num_frames: int = FRAMES, size: int = 128
+) -> list[RenderedVideo]:
+    """Videos that training never sees."""
+    return [render_video(seed, i, split="heldout", num_frames=num_frames, size=size) for i in range(count)]
+
+
+def propagate_video(video: RenderedVideo, features: Features, protocol: Protocol = RENDERED) -> Propagated:
+    """Propagate masks, parts and joints of the first frame together, on one set of features."""
+    size = video.frames.shape[1:3]
+    found = features(torch.from_numpy(video.frames))
+    grid = (found.shape[2], found.shape[3])
+    first = first_labels(video, grid, round_border=protocol.round_border)
+    labels = list(propagate_features(found, torch.cat(first, dim=2), protocol.propagator()))
+    objects, parts, joints = torch.stack(labels).split([one.shape[2] for one in first], dim=-1)
+    cells = torch.stack([read_out(maps) for maps in joints], dim=-1).double().numpy()
+
+    def ids(labels: Tensor) -> np.ndarray:
+        return np.stack([grid_to_ids(soft, input_size=size, output_size=size).numpy() for soft in labels])
+
+    return Propagated(ids(objects), ids(parts), grid_to_pixels(cells, size, grid))
+
+
+def copy_first_frame(video: RenderedVideo) -> Propagated:
+    """The control that does nothing: every frame has the labels of the first."""
+    time = len(video.frames)
+    return Propagated(
+        objects=np.repeat(video.objects[:1], time, axis=0),
+        parts=np.repeat(video.parts[:1], time, axis=0),
+        joints=np.repeat(true_joints(video)[:, :, :1], time, axis=2),
+    )
+
+
+def first_labels(
+    video: RenderedVideo, grid: tuple[int, int], *, round_border: bool = False
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Soft labels of frame 0 on the grid: objects, parts, joints."""
+    size = video.frames.shape[1:3]
+
+    def soft(ids: np.ndarray) -> Tensor:
+        return ids_to_grid(
+            torch.from_numpy(ids[0]), input_size=size, grid=grid, num_classes=int(ids.max()) + 1
+        )
+
+    points = pixels_to_grid(true_joints(video)[:, :, 0], size, grid)
+    joints = torch.from_numpy(joint_label_map(points.T, grid, corrected_border=round_border)).float()
+    return soft(video.objects), soft(video.parts), joints
+
+
+def true_joints(video: RenderedVideo) -> Joints:
+    """Joints as the scores take them: NaN where one is not visible."""
+    position = video.joints[:, :, :2].transpose(2, 1, 0).astype(np.float64)
+    return np.where(video.joints[:, :, 2].T > 0, position, np.nan)
+
+
+def score_videos(videos: list[RenderedVideo], found: list[Propagated]) -> RenderedScores:
+    """J and F over all objects, IoU over all parts, PCK over all joints."""
+    pairs = list(zip(videos, found, strict=True))
+    objects = [one for video, labels in pairs for one in scores.davis_scores(video.objects, labels.objects)]
+    confusion = np.sum(
+        [scores.confusion_matrix(video.parts, labels.parts) for video, labels in pairs], axis=0
+    )
+    pck = scores.pck([true_joints(video) for video in videos], [labels.joints for labels in found], (0.2,))
+    return RenderedScores(
+        region=float(np.mean([one.region_statistics.mean for one in objects])),
+        boundary=float(np.mean([one.boundary_statistics.mean for one in objects])),
+        part_iou=scores.mean_iou(confusion),
+        pck=float(pck.pck[0]),
+    )
+
+
+def raw_color(patch_size: int) -> Features:
+    """The control that has learned nothing: the pixels of each patch are its features."""
+
+    def features(frames: Frames) -> Float[Tensor, "time channels rows columns"]:
+        return F.pixel_unshuffle(frames.permute(0, 3, 1, 2).float() / 255 - 0.5, patch_size)
+
+    return features

@@ -1,0 +1,75 @@
+"""VIP (Zhou et al., ACM MM 2018, arXiv:1808.00661): masks of body parts, 20 classes."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from tcore.evaluation import scores
+from tcore.evaluation.benchmarks.benchmark import Clip, MaskBenchmark, Result
+from tcore.evaluation.masks import Ids
+from tcore.evaluation.protocols import Protocol, for_other_benchmarks
+from tcore.evaluation.resize import Size, input_size
+
+NUM_CLASSES = 20
+
+
+class Vip(MaskBenchmark):
+    """Body parts of the first mask, scored by the mean IoU of one confusion matrix of all frames."""
+
+    name = "vip"
+    main_score = "mIoU"
+    kind = "parts"
+    flag = "--vip DIR"
+    options = ("size", "skip_first")
+    official_clips = (50,)
+    official_list = "lists/val_videos.txt names 50"
+    images = ("Images",)
+    masks = ("Annotations/Category_ids",)
+    lists = ("lists/val_videos.txt",)
+
+    @classmethod
+    def recognize(cls, root: Path) -> bool:
+        """By the folder of masks or the official list."""
+        return (root / cls.masks[0]).is_dir() or (root / cls.lists[0]).is_file()
+
+    @classmethod
+    def adapt(cls, chosen: Protocol) -> Protocol:
+        """Published scores mix labels from 10 keys here."""
+        return replace(for_other_benchmarks(chosen), topk=10)
+
+    def own_size(self, frame: Size) -> Size:
+        """Long side 880, the other one floored to a multiple of 64."""
+        return input_size(frame, 1, long=880, multiple=64)
+
+    def first_labels(self, clip: Clip) -> tuple[Ids, int]:
+        """The first mask of a clip, and the number of classes."""
+        return self.read_truth(clip, 0), NUM_CLASSES
+
+    def is_scored(self, clip: Clip, index: int) -> bool:
+        """All frames; published scores count the first one, whose labels are given."""
+        return index > 0 or not self.protocol.skip_first
+
+    def score_clip(self, clip: Clip, found: Iterable[Ids]) -> Result:
+        """The confusion matrix of one clip."""
+        confusion = np.zeros((NUM_CLASSES, NUM_CLASSES), dtype=np.int64)
+        for truth, ids in self.pairs(clip, found):
+            confusion += scores.confusion_matrix(truth, ids)
+        return {"frames": len(clip.frames), "confusion": confusion.tolist()}
+
+    def summarize(self, results: Iterable[Result]) -> dict[str, float]:
+        """The mean IoU."""
+        return {"mIoU": describe_parts(results)["mIoU"]}
+
+    def describe(self, results: dict[str, Result]) -> Result:
+        """Mean IoU, and that of every class."""
+        return describe_parts(results.values())
+
+
+def describe_parts(results: Iterable[Result]) -> Result:
+    """Mean IoU over some clips, and that of every class that occurs."""
+    confusion = np.sum([result["confusion"] for result in results], axis=0)
+    iou = scores.class_iou(confusion)
+    classes = {str(index): float(value) for index, value in enumerate(iou) if not np.isnan(value)}
+    return {"mIoU": scores.mean_iou(confusion), "classes": classes}
