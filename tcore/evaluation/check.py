@@ -11,8 +11,6 @@ from tcore.evaluation import benchmarks
 from tcore.evaluation.benchmarks.benchmark import Benchmark, Layout
 from tcore.evaluation.resize import Size
 
-TOLD = 20  # problems that are printed; all of them are in the JSON
-
 
 class ClipCheck(NamedTuple):
     """One clip, where its files are there, and what is wrong with it."""
@@ -45,10 +43,7 @@ def check_benchmark(name: str, root: Path) -> Findings:
     benchmark.report(findings, root, [check.clip for check in checks if not check.problems])
     problems = [problem for check in checks for problem in check.problems]
     findings.figures["clip_problems"] = problems
-    for problem in problems[:TOLD]:
-        findings.add("error", problem)
-    if len(problems) > TOLD:
-        findings.add("error", f"{len(problems) - TOLD:,} more such problems; --json FILE lists them all.")
+    findings.add_errors(problems)
     if problems:
         findings.add(
             "error", f"get these files from the official {name.upper()} archive again, then check again."

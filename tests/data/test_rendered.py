@@ -34,29 +34,21 @@ def test_a_video_has_frames_and_labels_of_the_announced_kind() -> None:
     assert {joint for limb in LIMBS for joint in limb} == set(range(15))
 
 
-def test_the_same_numbers_give_the_same_video() -> None:
-    first, second = (render_video(5, 2, num_frames=3, size=64) for _ in range(2))
-    np.testing.assert_array_equal(first.frames, second.frames)
-    np.testing.assert_array_equal(first.objects, second.objects)
-    np.testing.assert_array_equal(first.parts, second.parts)
-    np.testing.assert_array_equal(first.joints, second.joints)
+def test_the_same_numbers_give_the_same_video_whatever_its_length() -> None:
+    short, long, again = (render_video(0, 4, num_frames=n, size=64) for n in (7, 23, 23))
+    for part in ("frames", "objects", "parts", "joints"):
+        np.testing.assert_array_equal(getattr(long, part), getattr(again, part))
+        np.testing.assert_array_equal(getattr(long, part)[:7], getattr(short, part))
 
 
 def test_split_seed_and_number_each_make_another_video() -> None:
     looks = {
         render_video(seed, video, split=split, num_frames=1, size=32).frames.tobytes()
-        for seed in range(3)
-        for video in range(3)
+        for seed in range(2)
+        for video in range(2)
         for split in ("train", "heldout")
     }
-    assert len(looks) == 18
-
-
-def test_a_longer_video_starts_with_the_shorter_one() -> None:
-    short, long = render_video(0, 4, num_frames=7, size=64), render_video(0, 4, num_frames=23, size=64)
-    np.testing.assert_array_equal(long.frames[:7], short.frames)
-    np.testing.assert_array_equal(long.parts[:7], short.parts)
-    np.testing.assert_array_equal(long.joints[:7], short.joints)
+    assert len(looks) == 8
 
 
 def test_labels_and_mean_colors_do_not_depend_on_the_size() -> None:
@@ -72,7 +64,7 @@ def test_labels_and_mean_colors_do_not_depend_on_the_size() -> None:
         np.testing.assert_allclose((small.joints[..., :2] + 0.5) * 2, large.joints[..., :2] + 0.5, atol=1e-3)
 
 
-@pytest.mark.parametrize("video", range(20))
+@pytest.mark.parametrize("video", range(8))
 def test_every_object_and_the_figure_show_in_the_first_frame(video: int) -> None:
     objects = heldout(video).objects
     count = int(objects.max())
@@ -89,7 +81,7 @@ def test_parts_lie_exactly_on_the_last_object(video: int) -> None:
     assert rendered.parts.max() == len(PART_NAMES) - 1
 
 
-@pytest.mark.parametrize("video", range(10))
+@pytest.mark.parametrize("video", range(6))
 def test_visible_joints_lie_on_the_figure_and_hidden_ones_have_a_reason(video: int) -> None:
     rendered = heldout(video)
     figure = rendered.objects.max()
@@ -117,7 +109,7 @@ BONES = (
 def test_parts_are_symmetric_about_the_middle_of_their_joints(start: str, end: str, part: str) -> None:
     mirrored_on_ground: list[Bool[np.ndarray, " n"]] = []
     off_center_on_ground: list[Bool[np.ndarray, " n"]] = []
-    for video in map(heldout, range(10)):
+    for video in map(heldout, range(8)):
         middles = (by_name(video, start) + by_name(video, end))[:, :2] / 2
         for objects, parts, middle in zip(video.objects, video.parts, middles, strict=True):
             pixels = np.argwhere(parts == PART_NAMES.index(part))[:, ::-1]
@@ -134,7 +126,7 @@ def test_parts_are_symmetric_about_the_middle_of_their_joints(start: str, end: s
 def test_copying_the_first_frame_scores_low() -> None:
     scores = [
         overlap(video.objects[t] == i, video.objects[0] == i)
-        for video in map(heldout, range(10))
+        for video in map(heldout, range(8))
         for i in range(1, int(video.objects.max()) + 1)
         for t in range(1, 20)
     ]
@@ -142,7 +134,7 @@ def test_copying_the_first_frame_scores_low() -> None:
 
 
 def test_objects_move_smoothly() -> None:
-    for number in range(10):
+    for number in range(8):
         joints = heldout(number).joints[..., :2]
         step = np.linalg.norm(np.diff(joints, axis=0), axis=2)
         bend = np.linalg.norm(np.diff(joints, n=2, axis=0), axis=2)
@@ -153,7 +145,7 @@ def test_objects_move_smoothly() -> None:
 
 def test_mean_color_hardly_tells_objects_from_the_ground() -> None:
     nearer = []
-    for video in map(heldout, range(10)):
+    for video in map(heldout, range(8)):
         frame, ids = video.frames[0].astype(float), video.objects[0]
         means = np.stack([frame[ids == i].mean(0) for i in range(int(ids.max()) + 1)])
         guess = np.linalg.norm(frame[:, :, None] - means, axis=3).argmin(2)
@@ -165,7 +157,7 @@ def test_mean_color_hardly_tells_objects_from_the_ground() -> None:
 
 
 def test_light_changes_over_time() -> None:
-    drift = [np.ptp(video.frames.mean((1, 2, 3))) for video in map(heldout, range(10))]
+    drift = [np.ptp(video.frames.mean((1, 2, 3))) for video in map(heldout, range(8))]
     assert np.mean(drift) > 10
 
 

@@ -21,12 +21,8 @@ def videos() -> list[RenderedVideo]:
     return [render_video(0, index, num_frames=4, size=32) for index in range(2)]
 
 
-def errors(findings: Findings) -> str:
-    return "\n".join(problem.text for problem in findings.problems if problem.level == "error")
-
-
-def warnings(findings: Findings) -> str:
-    return "\n".join(problem.text for problem in findings.problems if problem.level == "warning")
+def told(findings: Findings, level: str) -> str:
+    return "\n".join(problem.text for problem in findings.problems if problem.level == level)
 
 
 def test_layouts_are_recognized(tmp_path: Path, videos: list[RenderedVideo]) -> None:
@@ -43,7 +39,7 @@ def test_a_whole_davis_says_how_it_differs_from_the_official_one(
     assert findings.exit_code == 0
     assert findings.figures["frames"] == 8
     assert findings.figures["objects"] == sum(int(video.objects[0].max()) for video in videos)
-    assert "2 of 30 clips" in warnings(findings)
+    assert "2 of 30 clips" in told(findings, "warning")
 
 
 def test_a_missing_mask_is_named_as_the_reader_names_it(tmp_path: Path, videos: list[RenderedVideo]) -> None:
@@ -51,7 +47,7 @@ def test_a_missing_mask_is_named_as_the_reader_names_it(tmp_path: Path, videos: 
     (root / "Annotations/480p/clip1/00002.png").unlink()
     findings = check_benchmark("davis", root)
     assert findings.exit_code == 1
-    assert "clip clip1: 00002 has a frame or a mask, but not both (1 such)" in errors(findings)
+    assert "clip clip1: 00002 has a frame or a mask, but not both (1 such)" in told(findings, "error")
     with pytest.raises(InputError, match="clip clip1: 00002 has a frame or a mask"):
         Davis.open(root, TCORE)
 
@@ -61,8 +57,8 @@ def test_every_sequence_of_the_list_is_looked_for(tmp_path: Path, videos: list[R
     (root / "ImageSets/2017").mkdir(parents=True)
     (root / "ImageSets/2017/val.txt").write_text("clip0\nclip1\nblackswan\ncamel\n")
     findings = check_benchmark("davis", root)
-    assert "clip blackswan has no frames" in errors(findings)
-    assert "clip camel has no frames" in errors(findings)
+    assert "clip blackswan has no frames" in told(findings, "error")
+    assert "clip camel has no frames" in told(findings, "error")
     assert findings.figures["whole"] == 2
     assert "official list" in findings.text()
 
@@ -74,9 +70,9 @@ def test_masks_of_another_size_and_broken_frames_are_named(
     Image.fromarray(np.zeros((8, 9), np.uint8)).save(root / "Annotations/480p/clip0/00001.png")
     frame = root / "JPEGImages/480p/clip1/00003.png"
     frame.write_bytes(frame.read_bytes()[:100])
-    told = errors(check_benchmark("davis", root))
-    assert "00001.png is 9x8, its frame 32x32" in told
-    assert f"cannot read frame {frame}" in told
+    problems = told(check_benchmark("davis", root), "error")
+    assert "00001.png is 9x8, its frame 32x32" in problems
+    assert f"cannot read frame {frame}" in problems
 
 
 def test_masks_of_one_object_ask_for_binary(tmp_path: Path, videos: list[RenderedVideo]) -> None:
@@ -94,7 +90,7 @@ def test_a_missing_folder_is_an_error(tmp_path: Path, videos: list[RenderedVideo
     root = write_davis(tmp_path / "d", videos)
     shutil.rmtree(root / "Annotations")
     findings = check_benchmark("davis", root)
-    assert "no masks under" in errors(findings)
+    assert "no masks under" in told(findings, "error")
     assert findings.exit_code == 1
 
 
@@ -106,7 +102,7 @@ def test_a_davis_without_masks_beyond_the_first_cannot_be_scored(
         path.unlink()
     findings = check_benchmark("davis", root)
     assert findings.exit_code == 0
-    assert "no masks beyond the first frame" in warnings(findings)
+    assert "no masks beyond the first frame" in told(findings, "warning")
 
 
 def test_vip_wants_a_mask_for_every_frame(tmp_path: Path, videos: list[RenderedVideo]) -> None:
@@ -114,8 +110,8 @@ def test_vip_wants_a_mask_for_every_frame(tmp_path: Path, videos: list[RenderedV
     assert check_benchmark("vip", root).exit_code == 0
     (root / "Annotations/Category_ids/videos2/00003.png").unlink()
     findings = check_benchmark("vip", root)
-    assert "clip videos2: 00003 has a frame or a mask" in errors(findings)
-    assert "1 of 50 clips" in warnings(findings)
+    assert "clip videos2: 00003 has a frame or a mask" in told(findings, "error")
+    assert "1 of 50 clips" in told(findings, "warning")
 
 
 def test_jhmdb_wants_joints_of_every_frame_and_all_split_files(
@@ -124,9 +120,9 @@ def test_jhmdb_wants_joints_of_every_frame_and_all_split_files(
     root = write_jhmdb(tmp_path / "j", videos)
     findings = check_benchmark("jhmdb", root)
     assert findings.exit_code == 0
-    assert "20 of 21 files splits/ACTION_test_split1.txt are missing" in warnings(findings)
+    assert "20 of 21 files splits/ACTION_test_split1.txt are missing" in told(findings, "warning")
     (root / "joint_positions/walk/clip0/joint_positions.mat").unlink()
     write_mat(root / "joint_positions/walk/clip1/joint_positions.mat", {"pos_img": np.ones((2, 15, 3))})
-    told = errors(check_benchmark("jhmdb", root))
-    assert "clip walk/clip0 has no joints" in told
-    assert "clip walk/clip1 has 4 frames, but joints of 3" in told
+    problems = told(check_benchmark("jhmdb", root), "error")
+    assert "clip walk/clip0 has no joints" in problems
+    assert "clip walk/clip1 has 4 frames, but joints of 3" in problems
