@@ -1,4 +1,4 @@
-"""Shot cuts: kept frames whose colors have little to do with those of the frame before.
+"""Shot cuts: frames whose colors differ much from those of the frame before.
 
 A frame is described by coarse color histograms of its four quarters. The difference of two frames is the
 share of pixels that would have to change their color (0 to 1). A cut is a difference that is large, and
@@ -13,7 +13,7 @@ from jaxtyping import Float32, UInt8
 LARGE = 0.3  # of the pixels
 TIMES = 2.5  # as large as the typical difference nearby
 NEARBY = 4  # differences on either side
-STILL = 0.002  # a frame that is shown twice says nothing about motion
+STILL = 0.002  # a repeated frame says nothing about motion
 LEVELS = 5  # of each color
 BINS = 4 * LEVELS**3
 
@@ -26,7 +26,7 @@ def describe_colors(frame: UInt8[np.ndarray, "height width 3"]) -> Colors:
     step = max(1, min(height, width) // 64)
     small = frame[::step, ::step]
     rows, columns = np.ogrid[: small.shape[0], : small.shape[1]]
-    # Dithered: an even surface spreads over two levels, and does not leap when it gets a little lighter.
+    # Dithered: an even surface spreads over two levels, and does not jump when it gets a little lighter.
     dither = ((37 * rows + 23 * columns) % 64).astype(np.uint16)
     level = (small + dither[:, :, None]) >> 6
     quarter = 2 * (2 * rows >= small.shape[0]) + (2 * columns >= small.shape[1])

@@ -1,4 +1,4 @@
-"""The k nearest other images of every image: exact search in bounded memory, and the file it ends in."""
+"""The k nearest other images of every image: exact search in bounded memory, the file, and its use."""
 
 import hashlib
 from collections.abc import Callable, Iterator
@@ -24,12 +24,12 @@ from tcore.files import write_bytes
 
 NEIGHBORS = "neighbors.safetensors"
 FORMAT = "tcore-neighbors-1"
-# Features nearer than this are of one and the same picture, saved twice. Not nearer to 1: sums of some
-# hundred products in fp32 err by up to 1e-6, so that the cosine of a feature with itself does too.
+# Features with a larger cosine are of the same picture, saved twice. Not closer to 1: sums of some hundred
+# products in fp32 are off by up to 1e-6, and so is the cosine of a feature with itself.
 COPY = 1 - 1e-5
-# Takes a copy below every other image (cosines reach -1), and leaves copies in their order.
+# Subtracted from the cosines of copies: below every other image (cosines reach -1), in the same order.
 DEMOTED = 4.0
-# Columns that share one maximum while the best are sought.
+# Columns per group in the search for the largest of a row.
 GROUP = 64
 BUDGET = 2**28  # bytes of similarities that are held at a time
 
@@ -52,11 +52,11 @@ class Neighbors:
         return int(self.indices.shape[1])
 
     def fingerprint(self) -> str:
-        """A short name for who neighbors whom; another one means other data."""
+        """A short hash of the indices, which changes when the neighbors do."""
         return hashlib.sha256(np.ascontiguousarray(self.indices).tobytes()).hexdigest()[:16]
 
     def save(self, path: Path) -> None:
-        """Write the file at once or not at all."""
+        """Write the file atomically."""
         metadata = {
             "format": FORMAT,
             "k": str(self.k),
@@ -80,11 +80,11 @@ def load_neighbors(path: Path) -> Neighbors:
                 raise InputError(f"{path} is damaged: indices are {indices.dtype} of shape {indices.shape}.")
             return Neighbors(indices, cosines.astype(np.float32), *(metadata[name] for name in names))
     except (OSError, SafetensorError, KeyError, TypeError, AttributeError) as error:
-        raise InputError(f"cannot read neighbors from {path}: {error}; run tcore neighbors anew.") from error
+        raise InputError(f"cannot read neighbors from {path}: {error}; run tcore neighbors again.") from error
 
 
 def beside(folder: str | Path) -> Path:
-    """Where the neighbors of a plain folder of images lie: never inside it."""
+    """Where the neighbors of a plain folder of images are stored: never inside it."""
     place = Path(folder).absolute()  # the name as it was typed: a link is not followed
     place = place.resolve() if place.name == ".." else place
     return place.with_name(f"{place.name}.{NEIGHBORS}")
@@ -111,7 +111,7 @@ def check_neighbors(neighbors: Neighbors, path: Path, num_images: int, store_fin
         )
     indices = neighbors.indices
     if indices.shape[0] != num_images or not indices.size or indices.min() < 0 or indices.max() >= num_images:
-        raise InputError(f"{path} is damaged: its indices do not fit {num_images} images; make it anew.")
+        raise InputError(f"{path} is damaged: its indices do not fit {num_images} images; make it again.")
 
 
 class ImageSource(Source):
@@ -141,7 +141,7 @@ class ImageSource(Source):
 
 
 class Found(NamedTuple):
-    """Neighbors by their place, the nearest first; and how many copies of itself each image has."""
+    """Neighbors by index, the nearest first; and how many copies each image has."""
 
     indices: Int64[Tensor, "n k"]
     cosines: Float[Tensor, "n k"]
@@ -156,10 +156,10 @@ def search(
     budget: int = BUDGET,
     progress: Progress = lambda done: None,
 ) -> Found:
-    """The k nearest others by cosine of normalized fp32 features, exactly, on the device they lie on.
+    """The k nearest others by cosine of normalized fp32 features, exactly, on the device that holds them.
 
     No more than about `budget` bytes of similarities are held at a time, in blocks of rows by columns; the
-    best k of the blocks seen so far are merged with those of the next. Copies of an image (cosine above
+    best k of the blocks so far are merged with those of the next. Copies of an image (cosine above
     1 - 1e-5) come after all others.
     """
     check_k(k, len(features))
@@ -172,7 +172,7 @@ def search(
         for top in range(0, n, rows):
             mine = slice(top, min(top + rows, n))
             scores = torch.full((mine.stop - top, k), -torch.inf, device=features.device)
-            best = places[mine]  # a view: what is written there stays
+            best = places[mine]  # a view: written in place
             for left in range(0, n, columns):
                 block = _search_block(features, mine, slice(left, min(left + columns, n)), k)
                 both = torch.cat([scores, block.cosines], dim=1)
@@ -185,7 +185,7 @@ def search(
 
 
 def _search_block(features: Float[Tensor, "n d"], mine: slice, theirs: slice, k: int) -> Found:
-    """The best of one block; its similarities are gone before the next block's are computed."""
+    """The best of one block; its similarities are freed before those of the next are computed."""
     block = features[mine] @ features[theirs].T
     _leave_out_self(block, mine.start, theirs.start)
     copies = _demote_copies(block)
@@ -212,7 +212,7 @@ def block_size(n: int, budget: int) -> tuple[int, int]:
 
 @contextmanager
 def exact_products() -> Iterator[None]:
-    """Products of fp32 in fp32: TF32 keeps 10 bits, and would change who is nearest."""
+    """Matrix products in full fp32: TF32 keeps 10 bits, which would change who is nearest."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
     try:
@@ -241,7 +241,7 @@ def best_of_rows(block: Float[Tensor, "r c"], k: int) -> tuple[Tensor, Tensor]:
 
 
 def _leave_out_self(block: Float[Tensor, "r c"], top: int, left: int) -> None:
-    """No image is its own neighbor."""
+    """Exclude each image from its own neighbors."""
     first = max(top, left)
     inside = min(top + block.shape[0], left + block.shape[1]) - first
     if inside > 0:
@@ -249,7 +249,7 @@ def _leave_out_self(block: Float[Tensor, "r c"], top: int, left: int) -> None:
 
 
 def _demote_copies(block: Float[Tensor, "r c"]) -> Int64[Tensor, " r"]:
-    """Push copies below all other images, in place; how many each row has."""
+    """Move copies below all other images, in place; returns how many each row has."""
     found = torch.zeros(block.shape[0], dtype=torch.int64, device=block.device)
     having = (block.amax(dim=1) > COPY).nonzero().squeeze(1)
     if len(having):

@@ -1,8 +1,8 @@
-"""Rendered videos with exact masks, body parts and joints: the data that is always there.
+"""Rendered videos with exact masks, body parts and joints: data that needs no download.
 
 A video is a function of (seed, split, video) alone. Objects differ from the ground by texture and by a
-moderate step in color, light and shading drift, and everything moves, so neither color nor place tells
-what is what.
+moderate step in color, light and shading drift, and everything moves, so neither color nor position
+identifies an object.
 """
 
 from dataclasses import dataclass
@@ -62,7 +62,7 @@ class Paint:
 
 @dataclass(frozen=True)
 class Light:
-    """Brightness, contrast and tint that drift, and a shading that wanders over the image."""
+    """Brightness, contrast and tint that drift, and a shading that moves over the image."""
 
     brightness: Wave
     contrast: Wave
@@ -76,7 +76,7 @@ class Light:
 def render_video(
     seed: int, video: int, *, split: Split = "train", num_frames: int = 20, size: int = 128
 ) -> RenderedVideo:
-    """Render one video; its look does not depend on `size`, nor a frame on `num_frames`."""
+    """Render one video; its content does not depend on `size`, nor a frame on `num_frames`."""
     for name, value, least in (
         ("seed", seed, 0),
         ("video", video, 0),
@@ -87,7 +87,7 @@ def render_video(
             raise InputError(f"{name} of a rendered video is {value}; give {least} or more")
     if split not in SPLITS:
         raise InputError(f"split of a rendered video is {split!r}; give one of {', '.join(SPLITS)}")
-    # The split is part of the key, so that held-out videos never meet training ones.
+    # The split is part of the key, so that held-out videos are never training videos.
     key = (SPLITS.index(split), video)
     rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(*key, 0)))
     scene = _draw_scene(rng)
@@ -113,7 +113,7 @@ def _paint(
     objects: UInt8[np.ndarray, "time size size"],
     parts: UInt8[np.ndarray, "time size size"],
 ) -> UInt32[np.ndarray, "time size size"]:
-    """Paint the ground and every layer over it, and write down the ids of what is on top."""
+    """Paint the ground and every layer over it, and record the ids of what is on top."""
     size = objects.shape[1]
     every = np.tile(np.arange(size), (len(t), 1))
     x, y = to_local(scene.view(t), every, every, size)
@@ -171,7 +171,7 @@ def _joints(scene: Scene, parts: UInt8[np.ndarray, "time size size"]) -> Float32
 
 
 def _draw_scene(rng: np.random.Generator) -> Scene:
-    """Draw scenes until every object shows itself well at the start and often enough later."""
+    """Draw scenes until every object is well visible at the start and often enough later."""
     size, t = 32, np.array([0.0, 5.0, 10.0, 15.0, 19.0])
     while True:
         count = int(rng.integers(2, 5))
@@ -261,7 +261,7 @@ def _draw_shape(rng: np.random.Generator) -> Radial:
 
 
 def _draw_paint(rng: np.random.Generator, count: int, size: int) -> Paint:
-    """Draw the textures; mean colors are a moderate step, sometimes hardly any, from the ground's."""
+    """Draw the textures; mean colors differ moderately, sometimes hardly, from the ground's."""
     ground = rng.uniform(0.4, 0.6) + rng.uniform(-0.08, 0.08, 3)
 
     def near(mean: Float[np.ndarray, "3"], low: float, high: float) -> Float[np.ndarray, "3"]:

@@ -1,4 +1,4 @@
-"""Geometry of the rendered videos: what moves where, as a function of the frame number.
+"""Geometry of the rendered videos: where everything is, as a function of the frame number.
 
 Points are complex numbers x + iy in units of the image width, y down, so that a similarity (turn, scale
 and shift) is `turn * z + shift` and two of them compose by plain arithmetic.
@@ -23,7 +23,7 @@ LIMBS = (
     (0, 1), (0, 2), (0, 3), (0, 4), (3, 7), (7, 11), (4, 8), (8, 12),
     (1, 5), (1, 6), (5, 9), (9, 13), (6, 10), (10, 14),
 )  # fmt: skip
-# The parts that hold each joint: a joint is seen where one of these is the topmost thing.
+# The parts that hold each joint: a joint is visible where one of them is on top.
 JOINT_PARTS = (
     (1, 2), (2, 3), (1,), (2, 4), (2, 5), (3, 8), (3, 9), (4, 6),
     (5, 7), (8, 10), (9, 11), (6,), (7,), (10, 12), (11, 13),
@@ -60,7 +60,7 @@ class Slab:
         return float(np.hypot(self.half_width, self.half_height)) + self.radius
 
     def depth(self, x: Plane, y: Plane) -> Plane:
-        """Tell how far inside the slab the points are."""
+        """How far inside the slab points are."""
         beyond_x = np.maximum(np.abs(x) - np.float32(self.half_width), 0)
         beyond_y = np.maximum(np.abs(y) - np.float32(self.half_height), 0)
         return np.float32(self.radius) - np.sqrt(beyond_x * beyond_x + beyond_y * beyond_y)
@@ -79,7 +79,7 @@ class Radial:
         return float(self.radii.max())
 
     def depth(self, x: Plane, y: Plane) -> Plane:
-        """Tell how far inside the outline the points are, measured along the ray from the origin."""
+        """How far inside the outline points are, measured along the ray from the origin."""
         steps = np.float32(len(self.radii) / (2 * np.pi))
         outline = self.radii.take((np.arctan2(y, x) * steps).astype(np.intp), mode="wrap")
         distance = np.sqrt(x * x + y * y)
@@ -92,7 +92,7 @@ Shape = Slab | Radial
 
 @dataclass(frozen=True)
 class Wave:
-    """A value that swings smoothly about its middle."""
+    """A value that oscillates smoothly about its middle."""
 
     middle: float
     swing: float
@@ -100,12 +100,12 @@ class Wave:
     start: float
 
     def at(self, t: Times) -> Times:
-        """Tell the value at each frame."""
+        """The value at each frame."""
         return self.middle + self.swing * np.sin(self.speed * t + self.start)
 
 
 def draw_wave(rng: np.random.Generator, middle: float, swing: float, speed: tuple[float, float]) -> Wave:
-    """Draw a wave of at most this swing and of a speed (radians a frame) in this range."""
+    """Draw a wave of at most this swing and with a speed (radians per frame) in this range."""
     return Wave(middle, swing * rng.uniform(0.5, 1), rng.uniform(*speed), rng.uniform(0, 2 * np.pi))
 
 
@@ -124,7 +124,7 @@ class Journey:
     log_scale: Wave
 
     def at(self, t: Times) -> Similarity:
-        """Tell where the thing is at each frame, how it is turned and how large it is."""
+        """Position, rotation and scale at each frame."""
         phase = self.start + self.speed * t
         round_trip = self.radii[0] * np.cos(phase) + 1j * self.radii[1] * np.sin(phase)
         shift = (
@@ -148,7 +148,7 @@ class Figure:
     raised: tuple[float, float]
 
     def joints(self, t: Times) -> tuple[list[Path], list[Path]]:
-        """Give the 15 joints and the 2 tips of the feet, relative to the belly."""
+        """The 15 joints and the 2 tips of the feet, relative to the belly."""
         gait = self.pace * t + self.start
         joints: list[Path] = [np.full(len(t), z * self.height, complex) for z in (-0.25j, 0j, -0.385j)]
         pairs: list[list[Path]] = []
@@ -176,11 +176,11 @@ class Figure:
         return joints[:15], joints[15:]
 
     def _bone(self, angle: Times, length: float) -> Path:
-        """Give the vector of a bone; angle 0 hangs down."""
+        """The vector of a bone; at angle 0 it hangs down."""
         return np.asarray(1j * np.exp(1j * angle) * length * self.height)
 
     def parts(self, t: Times) -> list[tuple[int, Shape, Similarity]]:
-        """Give part number, shape and place of every body part, from back to front."""
+        """Part number, shape and placement of every body part, from back to front."""
         joints, tips = self.joints(t)
         upright = np.ones(len(t), complex)
         h = self.height
@@ -199,14 +199,14 @@ class Figure:
 
 
 def _capsule(a: Path, b: Path, radius: float) -> tuple[Shape, Similarity]:
-    """Give a capsule from a to b, whose distance never changes."""
+    """A capsule from a to b, whose distance never changes."""
     length = float(np.abs(b[0] - a[0]))
     return Slab(length / 2, 0.0, radius), Similarity((b - a) / length, (a + b) / 2)
 
 
 @dataclass(frozen=True)
 class Layer:
-    """One shape on its way, as the camera sees it."""
+    """One shape and its placement, as the camera sees it."""
 
     object_id: int
     part_id: int
@@ -230,7 +230,7 @@ class Scene:
         return Similarity(turn, MIDDLE - turn * pan)
 
     def layers(self, t: Times) -> list[Layer]:
-        """Give all shapes from back to front, in image coordinates."""
+        """All shapes from back to front, in image coordinates."""
         view, layers = self.view(t), list[Layer]()
         for index in self.order:
             place = view.after(self.journeys[index].at(t))
@@ -243,13 +243,13 @@ class Scene:
         return layers
 
     def joints(self, t: Times) -> Complex[np.ndarray, "time joints"]:
-        """Give the joints in image coordinates."""
+        """The joints in image coordinates."""
         place = self.view(t).after(self.journeys[-1].at(t))
         return np.stack([place.turn * joint + place.shift for joint in self.figure.joints(t)[0]], 1)
 
 
 class Cover(NamedTuple):
-    """The pixels that a layer touches: flat index into (time, row, column), local place, depth in pixels."""
+    """The pixels of a layer: flat index into (time, row, column), local position, depth in pixels."""
 
     pixels: Int[np.ndarray, " n"]
     x: Float32[np.ndarray, " n"]
@@ -260,7 +260,7 @@ class Cover(NamedTuple):
 def to_local(
     place: Similarity, columns: Int[np.ndarray, "time width"], rows: Int[np.ndarray, "time height"], size: int
 ) -> tuple[Plane, Plane]:
-    """Find the local coordinates, before `place`, of the pixels where these columns and rows cross."""
+    """Local coordinates, before `place`, of the pixels in these columns and rows."""
     dx = ((columns + 0.5) / size - place.shift.real[:, None])[:, None, :]
     dy = ((rows + 0.5) / size - place.shift.imag[:, None])[:, :, None]
     back = (1 / place.turn)[:, None, None]
@@ -270,7 +270,7 @@ def to_local(
 
 
 def cover(shape: Shape, place: Similarity, size: int) -> Cover:
-    """Find the pixels of a layer, looking only in a box about it in every frame."""
+    """The pixels of a layer, searched only in a box around it in every frame."""
     scale = np.abs(place.turn).astype(np.float32)
     side = min(size, 2 * int(np.ceil(shape.reach * scale.max() * size + 1)) + 1)
     corner = place.shift * size - (side / 2) * (1 + 1j)

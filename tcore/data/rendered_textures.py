@@ -1,4 +1,4 @@
-"""Periodic texture tiles of the rendered videos: stripes, checks, dots, meshes and noise, without end."""
+"""Periodic texture tiles of the rendered videos: stripes, checks, dots, meshes and noise."""
 
 from typing import NamedTuple
 
@@ -56,14 +56,14 @@ def draw_backdrop(rng: np.random.Generator, side: int, mean: Float[np.ndarray, "
 
 
 class Stamp(NamedTuple):
-    """A tile ready for looking up: twice as fine, a texel packed into one number, red lowest."""
+    """A tile prepared for lookup: twice as fine, a texel packed into one number, red lowest."""
 
     texels: UInt32[np.ndarray, " texels"]
     side: int
     density: float
 
     def at(self, x: Float32[np.ndarray, " n"], y: Float32[np.ndarray, " n"]) -> UInt32[np.ndarray, " n"]:
-        """Look up packed colors at scene coordinates, the tile repeated for ever."""
+        """Look up packed colors at scene coordinates, the tile repeated without end."""
         # Truncation instead of floor: an offset of many tiles keeps the numbers positive.
         scale, offset = np.float32(self.density), np.float32(16 * self.side)
         column = (x * scale + offset).astype(np.int32) & (self.side - 1)
