@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from tcore.errors import InputError
 from tcore.evaluation.encoder import Adapted, Encoder
+from tcore.text import to_stderr
 
 PATCH = 16
 CONTROLS = ("control:copy", "control:color")
@@ -14,6 +15,9 @@ CONTROLS = ("control:copy", "control:color")
 
 def load_control(name: str) -> Encoder:
     """`copy`: labels stay where they are in the first frame; `color`: a patch is its mean color."""
+    if name == "colour":
+        to_stderr(f"tcore: control:colour is now called {CONTROLS[1]}.")
+        name = "color"
     mean = mean_color()
     if name == "color":
         color = Adapted(mean, mean, patch_size=PATCH, num_prefix=0)
@@ -25,12 +29,12 @@ def load_control(name: str) -> Encoder:
 
 
 class CopyFirst(Encoder):
-    """Never looks at a frame."""
+    """Copies labels without using the frames."""
 
     copies = True
 
     def fingerprint(self) -> str:
-        """Of no weights: results must not be taken for those of the other control."""
+        """A name of its own, because there are no weights: the controls' results must not be mixed up."""
         return "copy-first-frame"
 
     def need_features(self) -> None:
@@ -39,7 +43,7 @@ class CopyFirst(Encoder):
 
 
 def no_features(images: Tensor | None = None) -> NoReturn:
-    """Refuse whoever asks for what copied labels do not have."""
+    """Refuse: copied labels have no features."""
     raise InputError(f"{CONTROLS[0]} has no features: it can be scored (tcore evaluate), nothing else.")
 
 

@@ -1,4 +1,7 @@
-"""Cycle consistency: labels carried forward and back should return to their place; no truth is needed."""
+"""Cycle consistency: labels propagated forward and back should return to their place; no truth is needed.
+
+The idea of CRW (arXiv:2006.14613), here as a score.
+"""
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
@@ -19,7 +22,7 @@ from tcore.evaluation.propagate import propagate_features
 from tcore.evaluation.protocols import RENDERED, Protocol
 from tcore.evaluation.run_clip import encode
 
-CLIPS, FRAMES = 8, 10  # enough to tell encoders apart: some seconds on a CPU
+CLIPS, FRAMES = 8, 10  # enough to distinguish encoders: a few seconds on a CPU
 DRAWS, REGIONS = 4, 6  # random segmentations of a frame, and regions of each: about as large as objects are
 REACH = 1  # patches
 
@@ -30,14 +33,14 @@ def share_returned(
     protocol: Protocol = RENDERED,
     reach: int = REACH,
 ) -> float:
-    """Share of the first frame's patches to which their own label comes back, at most `reach` patches off.
+    """Share of the first frame's patches whose own label returns, at most `reach` patches away.
 
-    Labels are the regions of random segmentations. The way back begins anew at the last frame, so that the
-    first one is reached through the others only. Chance matches return as well, because likeness is mutual,
-    and features of nothing but the place return always: this goes beside scores, not in their place.
+    Labels are the regions of random segmentations. The way back restarts at the last frame, so that the
+    first one is reached only through the others. Chance matches return as well, because similarity is mutual,
+    and features that encode only the position always return: use this beside scores, not instead of them.
     """
     if len(features) < 2:
-        raise InputError(f"a clip of {len(features)} frames goes nowhere: a cycle needs at least 2.")
+        raise InputError(f"a clip of {len(features)} frames has no cycle: need at least 2.")
     first = random_regions(features.shape[2], features.shape[3]).to(features.device)
     labels = first.flatten(0, 1).movedim(0, -1).float()
     for way in (features, features.flip(0)):

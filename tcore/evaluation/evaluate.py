@@ -12,7 +12,7 @@ import numpy as np
 
 from tcore.errors import InputError
 from tcore.evaluation import benchmarks
-from tcore.evaluation.benchmarks.benchmark import Benchmark, Result
+from tcore.evaluation.benchmarks.benchmark import Benchmark, Result, Source
 from tcore.evaluation.card import Card, device_name, differences, peak_memory, versions
 from tcore.evaluation.encoder import Encoder
 from tcore.evaluation.masks import encode_ids
@@ -24,8 +24,6 @@ from tcore.files import atomic, check_writable, read_json, write_text
 from tcore.text import Progress, Say, did_you_mean, silent, to_stderr
 
 BOOTSTRAP = 1000
-
-Source = str | Path | int | None  # the folder of a dataset, or a number of rendered videos
 
 
 def evaluate(
@@ -39,7 +37,7 @@ def evaluate(
     out: str | Path | None = None,
     save: bool = False,
     say: Say = silent,
-    **sources: Source,
+    **sources: Source | None,
 ) -> Card:
     """Score an encoder on benchmarks by their names; with `out`, clip by clip on disk, so that it can resume.
 
@@ -61,7 +59,7 @@ def evaluate(
             protocol,
             binary=binary and "binary" in benchmark.options,
             size=size if "size" in benchmark.options else None,
-            most=clips,
+            most=clips if benchmark.on_disk else None,
         )
         for benchmark, source in chosen.items()
     ]
@@ -89,7 +87,7 @@ def evaluate(
     return card
 
 
-def choose(sources: dict[str, Source]) -> dict[type[Benchmark], str | Path | int]:
+def choose(sources: dict[str, Source | None]) -> dict[type[Benchmark], Source]:
     """The benchmarks that have a source, in the order of the list; an old name is accepted with a note."""
     known = benchmarks.BENCHMARKS
     for benchmark in known:

@@ -1,7 +1,8 @@
-"""Labels from frame to frame by similarity of features: streaming, any length, exact."""
+"""Label propagation from frame to frame by similarity of features: streaming, any length, exact."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import torch
@@ -27,7 +28,7 @@ class Keys(NamedTuple):
 
 
 class LabelSource(NamedTuple):
-    """A cell that a label is mixed from: frames after the first, where it lies, cosine, share of the mix."""
+    """A cell that a label is mixed from: its frame (counted from the first), place, cosine and weight."""
 
     frame: int
     row: int
@@ -36,54 +37,47 @@ class LabelSource(NamedTuple):
     weight: float
 
 
+@dataclass
 class Propagator:
-    """Carries soft labels through a video, holding the first frame and the last `context` ones.
+    """Propagates soft labels through a video, holding the first frame and the last `context` ones.
 
-    `first_frame="repeated"` pads a short past with copies of frame 0, as the published numbers do;
-    `"once"` does not. The window of the context is a disk (distance < radius) or a square (<= radius along
-    both axes); `limit_first` applies it to frame 0 as well. Features are held in `precision` and always
-    compared in fp32. `score_bytes` bounds the matrix of similarities that exists at a time.
+    The algorithm of CRW (arXiv:2006.14613) and DINO (arXiv:2104.14294, section 4.2.2): a label
+    is the mean of the labels of the `topk` most similar cells, weighted by a softmax of their cosines.
     """
 
-    def __init__(
-        self,
-        *,
-        context: int = 20,
-        radius: float | int = 20,
-        topk: int = 7,
-        temperature: float = 0.7,
-        first_frame: FirstFrame = "repeated",
-        window: Window = "disk",
-        limit_first: bool = False,
-        precision: Precision = "fp32",
-        score_bytes: int | None = None,
-    ) -> None:
-        if context < 0:
-            raise InputError(f"context is {context}; it counts past frames, so 0 or more")
-        if not radius >= 0:
-            raise InputError(f"radius is {radius}; it is a distance in grid cells, so 0 or more")
-        if topk < 1:
-            raise InputError(f"topk is {topk}; it counts keys, so 1 or more")
-        if temperature <= 0:
-            raise InputError(f"temperature is {temperature}; it must be above 0")
-        if first_frame not in ("repeated", "once"):
-            raise InputError(f"first_frame is {first_frame!r}; it must be 'repeated' or 'once'")
-        self.context = context
-        self.radius = radius
-        self.topk = topk
-        self.temperature = temperature
-        self.first_frame = first_frame
-        self.window = window
-        self.limit_first = limit_first
-        self.precision = precision
-        self.score_bytes = score_bytes
+    context: int = 20
+    radius: float | int = 20
+    topk: int = 7
+    temperature: float = 0.7
+    first_frame: FirstFrame = "repeated"
+    """Pad a short past with copies of frame 0, as the published numbers do, or not (once)."""
+    window: Window = "disk"
+    """Cells of the context that count: distance < radius, or (square) <= radius along both axes."""
+    limit_first: bool = False
+    """Apply the window to frame 0 as well."""
+    precision: Precision = "fp32"
+    """Form in which features are held; they are always compared in fp32."""
+    score_bytes: int | None = None
+    """Limit of the similarities that exist at a time."""
+
+    def __post_init__(self) -> None:
+        if self.context < 0:
+            raise InputError(f"context is {self.context}; it counts past frames, so 0 or more")
+        if not self.radius >= 0:
+            raise InputError(f"radius is {self.radius}; it is a distance in grid cells, so 0 or more")
+        if self.topk < 1:
+            raise InputError(f"topk is {self.topk}; it counts keys, so 1 or more")
+        if self.temperature <= 0:
+            raise InputError(f"temperature is {self.temperature}; it must be above 0")
+        if self.first_frame not in ("repeated", "once"):
+            raise InputError(f"first_frame is {self.first_frame!r}; it must be 'repeated' or 'once'")
         self._time = -1
 
     @torch.no_grad()
     def start(
         self, features: Float[Tensor, "channels height width"], labels: Float[Tensor, "rows columns classes"]
     ) -> None:
-        """Take the first frame's features and soft labels, and forget everything before."""
+        """Begin at a frame with its soft labels; everything before is forgotten."""
         if features.shape[1:] != labels.shape[:2]:
             raise InputError(
                 f"first labels have grid {tuple(labels.shape[:2])}, features {tuple(features.shape[1:])}; "
@@ -217,7 +211,7 @@ class Propagator:
             return None
         pixels = len(queries)
         places = min(self._shape[1:])
-        reach = math.ceil(min(self.radius, pixels))  # an infinite radius is welcome
+        reach = math.ceil(min(self.radius, pixels))  # the radius may be infinite
         begin = max(0, chunk.start // places - reach) * places
         end = min(pixels, ((chunk.stop - 1) // places + reach + 1) * places)
         keys = self._features[1 : frames + 1, begin:end].float()

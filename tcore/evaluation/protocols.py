@@ -1,4 +1,8 @@
-"""Protocols in circulation: how labels are carried from frame to frame, and at which size frames go in."""
+"""Published protocols of label propagation: settings of the propagation, and the size of input frames.
+
+T-CoRe (CVPR 2025), DINO (arXiv:2104.14294), RSP (arXiv:2406.07398) and CRW (arXiv:2006.14613), as their
+evaluation code has them.
+"""
 
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -11,7 +15,7 @@ from tcore.evaluation.resize import input_size
 
 @dataclass(frozen=True)
 class Protocol:
-    """Every knob of label propagation; what a score card has to print."""
+    """Every setting of label propagation; a score card prints them all."""
 
     name: str
     context: int = 20
@@ -44,7 +48,7 @@ class Protocol:
     """JHMDB: joints near the top and left border are stamped where they are, not one cell beside."""
 
     def propagator(self, score_bytes: int | None = None) -> Propagator:
-        """A propagator with these knobs."""
+        """A propagator with these settings."""
         return Propagator(
             context=self.context,
             radius=self.radius,
@@ -97,7 +101,7 @@ SHARED = ("precision", "skip_first", "count_lost", "round_border")
 
 
 def for_other_benchmarks(chosen: Protocol) -> Protocol:
-    """What VIP and JHMDB are run with: the published protocol, with the corrections that were chosen."""
+    """The protocol of VIP and JHMDB: the published one, with the corrections that were chosen."""
     if chosen.name == TCORE.name:
         return chosen
     return replace(TCORE, **{name: getattr(chosen, name) for name in SHARED})

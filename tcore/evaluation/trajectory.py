@@ -1,4 +1,4 @@
-"""Scores of the encoders of a run along the way: each step's card, and one table of all."""
+"""Scores of the encoders that a run kept: the card of each step, and one table of all."""
 
 import hashlib
 import json
@@ -47,7 +47,7 @@ def evaluate_checkpoints(
     reach: Reach = None,
     say: Callable[[str], None] = lambda line: None,
 ) -> dict[int, Row]:
-    """Score every kept encoder of a run; what was scored before is not scored again.
+    """Score every kept encoder of a run; those that were scored before are not scored again.
 
     Writes the card of each under `out`/step-N and one checkpoints.json; returns what that holds, by step.
     """
@@ -82,7 +82,7 @@ def score_step(
 
 
 def way_of(card: Card, cycle_clips: str = "") -> str:
-    """A short name for how a card was scored: numbers of another way do not compare."""
+    """A short name for how a card was scored: numbers scored in another way are not comparable."""
     ways: dict[str, Any] = {
         find_benchmark(name).old_name or name: [
             result["protocol"],
@@ -103,7 +103,7 @@ def main_score(row: Row) -> tuple[str, str, float]:
 
 
 def add_row(folder: Path, run: Path, step: int, row: Row, *, write: bool = True) -> dict[int, Row]:
-    """The rows that were scored like the one of this step, with it; those of other ways stay in the file."""
+    """Add the row of a step; returns the rows that were scored in the same way (others stay in the file)."""
     table = folder / CHECKPOINTS
     rows = _read_rows(table) if table.is_file() else []
     rows = [r for r in rows if (int(r["step"]), r.get("way")) != (step, row["way"])]
@@ -114,7 +114,7 @@ def add_row(folder: Path, run: Path, step: int, row: Row, *, write: bool = True)
 
 
 def read_checkpoints(path: Path) -> dict[int, Row]:
-    """Rows by step, of the way of scoring that was used last: others do not compare with them."""
+    """Rows by step, of the way of scoring that was used last: others are not comparable."""
     return _of_last_way(_read_rows(path))
 
 

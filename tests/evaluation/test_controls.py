@@ -50,6 +50,13 @@ def test_copied_labels_have_the_scores_of_the_first_frame(tmp_path: Path) -> Non
     assert rendered["J"] == pytest.approx(exact.region, abs=1e-6)
 
 
+def test_the_old_spelling_of_a_control_works_and_names_the_new_one(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert load_encoder("control:colour").name == "control:color"
+    assert "control:color." in capsys.readouterr().err
+
+
 def test_results_of_one_control_are_not_taken_for_those_of_the_other(tmp_path: Path) -> None:
     root = write_davis(tmp_path / "davis", heldout_videos(1, num_frames=4, size=64))
     scores = [
@@ -69,18 +76,7 @@ def test_copying_is_no_encoder(tmp_path: Path, capsys: pytest.CaptureFixture[str
         main(["propagate", "control:copy", str(frames), *labels])
     assert "control:copy has no features" in capsys.readouterr().err
     with pytest.raises(SystemExit):  # which asks the network itself
-        main(
-            [
-                "neighbors",
-                str(frames),
-                "--k",
-                "1",
-                "--encoder",
-                "control:copy",
-                "--out",
-                str(tmp_path / "out"),
-            ]
-        )
+        main(["neighbors", str(frames), "--k", "1", "--encoder", "control:copy", *labels[2:]])
     assert "control:copy has no features" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
     with pytest.raises(SystemExit):

@@ -20,7 +20,7 @@ from tcore.errors import InputError
 from tcore.evaluation import benchmarks
 from tcore.evaluation import evaluate as evaluation
 from tcore.evaluation.benchmarks import BENCHMARKS, open_benchmark
-from tcore.evaluation.benchmarks.benchmark import Clip, LabeledClip, Layout, Result, Save
+from tcore.evaluation.benchmarks.benchmark import Clip, LabeledClip, Layout, Result, Save, Source
 from tcore.evaluation.benchmarks.rendered import HELDOUT_SEED, heldout_videos, propagate_video, score_videos
 from tcore.evaluation.card import Card, rename_old, table, worst_clips
 from tcore.evaluation.encoder import Encoder
@@ -233,7 +233,8 @@ class Brightness(benchmarks.benchmark.Benchmark):
     official_clips = (7,)
 
     @classmethod
-    def layout(cls, root: Path) -> Layout:
+    def layout(cls, source: Source) -> Layout:
+        root = Path(str(source))
         names = sorted(p.name for p in root.iterdir())
         return Layout(names, False, lambda name: Clip(name, tuple(sorted((root / name).iterdir())), ()))
 

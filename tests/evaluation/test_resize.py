@@ -1,6 +1,3 @@
-from pathlib import Path
-
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -8,35 +5,6 @@ from hypothesis import strategies as st
 
 from tcore.errors import InputError
 from tcore.evaluation.resize import grid_to_ids, ids_to_grid, normalize_images, resize_ids, resize_images
-
-GOLDEN = Path(__file__).parents[1] / "golden" / "label_and_image_resize.npz"
-
-
-def test_first_frame_labels_reach_the_grid_as_published() -> None:
-    with np.load(GOLDEN) as golden:
-        ids, at_input, grid = (torch.from_numpy(golden[k]) for k in ("ids", "ids_at_input", "grid"))
-    size = (at_input.shape[0], at_input.shape[1])
-    torch.testing.assert_close(resize_ids(ids, size), at_input, rtol=0, atol=0)
-    found = ids_to_grid(ids, input_size=size, grid=(grid.shape[0], grid.shape[1]), num_classes=grid.shape[2])
-    torch.testing.assert_close(found, grid, rtol=0, atol=1e-5)
-
-
-def test_soft_labels_become_ids_as_published() -> None:
-    with np.load(GOLDEN) as golden:
-        soft, at_input, at_truth = (
-            torch.from_numpy(golden[k]) for k in ("soft_grid", "ids_from_soft_at_input", "ids_from_soft")
-        )
-    size = (at_input.shape[0], at_input.shape[1])
-    assert torch.equal(grid_to_ids(soft, input_size=size, output_size=size), at_input)
-    output = (at_truth.shape[0], at_truth.shape[1])
-    assert torch.equal(grid_to_ids(soft, input_size=size, output_size=output), at_truth)
-
-
-def test_images_are_resized_as_published() -> None:
-    with np.load(GOLDEN) as golden:
-        image, expected = torch.from_numpy(golden["image"]), torch.from_numpy(golden["image_resized"])
-    found = resize_images(image, (expected.shape[0], expected.shape[1])).movedim(0, -1)
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5 * float(expected.max()))
 
 
 @settings(deadline=None, max_examples=40)

@@ -1,9 +1,7 @@
 """The benchmarks: a new one is a class in a file of its own, and an entry in this list."""
 
-from pathlib import Path
-
 from tcore.errors import InputError
-from tcore.evaluation.benchmarks.benchmark import Benchmark
+from tcore.evaluation.benchmarks.benchmark import Benchmark, Source
 from tcore.evaluation.benchmarks.davis import Davis as Davis
 from tcore.evaluation.benchmarks.jhmdb import Jhmdb as Jhmdb
 from tcore.evaluation.benchmarks.rendered import Rendered
@@ -30,7 +28,7 @@ def find_benchmark(name: str) -> type[Benchmark]:
 
 def open_benchmark(
     name: str,
-    source: str | Path | int,
+    source: Source,
     protocol: Protocol,
     *,
     binary: bool = False,

@@ -22,6 +22,7 @@ from tcore.files import read_text
 
 Kind = Literal["objects", "parts", "joints"]
 Result = dict[str, Any]  # of one clip: plain numbers, as they are written to disk
+Source = str | Path | int  # the folder of a dataset, or a number of rendered videos
 Save = Callable[[str, str, Any], None]  # clip, file name, ids or joints
 
 
@@ -45,7 +46,7 @@ class Layout(NamedTuple):
     names: list[str]
     listed: bool
     """Whether an official list names them; otherwise they are all that were found."""
-    find: Callable[[str], Clip]
+    find: Callable[[str], Any]
     """A clip by its name; an error says which file is missing."""
 
 
@@ -84,6 +85,8 @@ class Benchmark(ABC):
     """The files that name these clips."""
     on_disk: ClassVar[bool] = True
     """Whether the clips are read from a folder."""
+    unlisted: ClassVar[str] = "all clips found"
+    """Who chose the clips where no official list does."""
     old_name: ClassVar[str] = ""
     """What results of earlier versions call this benchmark."""
 
@@ -94,8 +97,8 @@ class Benchmark(ABC):
 
     @classmethod
     @abstractmethod
-    def layout(cls, root: Path) -> Layout:
-        """The clips under a folder; an error names the file or folder that is missing."""
+    def layout(cls, source: Source) -> Layout:
+        """The clips of a source; an error names the file or folder that is missing."""
 
     @classmethod
     def adapt(cls, chosen: Protocol) -> Protocol:
@@ -105,7 +108,7 @@ class Benchmark(ABC):
     @classmethod
     def open(
         cls,
-        source: str | Path | int,
+        source: Source,
         protocol: Protocol,
         *,
         binary: bool = False,
@@ -113,10 +116,10 @@ class Benchmark(ABC):
         most: int | None = None,
     ) -> "Benchmark":
         """The benchmark with all clips of a folder, or with `most` of them, evenly spread."""
-        names, listed, find = cls.layout(Path(str(source)))
+        names, listed, find = cls.layout(source)
         clips = [find(name) for name in names]
         chosen = spread(clips, most)
-        clips_from = "the official list" if listed else "all clips found"
+        clips_from = "the official list" if listed else cls.unlisted
         if len(chosen) < len(clips):
             clips_from = f"some of {clips_from}"
         return cls(chosen, cls.adapt(protocol), clips_from, binary, size)
@@ -183,8 +186,9 @@ class MaskBenchmark(Benchmark):
     """Whether a clip may have the mask of its first frame alone; it cannot be scored then."""
 
     @classmethod
-    def layout(cls, root: Path) -> Layout:
+    def layout(cls, source: Source) -> Layout:
         """Clips that the official list names, or all."""
+        root = Path(str(source))
         images, masks = need_folder(root, cls.images, "frames"), need_folder(root, cls.masks, "masks")
         names, listed = chosen_names(root, cls.lists, images)
         if not names:

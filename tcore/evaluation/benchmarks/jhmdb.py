@@ -23,6 +23,7 @@ from tcore.evaluation.benchmarks.benchmark import (
     Layout,
     Result,
     Save,
+    Source,
     frame_size,
     need_folder,
     read_list,
@@ -57,8 +58,9 @@ class Jhmdb(Benchmark):
         return (root / "Rename_Images").is_dir() or (root / "joint_positions").is_dir()
 
     @classmethod
-    def layout(cls, root: Path) -> Layout:
+    def layout(cls, source: Source) -> Layout:
         """Test clips of split 1, or all clips where there are no splits."""
+        root = Path(str(source))
         images = need_folder(root, ("Rename_Images",), "frames")
         joints = need_folder(root, ("joint_positions",), "joints")
         splits = sorted((root / "splits").glob("*_test_split1.txt"))

@@ -15,7 +15,7 @@ from torch import Tensor
 from tcore.data.rendered import RenderedVideo, render_video
 from tcore.errors import InputError
 from tcore.evaluation import scores
-from tcore.evaluation.benchmarks.benchmark import Benchmark, LabeledClip, Layout, Result, Save
+from tcore.evaluation.benchmarks.benchmark import Benchmark, LabeledClip, Layout, Result, Save, Source
 from tcore.evaluation.benchmarks.davis import describe_objects, summarize_objects
 from tcore.evaluation.benchmarks.jhmdb import Joints, describe_joints, plain
 from tcore.evaluation.benchmarks.vip import describe_parts
@@ -23,7 +23,7 @@ from tcore.evaluation.encoder import Encoder
 from tcore.evaluation.pose import grid_to_pixels, joint_label_map, pixels_to_grid, read_out
 from tcore.evaluation.propagate import propagate_features
 from tcore.evaluation.protocols import RENDERED, SHARED, Protocol
-from tcore.evaluation.resize import Size, grid_to_ids, ids_to_grid
+from tcore.evaluation.resize import grid_to_ids, ids_to_grid
 
 Frames = UInt8[Tensor, "time height width 3"]
 Features = Callable[[Frames], Float[Tensor, "time channels rows columns"]]
@@ -48,34 +48,22 @@ class Rendered(Benchmark):
     flag = "--rendered"
     options = ("skip_first", "count_lost", "round_border")
     on_disk = False
+    unlisted = "rendered, held out"
     old_name = "synthetic"
 
     @classmethod
-    def layout(cls, root: Path) -> Layout:
-        """There is no dataset."""
-        raise InputError(f"rendered videos are not read from a folder such as {root}.")
+    def layout(cls, source: Source) -> Layout:
+        """The first `source` held-out videos."""
+        count = int(str(source))
+        if count < 1:
+            raise InputError(f"rendered={source}: need 1 video or more.")
+        names = [f"rendered-{index:03d}" for index in range(count)]
+        return Layout(names, False, lambda name: RenderedClip(name, int(name.partition("-")[2])))
 
     @classmethod
     def adapt(cls, chosen: Protocol) -> Protocol:
         """The protocol for a grid of 16 columns, with the chosen corrections."""
         return replace(RENDERED, **{name: getattr(chosen, name) for name in SHARED})
-
-    @classmethod
-    def open(
-        cls,
-        source: str | Path | int,
-        protocol: Protocol,
-        *,
-        binary: bool = False,
-        size: Size | None = None,
-        most: int | None = None,
-    ) -> Benchmark:
-        """The first `source` held-out videos."""
-        count = int(str(source))
-        if count < 1:
-            raise InputError(f"rendered={source}: need 1 video or more.")
-        clips = [RenderedClip(f"rendered-{index:03d}", index) for index in range(count)]
-        return cls(clips, cls.adapt(protocol), "rendered, held out")
 
     def run(self, encoder: Encoder, clip: Any, save: Save | None = None) -> Result:
         """Propagate objects, parts and joints together."""
