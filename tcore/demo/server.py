@@ -40,7 +40,7 @@ from tcore.demo.exports import write_export
 from tcore.demo.inspect_patch import Kind, check_patch, inspect_patch
 from tcore.demo.job import Job
 from tcore.demo.messages import MAX_OBJECTS, MAX_POINTS, read_given, state_message, truth_message
-from tcore.demo.visitors import GoneError, Visitor, Visitors
+from tcore.demo.visitors import Visitor, Visitors
 from tcore.errors import InputError
 from tcore.video.labels import Masks
 from tcore.video.overlay import PALETTE
@@ -56,7 +56,7 @@ TYPES = {
     ".mp4": "video/mp4",
 }
 MAX_JSON = 32 * 10**6  # bytes of a request that is not an upload
-STALL_S = 60  # a body that brings nothing for so long is given up
+STALL_S = 60  # a request whose body pauses for longer is given up
 SLOW_THREADS = 4
 GUARD = "X-Tcore-Demo"
 """A header that other sites cannot send: browsers would ask us first, and we never allow it."""
@@ -78,10 +78,6 @@ class Limits:
     upload_mb: int = 200
     frames: int = 240
     visitors: int = 8
-
-
-class TooLargeError(InputError):
-    """A request with more bytes than are allowed."""
 
 
 class Demo:
@@ -288,7 +284,13 @@ class Demo:
         return FileResponse(path, media_type=TYPES[path.suffix], filename=name)
 
     def _visitor(self, request: Request) -> Visitor:
-        return self.visitors.get(request.path_params["visit"])
+        visitor = self.visitors.get(request.path_params["visit"])
+        if visitor is None:
+            raise HTTPException(
+                410,
+                "this visit ended to make room for others, or the program was restarted: reload the page.",
+            )
+        return visitor
 
     async def _slowly(self, work: Callable[..., T], *args: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._slow, work, *args)
@@ -332,7 +334,7 @@ async def _receive(request: Request, limit: int, write: Callable[[bytes], object
     pieces = request.stream()
     while True:
         if max(stated, received) > limit:
-            raise TooLargeError(f"this has more than {limit / 1e6:.0f} MB, which is the limit.")
+            raise HTTPException(413, f"this has more than {limit / 1e6:.0f} MB, which is the limit.")
         try:
             piece = await asyncio.wait_for(anext(pieces, None), STALL_S)
         except (TimeoutError, ClientDisconnect) as error:
@@ -380,8 +382,7 @@ def _listen(host: str, port: int) -> socket.socket:
 def _refuse(request: Request, error: Exception) -> Response:
     if isinstance(error, HTTPException):
         return _error(error.status_code, error.detail)
-    status = 410 if isinstance(error, GoneError) else 413 if isinstance(error, TooLargeError) else 400
-    return _error(status, str(error))
+    return _error(400, str(error))
 
 
 def _fail(request: Request, error: Exception) -> Response:

@@ -16,10 +16,6 @@ from tcore.errors import InputError
 T = TypeVar("T")
 
 
-class GoneError(InputError):
-    """A visit that has ended."""
-
-
 class Visitor:
     """One visitor."""
 
@@ -88,15 +84,12 @@ class Visitors:
             leaving.close()
         return visitor
 
-    def get(self, key: str) -> Visitor:
-        """A visitor by id."""
+    def get(self, key: str) -> Visitor | None:
+        """A visitor by id; None where the visit has ended."""
         with self._lock:
-            if key not in self._visitors:
-                raise GoneError(
-                    "this visit ended to make room for others, or the program was restarted: reload the page."
-                )
-            self._visitors.move_to_end(key)
-            return self._visitors[key]
+            if key in self._visitors:
+                self._visitors.move_to_end(key)
+            return self._visitors.get(key)
 
     def close(self) -> None:
         """End all visits."""

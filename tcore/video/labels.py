@@ -49,7 +49,7 @@ def read_labels(paths: Sequence[Path], stems: Mapping[str, int], say: Say = sile
     """Labels of frame 0 and of any later frames: PNG masks, or CSV or JSON tables of points.
 
     A mask belongs to the frame with the same name (`stems`), to the one whose number is its name, or, as
-    the first of the list, to frame 0. Frames are numbered from 0. `say` is told about every repair.
+    the first of the list, to frame 0. Frames are numbered from 0. Every repair is a line for `say`.
     """
     if not paths:
         raise InputError("no labels: give a mask PNG, or a CSV or JSON of points.")

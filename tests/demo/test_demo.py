@@ -255,8 +255,8 @@ def test_light_requests_do_not_wait_for_a_computation(visitor: Visitor) -> None:
         busy.set()
     for thread in waiting:
         thread.join()
-    told = visitor.get("estimate")
-    assert 0 < told["total"] <= FRAMES * (told["encode"] + told["step"])
+    seconds = visitor.get("estimate")
+    assert 0 < seconds["total"] <= FRAMES * (seconds["encode"] + seconds["step"])
 
 
 def test_the_longest_idle_visitor_makes_room() -> None:
@@ -354,6 +354,13 @@ def test_requests_of_other_sites_are_refused(visitor: Visitor) -> None:
         assert visitor.raw("GET", path)[0] == 404, path
     assert visitor.raw("GET", f"{visitor.path}/download/x.zip")[0] == 400
     assert visitor.raw("GET", "/api/visit/guessed/state")[0] == 410
+
+
+def test_a_bug_is_an_error_for_the_page_too(visitor: Visitor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tcore.demo.server.state_message", lambda job: 1 / 0)
+    status, body, headers = visitor.raw("GET", f"{visitor.path}/state")
+    assert (status, headers["X-Content-Type-Options"]) == (500, "nosniff")
+    assert "ZeroDivisionError" in json.loads(body)["error"]
 
 
 def test_a_body_that_stops_is_given_up(visitor: Visitor, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 """A visitor of the demo without a browser: real requests over HTTP."""
 
 import http.client
+import itertools
 import json
 import threading
 from collections.abc import Iterator
@@ -87,5 +88,6 @@ class Visitor:
 
 
 def runs_of(ids: np.ndarray) -> list[int]:
-    """[length, id, length, id, ...], one pair for each pixel: long, and right."""
-    return [value for label in ids.ravel().tolist() for value in (1, label)]
+    """[length, id, length, id, ...]."""
+    groups = itertools.groupby(ids.ravel().tolist())
+    return [value for label, run in groups for value in (len(list(run)), label)]

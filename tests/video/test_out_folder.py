@@ -82,7 +82,7 @@ def test_a_folder_that_will_not_do_is_one_line_before_anything_else_is_said(
     monkeypatch.chdir(tmp_path)
     target = write_folder(tmp_path / "annex" / "0fb31c", video.frames[:2])
     Path("dog").symlink_to(target)
-    both = np.where(video.objects[0] > 0, 255, 0).astype(np.uint8)  # as DAVIS-2016 has it: told, too
+    both = np.where(video.objects[0] > 0, 255, 0).astype(np.uint8)  # as in DAVIS-2016: this is reported, too
     Image.fromarray(both).save("first.png")
     words = ["propagate", "random:vitti16", "dog", "--labels", "first.png", "--no-overlay"]
     main(words)
