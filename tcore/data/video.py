@@ -388,47 +388,42 @@ def _probe_stream(name: str, container: Any, stream: Any, full: bool) -> Probe:
         seconds = float(stream.duration * stream.time_base)
     else:
         seconds = container.duration / 1e6 if container.duration else 0.0
-    middle, end = seconds / 2, math.inf
-    # Each part by the time at which it starts and the times of the frames to keep; the last one has no end.
-    parts = [(0.0, [0.0]), (middle, [middle]), (seconds - 0.5, [end])]
-    thumbs, last = [], 0.0
-    for start, times in [(0.0, [0.0, middle, end])] if full else parts:
-        frame = None
-        for frame in decode_from(container, stream, start):
-            last = max(last, float(frame.time or 0))
-            if last >= times[0]:
-                thumbs.append(_thumb(frame))
-                times.pop(0)
-            if not times:
-                break
-        if frame is not None and times:
-            thumbs.append(_thumb(frame))
-    if not thumbs:
+    times = (0.0, seconds / 2, math.inf)  # the last frame is the one that no other follows
+    if full:
+        frames = _frames_at(container, stream, 0.0, *times)
+    else:
+        starts = (0.0, seconds / 2, seconds - 0.5)
+        parts = zip(starts, times, strict=True)
+        frames = [frame for start, time in parts for frame in _frames_at(container, stream, start, time)]
+    if not frames:
         return Probe(name, "no frame can be decoded: download it again")
-    cut_off = seconds and last < LAST_PART * seconds - SLACK_S
+    last, problem = max(float(frame.time or 0) for frame in frames), ""
+    if seconds and last < LAST_PART * seconds - SLACK_S:
+        problem = f"cut off: the last frame is at {last:.1f} s of {seconds:.1f} s; download it again"
+    thumbs = [frames[i].reformat(32, 32, "gray").to_ndarray() for i in (0, len(frames) // 2, -1)]
     return Probe(
         name,
-        f"cut off: the last frame is at {last:.1f} s of {seconds:.1f} s; download it again"
-        if cut_off
-        else "",
+        problem,
         stream.codec_context.codec.canonical_name,
         (stream.codec_context.height, stream.codec_context.width),
         float(stream.average_rate or stream.guessed_rate or 0),
         seconds or last,
-        np.stack([thumbs[i] for i in (0, len(thumbs) // 2, -1)]),
+        np.stack(thumbs),
     )
 
 
-def _thumb(frame: Any) -> UInt8[np.ndarray, "32 32"]:
-    small: UInt8[np.ndarray, "32 32"] = frame.reformat(32, 32, "gray").to_ndarray()
-    return small
-
-
-def decode_from(container: Any, stream: Any, seconds: float) -> Iterator[Any]:
-    """Frames from a time on, beginning at the key frame before it."""
-    if seconds > 0:
-        container.seek((stream.start_time or 0) + int(seconds / stream.time_base), stream=stream)
-    yield from container.decode(stream)
+def _frames_at(container: Any, stream: Any, start: float, *times: float) -> list[Any]:
+    """The first frames at or after some times, or else the last one, from the key frame at `start` on."""
+    if start > 0:
+        container.seek((stream.start_time or 0) + int(start / stream.time_base), stream=stream)
+    found: list[Any] = []
+    frame = None
+    for frame in container.decode(stream):
+        if float(frame.time or 0) >= times[len(found)]:
+            found.append(frame)
+        if len(found) == len(times):
+            return found
+    return found if frame is None else [*found, frame]
 
 
 class VideoFiles(FrameStore):
@@ -445,10 +440,8 @@ class VideoFiles(FrameStore):
         try:
             with open_stream(path) as (container, stream):
                 for index in frames:
-                    wanted, frame = index / float(self.fps or 1), None
-                    for frame in decode_from(container, stream, wanted):
-                        if float(frame.time or 0) >= wanted:
-                            break
+                    time = index / float(self.fps or 1)
+                    frame = next(iter(_frames_at(container, stream, time, time)), None)
                     if frame is None:
                         raise UnreadableError(f"it is cut off before frame {index}")
                     found.append(upright(frame.to_ndarray(format="rgb24"), frame.rotation))

@@ -14,12 +14,11 @@ from torch import Tensor
 from tcore.data.images import Frame
 from tcore.device import choose_device
 from tcore.evaluation.encoder import Encoder
-from tcore.evaluation.encoders import DEFAULT, load_encoder
+from tcore.evaluation.encoders import load_encoder
 from tcore.evaluation.protocols import TCORE, Protocol
 from tcore.evaluation.resize import Size, normalize_images, resize_images
 from tcore.evaluation.run_clip import encode, exact_convolutions
 from tcore.show.matcher import Matcher, load_matcher
-from tcore.training.checkpoint import CONFIG
 from tcore.video.propagate_video import fit_size
 
 CELLS = 56  # along the long side of a grid: that of the published protocol has 55 columns
@@ -113,8 +112,7 @@ class Engine:
 def load_engine(spec: str | Path) -> Engine:
     """The encoder, and the matching module where it is a run that has one."""
     device = choose_device("auto")
-    has_run = spec == DEFAULT or (Path(spec) / CONFIG).is_file()
-    matcher = load_matcher(spec) if has_run else None
+    matcher = load_matcher(spec)
     if matcher is not None:
         matcher = Matcher(matcher.backbone.to(device), matcher.match.to(device))
     return Engine(load_encoder(spec).to(device), matcher)
