@@ -21,12 +21,38 @@ if TYPE_CHECKING:
 Precision = Literal["fp32", "bf16"]
 
 
-@dataclass(frozen=True)
-class Evaluate:
-    """Score an encoder by label propagation: masks (DAVIS), body parts (VIP), joints (JHMDB)."""
+@dataclass(frozen=True, kw_only=True)
+class WithEncoder:
+    """A command that uses an encoder."""
 
     encoder: Positional[str]
     """A run folder, a file, default, random:vits16, control:copy, control:color, timm:N, hf:N, hub:REPO:N."""
+    layer: int = -1
+    """Block whose output, after the final norm, gives the features; negative counts from the end."""
+    reach: Reach = None
+    """How many patches away a patch attends, or everywhere (unset: as the encoder was trained)."""
+
+    def load(self) -> "Encoder":
+        """The encoder."""
+        from tcore.evaluation.encoders import load_encoder
+
+        return load_encoder(self.encoder, self.layer, self.reach)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WithProtocol(WithEncoder):
+    """A command that propagates labels."""
+
+    protocol: str = "tcore"
+    """How labels are propagated: tcore, dino, rsp or crw."""
+    precision: Precision = "fp32"
+    """Precision of the encoder and of the features; bf16 is faster, and nearly the same."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluate(WithProtocol):
+    """Score an encoder by label propagation: masks (DAVIS), body parts (VIP), joints (JHMDB)."""
+
     davis: Path | None = None
     """Dataset laid out like DAVIS: JPEGImages/480p, Annotations/480p."""
     vip: Path | None = None
@@ -39,16 +65,8 @@ class Evaluate:
     """Number of rendered videos."""
     out: Path | None = None
     """Folder for results.json and saved predictions; rerun the same command to resume."""
-    layer: int = -1
-    """Block whose output, after the final norm, gives the features; negative counts from the end."""
-    reach: Reach = None
-    """How many patches away a patch attends, or everywhere (unset: as the encoder was trained)."""
-    protocol: str = "tcore"
-    """Protocol for davis: tcore, dino, rsp or crw."""
     first_frame: Literal["repeated", "once"] | None = None
     """How the first frame counts while there are few earlier frames: repeated as published, or once."""
-    precision: Precision = "fp32"
-    """Precision of the encoder and of the features; bf16 is faster, and nearly the same."""
     skip_first: Switch = False
     """VIP: leave the first frame, whose labels are given, out of the score."""
     count_lost: Switch = False
@@ -73,7 +91,7 @@ class Evaluate:
         at_least(0, worst=self.worst)
         at_least(1, videos=self.videos)
         from tcore.evaluation.card import table, worst_clips
-        from tcore.evaluation.encoders import DEFAULT, load_encoder
+        from tcore.evaluation.encoders import DEFAULT
         from tcore.evaluation.sharing import join, leave
         from tcore.evaluation.trajectory import evaluate_checkpoints, trajectory_table
 
@@ -88,7 +106,7 @@ class Evaluate:
             )
             lines = trajectory_table(found)
         else:
-            encoder = load_encoder(self.encoder, self.layer, self.reach)
+            encoder = self.load()
             card = score(encoder, self.out)
             lines = [*table(card), *worst_clips(card, self.worst)]
             if rank == 0:
@@ -170,26 +188,16 @@ class Score:
         print(json.dumps(found, indent=1))
 
 
-@dataclass(frozen=True)
-class Propagate:
+@dataclass(frozen=True, kw_only=True)
+class Propagate(WithProtocol):
     """Propagate a mask or points through a video: masks or tracks, an overlay, a confidence per frame."""
 
-    encoder: Positional[str]
-    """default (comes with the package), a run folder, or any other encoder that tcore evaluate takes."""
     video: Positional[Path]
     """A video file, or a folder of frames."""
     labels: tuple[Path, ...]
     """Mask PNG of frame 0 and others named by number (00012.png), or CSV or JSON of frame,name,x,y."""
     out: Path | None = None
     """New folder for masks or tracks, confidence.csv and overlay.mp4 (unset: propagated/NAME-OF-VIDEO)."""
-    layer: int = -1
-    """Block whose output, after the final norm, gives the features; negative counts from the end."""
-    reach: Reach = None
-    """How many patches away a patch attends, or everywhere (unset: as the encoder was trained)."""
-    protocol: str = "tcore"
-    """How labels are propagated: tcore, dino, rsp or crw."""
-    precision: Precision = "fp32"
-    """Precision of the encoder and of the features; bf16 is faster, and nearly the same."""
     long_side: int = 880
     """Shrink larger frames to this long side; smaller ones keep their size."""
     overlay: bool = True
@@ -202,12 +210,11 @@ class Propagate:
         video = Path(os.path.normpath(self.video.absolute()))  # a link goes by its own name
         out = self.out or Path("propagated") / (video.name if video.is_dir() else video.stem)
         from tcore.device import choose_device
-        from tcore.evaluation.encoders import load_encoder
         from tcore.evaluation.protocols import protocol
         from tcore.video.propagate_video import progress_lines, propagate_video_file
 
         done = propagate_video_file(
-            load_encoder(self.encoder, self.layer, self.reach).to(choose_device("auto")),
+            self.load().to(choose_device("auto")),
             self.video,
             self.labels,
             out,
@@ -220,33 +227,26 @@ class Propagate:
         print(f"{out}: {done.frames} frames, mean confidence {done.confidence:.3f}")
 
 
-@dataclass(frozen=True)
-class Export:
+@dataclass(frozen=True, kw_only=True)
+class Export(WithEncoder):
     """Write an encoder for torch, timm, transformers or an ONNX runtime."""
 
-    encoder: Positional[str]
-    """A run folder, a checkpoint, default or random:vits16 (untrained)."""
     out: Positional[Path]
     """New file (.safetensors, .pth, .onnx), new folder for timm and hf, or folder for default."""
     format: str | None = None
     """safetensors, torch, timm, hf, onnx, or default (half precision, as it comes with the package)."""
-    layer: int = -1
-    """Block whose output, after the final norm, gives the features; later blocks are left out."""
-    reach: Reach = None
-    """How many patches away a patch attends, or everywhere (unset: as the encoder was trained)."""
 
     def execute(self) -> None:
         """Write the files, and say how to load them."""
-        from tcore.evaluation.encoders import load_encoder
         from tcore.evaluation.export import check_out, export, ship
 
         if self.format == "default":
-            for path in ship(load_encoder(self.encoder, self.layer, self.reach), self.out):
+            for path in ship(self.load(), self.out):
                 print(f"{path}: {path.stat().st_size / 2**20:.1f} MiB")
             print('in the folder tcore/encoders of a checkout it is load_encoder("default")')
             return
         chosen = check_out(self.out, self.format)  # before a large encoder is read
-        encoder = load_encoder(self.encoder, self.layer, self.reach)
+        encoder = self.load()
         done = export(encoder, self.out, chosen)
         for line in (*encoder.report.splitlines(), *done.notes):
             print(line)

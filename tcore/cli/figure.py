@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from tcore.show.carried import Carried
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class FromEncoder:
     """A picture that an encoder makes of some frames."""
 
@@ -30,27 +30,40 @@ class FromEncoder:
         return load_encoder(self.encoder)
 
 
-@dataclass(frozen=True)
-class Attention(FromEncoder):
-    """Where masked patches of the current frame look in past and future, and where the frame token looks.
-
-    A run folder or default shows its patch matching module, any other encoder the similarity of features.
-    """
+@dataclass(frozen=True, kw_only=True)
+class FromFrames(FromEncoder):
+    """A picture of some images, or of frames of a video."""
 
     sources: Positional[tuple[str, ...]] = ()
-    """Three images, or a video file or folder of frames, or rendered:N (unset: rendered:0)."""
+    """Images, or a video file or folder of frames, or rendered:N (unset: rendered:0)."""
+    long_side: int = 448
+    """Shrink larger frames to this long side."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FromTimes(FromFrames):
+    """A picture of frames that may be chosen."""
+
     frames: tuple[int, ...] = ()
-    """Past, current and future frame of a video by number (unset: at 1/4, 1/2 and 3/4 of it)."""
+    """Frames of a video by number (unset: spread over it)."""
     times: tuple[float, ...] = ()
     """The same in seconds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attention(FromTimes):
+    """Where masked patches of the current frame look in past and future, and where the frame token looks.
+
+    Three images or --frames are past, current and future. A run folder or default shows its patch matching
+    module, any other encoder the similarity of features.
+    """
+
     patch: UseAppendAction[tuple[tuple[int, int], ...]] = ()
     """ROW COLUMN of a patch of the current frame, from 0."""
     count: int = 4
     """Number of patches to choose if none is given: masked ones of high contrast."""
     heads: Literal["mean", "each"] = "mean"
     """Mean over the heads, or a map for each."""
-    long_side: int = 448
-    """Shrink larger frames to this long side."""
     seed: int = 0
     """Which patches are masked."""
 
@@ -78,12 +91,10 @@ class Attention(FromEncoder):
         print(f"{how} of patches {', '.join(f'{r} {c}' for r, c in found.queries)}; picture: {out}")
 
 
-@dataclass(frozen=True)
-class Correspondence(FromEncoder):
+@dataclass(frozen=True, kw_only=True)
+class Correspondence(FromFrames):
     """Where the labels of some patches come from during propagation: their top-k sources."""
 
-    sources: Positional[tuple[str, ...]] = ()
-    """A video file or folder of frames, or rendered:N (unset: rendered:0)."""
     frame: int | None = None
     """The frame whose patches are asked about (unset: the last of a rendered video, 10 of others)."""
     patch: UseAppendAction[tuple[tuple[int, int], ...]] = ()
@@ -92,8 +103,6 @@ class Correspondence(FromEncoder):
     """Number of patches to choose if none is given: those of high contrast."""
     protocol: str = "tcore"
     """How labels are propagated: tcore, dino, rsp or crw (rendered videos: tcore on their small grid)."""
-    long_side: int = 448
-    """Shrink larger frames to this long side."""
 
     def execute(self) -> None:
         """Draw it, and print the sources."""
@@ -123,20 +132,12 @@ class Correspondence(FromEncoder):
         print(f"picture: {out}")
 
 
-@dataclass(frozen=True)
-class Pca(FromEncoder):
+@dataclass(frozen=True, kw_only=True)
+class Pca(FromTimes):
     """Patch features of frames in a common PCA, as colors."""
 
-    sources: Positional[tuple[str, ...]] = ()
-    """Images, or a video file or folder of frames, or rendered:N (unset: rendered:0)."""
-    frames: tuple[int, ...] = ()
-    """Frames of a video by number (unset: spread over it)."""
-    times: tuple[float, ...] = ()
-    """The same in seconds."""
     count: int = 5
     """Number of frames to spread over the video if none are given."""
-    long_side: int = 448
-    """Shrink larger frames to this long side."""
 
     def execute(self) -> None:
         """Draw it."""
@@ -152,7 +153,7 @@ class Pca(FromEncoder):
         print(f"three components, {explained:.0%} of the variance; picture: {out}")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Propagation(FromEncoder):
     """Propagated labels beside the truth: masks, parts or skeletons; a picture or an mp4."""
 
