@@ -1,4 +1,4 @@
-"""The quickstart: train on rendered videos, then see what the encoder is worth on held-out ones."""
+"""The quickstart: train on rendered videos, then score the encoder on held-out ones."""
 
 import dataclasses
 import json
@@ -26,7 +26,7 @@ from tcore.evaluation.encoder import Encoder
 from tcore.evaluation.encoders import load_encoder
 from tcore.evaluation.protocols import RENDERED
 from tcore.files import write_text
-from tcore.show.figures import propagation_picture
+from tcore.show.propagation import compare_rendered, comparison_figure
 from tcore.show.report import write_report
 from tcore.text import format_seconds
 from tcore.training.build import build_model
@@ -59,8 +59,11 @@ def quickstart(run: Path, config: Config, *, num_videos: int = 24) -> dict[str, 
         json.dumps({"heldout_videos": num_videos, "protocol": protocol, "scores": results}, indent=2) + "\n",
     )
     picture = run / "propagation.png"
-    shown = {name: found[name][0] for name in (COPY, UNTRAINED, TRAINED)}
-    propagation_picture(videos[0], shown, picture, zoom=2)
+    shown = {
+        name: compare_rendered(videos[0], found[name][0], name)["objects"]
+        for name in (COPY, UNTRAINED, TRAINED)
+    }
+    comparison_figure(shown, picture)
 
     console.print(_table(scores, num_videos))
     gain = 100 * (scores[TRAINED].region_and_boundary - scores[UNTRAINED].region_and_boundary)
@@ -73,12 +76,12 @@ def quickstart(run: Path, config: Config, *, num_videos: int = 24) -> dict[str, 
 
 
 def propagate_all(videos: list[RenderedVideo], encoders: dict[str, Encoder]) -> dict[str, list[Propagated]]:
-    """Labels of the first frames carried through the videos by two controls and some encoders."""
+    """Labels of the first frames, propagated by two controls and some encoders."""
     patch_size = next(iter(encoders.values())).patch_size
     found = {COPY: [copy_first_frame(video) for video in videos]}
-    ways: dict[str, Features] = {COLOR: raw_color(patch_size), **encoders}
-    for name, features in ways.items():
-        found[name] = [propagate_video(video, features) for video in videos]
+    features: dict[str, Features] = {COLOR: raw_color(patch_size), **encoders}
+    for name, extract in features.items():
+        found[name] = [propagate_video(video, extract) for video in videos]
     return found
 
 

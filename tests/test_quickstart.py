@@ -38,7 +38,7 @@ def test_copying_the_first_frame_scores_clearly_below_an_untrained_encoder() -> 
     from tcore.evaluation.encoder import Encoder
     from tcore.training.build import build_model
 
-    videos = heldout_videos(6, seed=5)
+    videos = heldout_videos(3, seed=5)
     untrained = Encoder(build_model(recipe("quickstart")).teacher.backbone, UNTRAINED)
     found = propagate_all(videos, {UNTRAINED: untrained})
     scores = {name: score_videos(videos, labels).region_and_boundary for name, labels in found.items()}

@@ -11,7 +11,7 @@ from tcore.text import to_stderr
 
 if TYPE_CHECKING:
     from tcore.evaluation.encoder import Encoder
-    from tcore.show.carried import Carried
+    from tcore.show.propagation import PropagatedClip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,11 +191,11 @@ class Propagation(FromEncoder):
         propagation_figure(clips, out, columns=self.columns, title=title_of(self.encoder, clips[0].name))
         print(f"picture: {out}")
 
-    def _propagated(self) -> "list[Carried]":
+    def _propagated(self) -> "list[PropagatedClip]":
         """The clip that the flags name, with its labels propagated."""
         from tcore.evaluation import protocols
         from tcore.evaluation.benchmarks import open_benchmark
-        from tcore.show import carried
+        from tcore.show import propagation
         from tcore.show.clips import is_rendered
 
         knobs = protocols.protocol(self.protocol)
@@ -203,14 +203,14 @@ class Propagation(FromEncoder):
         if len(roots) > 1:
             raise InputError(f"{' and '.join(f'--{name}' for name in roots)} are mutually exclusive.")
         for name, root in roots.items():
-            return [carried.carry_clip(self.load(), open_benchmark(name, root, knobs), self.clip)]
+            return [propagation.label_clip(self.load(), open_benchmark(name, root, knobs), self.clip)]
         if self.labels is not None:
             path, side = Path(self.source), self.long_side
-            return [carried.carry_video(self.load(), path, self.labels, protocol=knobs, long_side=side)]
+            return [propagation.label_video(self.load(), path, self.labels, protocol=knobs, long_side=side)]
         if not is_rendered(self.source):
             raise InputError(f"{self.source} needs --labels FIRST.png, the mask of its first frame.")
         knobs = protocols.RENDERED if knobs == protocols.TCORE else knobs
-        found = carried.carry_rendered(self.load(), self.source, knobs)
+        found = propagation.label_rendered(self.load(), self.source, knobs)
         return [found[kind] for kind in self.show]
 
 

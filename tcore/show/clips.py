@@ -1,4 +1,4 @@
-"""Frames to make a figure of: a video or a folder and some times, images, or a rendered video."""
+"""Frames for a figure: from a video or folder at some times, from images, or from a rendered video."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -11,10 +11,10 @@ from PIL import Image
 from torch import Tensor
 
 from tcore.data.images import Frame, read_image
-from tcore.data.rendered import RenderedVideo, render_video
+from tcore.data.rendered import RenderedVideo
 from tcore.data.video import open_video
 from tcore.errors import InputError
-from tcore.evaluation.benchmarks.rendered import FRAMES, GRID, HELDOUT_SEED
+from tcore.evaluation.benchmarks.rendered import heldout_video
 from tcore.evaluation.encoder import Encoder
 from tcore.video.propagate_video import fit_size
 
@@ -24,7 +24,7 @@ LONG_SIDE = 448
 
 @dataclass(frozen=True)
 class Clip:
-    """Frames at one size that the encoder takes, and what each is called."""
+    """Frames of one size that suits the encoder, with a name for each."""
 
     frames: UInt8[np.ndarray, "time height width 3"]
     names: tuple[str, ...]
@@ -37,16 +37,16 @@ class Clip:
 
 @dataclass(frozen=True)
 class Times:
-    """Which frames of a video: by number, in seconds, or else as shares of its length."""
+    """Which frames of a video: by number, by seconds, or as shares of its length."""
 
     numbers: tuple[int, ...] = ()
     seconds: tuple[float, ...] = ()
     shares: tuple[float, ...] = (0.25, 0.5, 0.75)
 
     def of(self, count: int, rate: float, source: str) -> list[int]:
-        """Frame numbers in a video of so many frames."""
+        """Frame numbers in a video with this many frames."""
         if self.numbers and self.seconds:
-            raise InputError("--frames and --times exclude each other: numbers, or seconds.")
+            raise InputError("--frames and --times are mutually exclusive.")
         found = list(self.numbers) or [round(second * rate) for second in self.seconds]
         found = found or [round(share * (count - 1)) for share in self.shares]
         for number in found:
@@ -56,19 +56,19 @@ class Times:
 
 
 def evenly(count: int) -> Times:
-    """So many frames spread over the whole video."""
+    """Frames spread evenly over the whole video, `count` of them."""
     if count < 1:
         raise InputError(f"--count {count}: need 1 or more.")
     return Times(shares=tuple(float(x) for x in np.linspace(0, 1, count)))
 
 
 def is_rendered(source: str) -> bool:
-    """Whether a source is `rendered` or `rendered:N`, and not a file whose name begins like that."""
+    """Whether a source is `rendered` or `rendered:N`, not a file whose name starts with that."""
     return source.partition(":")[0] == RENDERED
 
 
 def open_clip(sources: Sequence[str], times: Times, patch_size: int, *, long_side: int = LONG_SIDE) -> Clip:
-    """Frames of a video, a folder of frames, `rendered` or `rendered:N`; or several images as they come."""
+    """Frames of a video, of a folder, of `rendered` or `rendered:N`; or several images in their order."""
     first = sources[0] if sources else RENDERED
     if len(sources) <= 1 and is_rendered(first):
         video = rendered_clip(first, patch_size)
@@ -86,11 +86,11 @@ def open_clip(sources: Sequence[str], times: Times, patch_size: int, *, long_sid
 
 
 def pick_frames(path: Path, times: Times) -> tuple[list[int], list[Frame]]:
-    """Some frames of a video file or folder, by their numbers; few are held."""
+    """Some frames of a video file or folder, with their numbers; only these are kept in memory."""
     video = open_video(path)
     count = video.count
     if count is None or not (times.numbers or times.seconds):
-        # What a container says of its length is not always so: what can be decoded counts.
+        # Containers may state a wrong length: count what can be decoded.
         count = len(video.files) if hasattr(video, "files") else sum(1 for _ in video)
     chosen = times.of(count, float(video.rate), str(path))
     wanted, found = set(chosen), dict[int, Frame]()
@@ -105,17 +105,16 @@ def pick_frames(path: Path, times: Times) -> tuple[list[int], list[Frame]]:
     return chosen, [found[number] for number in chosen]
 
 
-def rendered_clip(source: str, patch_size: int, num_frames: int = FRAMES) -> RenderedVideo:
-    """A held-out rendered video by its number, of 16 patches a side."""
+def rendered_clip(source: str, patch_size: int) -> RenderedVideo:
+    """A held-out rendered video by its number."""
     _, colon, number = source.partition(":")
     if colon and not number.isdecimal():
         raise InputError(f"{source}: give rendered:N with a number, as in rendered:3.")
-    video = int(number) if number else 0
-    return render_video(HELDOUT_SEED, video, split="heldout", num_frames=num_frames, size=GRID * patch_size)
+    return heldout_video(int(number or 0), patch_size)
 
 
 def rendered_name(source: str) -> str:
-    """What a rendered video is called, as score cards have it."""
+    """The name of a rendered video, as in score cards."""
     return f"rendered-{int(source.partition(':')[2] or 0):03d}"
 
 

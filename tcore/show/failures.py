@@ -1,13 +1,13 @@
 """The worst clips of a score card, and the frame where each breaks."""
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Float
+from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
 
 from tcore.errors import InputError
 from tcore.evaluation.benchmarks import find_benchmark, open_benchmark
@@ -15,7 +15,6 @@ from tcore.evaluation.card import Card, rename_old
 from tcore.evaluation.encoder import Encoder
 from tcore.evaluation.protocols import Protocol
 from tcore.files import read_json
-from tcore.show.carried import Carried, carry_clip, score_frames
 from tcore.show.plotting import (
     COLORS,
     FAINT,
@@ -26,27 +25,25 @@ from tcore.show.plotting import (
     show_picture,
     styled,
 )
-from tcore.show.propagation import SCORES, paint
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+from tcore.show.propagation import SCORES, PropagatedClip, label_clip, paint, score_frames
+from tcore.text import Say, silent
 
 BROKEN = 0.5  # a frame below this is broken
-LASTING = 3  # a clip breaks where so many frames, or all that are left, are broken
+LASTING = 3  # a clip breaks where this many frames in a row, or all that are left, are broken
 
 
 @dataclass(frozen=True)
 class Failure:
-    """A clip of a card that went badly."""
+    """One of the worst clips of a card."""
 
     benchmark: str
     clip: str
     score: float
     breaks: int
-    """The frame where it breaks; the worst one where none is broken for long."""
+    """The frame where it breaks, or the worst one if it does not."""
     lasting: bool
     scores: Float[np.ndarray, " time"]
-    carried: Carried
+    labels: PropagatedClip
 
 
 def read_card(path: Path) -> Card:
@@ -57,7 +54,7 @@ def read_card(path: Path) -> Card:
     except InputError as error:
         raise InputError(f"{str(error).rstrip('.')}; tcore evaluate --out writes it.") from error
     if not isinstance(card, dict) or "benchmarks" not in card:
-        raise InputError(f"{file} is no score card of tcore evaluate: it has no benchmarks.")
+        raise InputError(f"{file} is not a score card of tcore evaluate: it has no benchmarks.")
     return card | {"benchmarks": rename_old(card["benchmarks"])}
 
 
@@ -81,9 +78,9 @@ def find_failures(
     roots: dict[str, Path],
     *,
     count: int = 4,
-    say: Callable[[str], None] = lambda line: None,
+    say: Say = silent,
 ) -> list[Failure]:
-    """Run the worst clips of a card again, with the encoder and the knobs that it was made with."""
+    """Run the worst clips of a card again, with the encoder and the settings that it was made with."""
     if encoder.fingerprint() != card["encoder"]["weights"]:
         raise InputError(
             f"the card was made with other weights ({card['encoder']['weights']}) than {encoder.name} has "
@@ -97,25 +94,23 @@ def find_failures(
     found = []
     for index, (benchmark, clip, score) in enumerate(chosen):
         say(f"{index + 1}/{len(chosen)}  {benchmark}  {clip}")
-        carried = _again(card, encoder, benchmark, clip, roots)
-        scores = score_frames(carried)
+        labels = _run_again(card, encoder, benchmark, clip, roots)
+        scores = score_frames(labels)
         breaks, lasting = breaking_frame(scores)
-        found.append(Failure(benchmark, clip, score, breaks, lasting, scores, carried))
+        found.append(Failure(benchmark, clip, score, breaks, lasting, scores, labels))
     return found
 
 
-def _again(card: Card, encoder: Encoder, benchmark: str, clip: str, roots: dict[str, Path]) -> Carried:
+def _run_again(
+    card: Card, encoder: Encoder, benchmark: str, clip: str, roots: dict[str, Path]
+) -> PropagatedClip:
     result = card["benchmarks"][benchmark]
-    protocol = _protocol(result["protocol"])
+    known = {field.name for field in fields(Protocol)}
+    protocol = Protocol(**{name: value for name, value in result["protocol"].items() if name in known})
     source = roots[benchmark] if find_benchmark(benchmark).on_disk else len(result["clips"])
     size = tuple(result["clips"][clip]["input"])
     opened = open_benchmark(benchmark, source, protocol, binary=result["binary"], size=size)
-    return carry_clip(encoder, opened, clip)
-
-
-def _protocol(values: dict[str, Any]) -> Protocol:
-    known = {field.name for field in fields(Protocol)}
-    return Protocol(**{name: value for name, value in values.items() if name in known})
+    return label_clip(encoder, opened, clip)
 
 
 def breaking_frame(scores: Float[np.ndarray, " time"]) -> tuple[int, bool]:
@@ -143,21 +138,19 @@ def failures_figure(failures: list[Failure], out: Path, *, title: str = "") -> N
     figure = new_figure(9.8, 2.0 * len(failures) + 0.7)
     axes = figure.subplots(len(failures), 4, squeeze=False, width_ratios=(1, 1, 1, 1.5))
     for row, failure in enumerate(failures):
-        carried, at = failure.carried, failure.breaks
+        labels, at = failure.labels, failure.breaks
         head = f"{failure.clip}  {find_benchmark(failure.benchmark).main_score} {100 * failure.score:.1f}"
-        show_picture(axes[row, 0], paint(carried, carried.truth, 0), head)
+        show_picture(axes[row, 0], paint(labels, labels.truth, 0), head)
         axes[row, 0].title.set_fontweight("bold")
         word = "breaks at" if failure.lasting else "worst at"
-        show_picture(axes[row, 1], paint(carried, carried.truth, at), f"truth, {word} frame {at}")
-        show_picture(axes[row, 2], paint(carried, carried.found, at), f"prediction, frame {at}")
+        show_picture(axes[row, 1], paint(labels, labels.truth, at), f"truth, {word} frame {at}")
+        show_picture(axes[row, 2], paint(labels, labels.found, at), f"prediction, frame {at}")
         _draw_scores(axes[row, 3], failure, row + 1 == len(failures))
     caption(figure, f"Breaks: first of {LASTING} frames in a row with a mean below {BROKEN:g}.")
     save_figure(figure, out, title)
 
 
-def _draw_scores(axes: "Axes", failure: Failure, last: bool) -> None:
-    from matplotlib.ticker import MaxNLocator
-
+def _draw_scores(axes: Axes, failure: Failure, last: bool) -> None:
     axes.plot(failure.scores, color=COLORS[0], linewidth=1.6)
     axes.axhline(BROKEN, color=FAINT, linewidth=0.8, linestyle=":")
     axes.axvline(failure.breaks, color=COLORS[1], linewidth=1.2)
@@ -165,6 +158,6 @@ def _draw_scores(axes: "Axes", failure: Failure, last: bool) -> None:
     axes.set_xlim(0, len(failure.scores) - 1)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
     axes.tick_params(labelsize=7.5, length=2.5)
-    axes.set_ylabel(SCORES[failure.carried.kind], labelpad=1)
+    axes.set_ylabel(SCORES[failure.labels.kind], labelpad=1)
     if last:
         axes.set_xlabel("frame", labelpad=1)

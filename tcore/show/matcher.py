@@ -1,4 +1,4 @@
-"""The student of a run, for looking at: the backbone that sees holes, and the module that fills them."""
+"""The student of a run: the backbone that sees masked frames, and the module that matches patches."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -17,14 +17,14 @@ from tcore.training.checkpoint import CONFIG, MATCHING
 
 
 class Matcher(NamedTuple):
-    """What a run needs to match patches."""
+    """Student backbone and matching module, for figures."""
 
     backbone: VisionTransformer
     match: PatchMatchingModule
 
 
 def load_matcher(run: str | Path) -> Matcher | None:
-    """Student backbone and matching module of a run folder, or of `default`; None where there is none."""
+    """Student backbone and matching module of a run folder, or of `default`; None if it has none."""
     if run == DEFAULT:
         file, card = shipped().matching, shipped().card
     else:

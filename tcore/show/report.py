@@ -23,14 +23,13 @@ from tcore.evaluation.card import PUBLISHED
 from tcore.evaluation.encoders import load_encoder
 from tcore.files import write_text
 from tcore.show.attention import attend, attention_figure
-from tcore.show.carried import carry_rendered
 from tcore.show.clips import Times, evenly, open_clip
 from tcore.show.dynamics import Panel, draw_panel, panels, words
 from tcore.show.failures import failures_figure, find_failures
 from tcore.show.features import pca_figure
 from tcore.show.matcher import load_matcher
 from tcore.show.plotting import check_out, new_figure, styled, to_svg
-from tcore.show.propagation import propagation_figure
+from tcore.show.propagation import label_rendered, propagation_figure
 from tcore.show.runs import Run, read_runs
 from tcore.text import Say, format_seconds, silent
 
@@ -397,13 +396,14 @@ def _pca(run: Run, out: Path) -> None:
 
 
 def _propagation(run: Run, out: Path) -> None:
-    propagation_figure(list(carry_rendered(load_encoder(run.path), "rendered").values()), out)
+    propagation_figure(list(label_rendered(load_encoder(run.path), "rendered").values()), out)
 
 
 def _failures(run: Run, out: Path) -> None:
     encoder = load_encoder(run.path)
     own = encoder.fingerprint()
     for card in run.cards.values():
-        if "rendered" in card["benchmarks"] and card["encoder"]["weights"] == own:
+        rendered = any(not find_benchmark(name).on_disk for name in card["benchmarks"])
+        if rendered and card["encoder"]["weights"] == own:
             failures_figure(find_failures(card, encoder, {}), out)
             return

@@ -10,18 +10,17 @@ import pytest
 
 from tcore.cli.main import main
 from tcore.show.report import write_report
-from tests.show.runs import make_card, make_run
 
 NASTY = 'b <script>alert("x")</script> & |'
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+def runs(run: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """Two runs that differ in two settings; the second one has a name that means something in HTML."""
-    first = make_run(tmp_path_factory.mktemp("runs") / "first")
-    make_card(first)
-    second = first.parent / NASTY.replace("/", "_")
-    shutil.copytree(first, second)
+    folder = tmp_path_factory.mktemp("runs")
+    first, second = folder / "first", folder / NASTY.replace("/", "_")
+    for copy in (first, second):
+        shutil.copytree(run, copy)
     config = json.loads((second / "config.json").read_text())
     config["loss"]["past_future"], config["optim"]["batch"] = 0.5, 8
     (second / "config.json").write_text(json.dumps(config))

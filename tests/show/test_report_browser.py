@@ -6,7 +6,6 @@ import pytest
 
 from tcore.show.report import write_report
 from tests.show.browser import Browser, why_no_browser
-from tests.show.runs import make_card, make_run
 
 pytestmark = [pytest.mark.long, pytest.mark.skipif(bool(why_no_browser()), reason=why_no_browser())]
 
@@ -18,9 +17,7 @@ COLUMN = TABLE + "return [...table.tBodies[0].rows].map((row) => row.cells[0].te
 CLICK = TABLE + "table.querySelector('th button').click()"
 
 
-def test_a_report_opens_from_disk_and_its_tables_sort(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "run")
-    make_card(run)
+def test_a_report_opens_from_disk_and_its_tables_sort(run: Path, tmp_path: Path) -> None:
     report = tmp_path / "report.html"
     write_report([run], report)
     with Browser(tmp_path) as browser:
