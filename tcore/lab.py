@@ -124,7 +124,7 @@ class Job:
         common += ["--optim.steps", str(plan.budget)] if plan.budget else []
         common += plan.extra
         score = ["evaluate", str(run), "--out", str(self.folder / "scores")]
-        score += ["--davis", str(plan.davis)] if plan.davis else ["--synthetic", "--videos", str(plan.videos)]
+        score += ["--davis", str(plan.davis)] if plan.davis else ["--rendered", "--videos", str(plan.videos)]
         score += ["--binary"] if plan.binary else []
         score += ["--size", *map(str, plan.size)] if plan.size else []
         own = split_flags(self.row.flags, f"flags of row {self.row.name!r}")
@@ -264,7 +264,8 @@ def _read_commands(path: Path) -> list[list[str]]:
     try:
         found = read_json(path)
         train, score = found["commands"] if isinstance(found, dict) else found
-        return [[str(word) for word in words] for words in (train, score)]
+        # Earlier versions called the rendered videos synthetic.
+        return [["--rendered" if w == "--synthetic" else str(w) for w in words] for words in (train, score)]
     except (InputError, KeyError, TypeError, ValueError) as error:
         raise InputError(f"{path} is damaged: remove it, then rerun the same command.") from error
 

@@ -307,10 +307,14 @@ def test_an_unfinished_run_of_other_commands_is_refused_too(tmp_path: Path) -> N
         check_folder(tmp_path, [NONE], "mine.json", PLAN)
 
 
-def test_a_folder_may_be_moved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_may_be_moved_and_may_be_of_an_earlier_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     finish(Job(NONE, 0, Path("old/none/seed-0")), 0.5)
     Path("old").rename("new")
+    done = Path("new/none/seed-0") / DONE
+    done.write_text(done.read_text().replace('"--rendered"', '"--synthetic"'))
     assert is_done(Job(NONE, 0, tmp_path / "new" / "none" / "seed-0"), PLAN)
 
 

@@ -106,7 +106,7 @@ def test_propagation_of_a_users_video_needs_no_truth(run: Path, tmp_path: Path) 
 
 def test_sandwich_and_dynamics_are_drawn_from_a_run(run: Path, tmp_path: Path) -> None:
     draw("sandwich", run, "--rows", "1", out=tmp_path / "s.png")
-    main(["evaluate", str(run), "--synthetic", "--videos", "1", "--every-checkpoint"])
+    main(["evaluate", str(run), "--rendered", "--videos", "1", "--every-checkpoint"])
     draw("dynamics", run, run, out=tmp_path / "d.png")
 
 
