@@ -100,7 +100,7 @@ def test_propagation_of_a_users_video_needs_no_truth(run: Path, tmp_path: Path) 
     mask = np.zeros((40, 48), dtype=np.uint8)
     mask[8:24, 8:24] = 1
     Image.fromarray(mask).save(tmp_path / "first.png")
-    labels = ["--labels", tmp_path / "first.png", "--columns", "3"]
+    labels = ["--labels", str(tmp_path / "first.png"), "--columns", "3"]
     draw("propagation", run, frames, *labels, out=tmp_path / "a.png")
 
 
