@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -73,29 +73,19 @@ def make_store(root: Path, videos: int = 8, frames: int = 10) -> Path:
     return root
 
 
-class Kills(NamedTuple):
-    """What came of killing a run again and again."""
-
-    most_lost: int
-    """Steps that were noted and had to be made again."""
-    in_writing: int
-    """Kills that hit a file being written."""
-    kinds: dict[str, int]
-    """How often what was killed."""
-    seconds: float
-
-
 KILLED_RUN: dict[str, Any] = {"checkpoint_every": 2, "runtime__workers": 2, "runtime__log_every": 4}
 
 
 def kill_again_and_again(
     run: Path, store: Path, kills: int, steps: int, seed: int, processes: int = 1
-) -> Kills:
-    """Kill a training at random moments: all of it, or one of its processes; then let it come to its end."""
-    rng, began = random.Random(seed), time.monotonic()
+) -> int:
+    """Kill a training at random moments, all of it or one of its processes, then let it come to its end.
+
+    Returns the most steps that were noted and had to be made again.
+    """
+    rng, most_lost = random.Random(seed), 0
     job = KILLED_RUN | {"optim__steps": steps, "keep_every": steps, "frames": str(store)}
     kinds = ("one rank", "all ranks", "torchrun") if processes > 1 else ("the run",)
-    most_lost, in_writing, done = 0, 0, dict.fromkeys(kinds, 0)
     for _ in range(kills):
         process = start(run, processes=processes, **job)
         wait_for(lambda process=process: holds(run, process), process)  # type: ignore[misc]
@@ -103,11 +93,8 @@ def kill_again_and_again(
         wait_for_step(run, rng.randint(0, 12) + (steps_of(run) or [0])[-1], process)
         time.sleep(rng.uniform(0, 0.1))
         assert process.poll() is None, "it was over before it could be killed"
-        kind = rng.choice(kinds)
-        done[kind] += 1
-        kill(process, kind, rng)
+        kill(process, rng.choice(kinds), rng)
         before = steps_of(run)
-        in_writing += bool(list(run.rglob("*.tmp")))
         notes: list[str] = []
         place = generations.newest_intact(run / "checkpoint.pt", notes.append)
         assert not any("damaged" in note for note in notes), notes
@@ -116,7 +103,7 @@ def kill_again_and_again(
     code, said = finish(start(run, processes=processes, **job), 600)
     assert code == 0, said
     assert steps_of(run) == list(range(1, steps + 1))
-    return Kills(most_lost, in_writing, done, time.monotonic() - began)
+    return most_lost
 
 
 def kill(process: Process, kind: str, rng: random.Random) -> None:

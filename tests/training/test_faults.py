@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -57,17 +57,14 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_run_killed_at_random_moments_loses_no_more_than_a_checkpoint_interval(tmp_path: Path) -> None:
     store = make_store(tmp_path / "store")
-    killed = kill_again_and_again(tmp_path / "run", store, kills=2, steps=60, seed=0)
-    assert killed.most_lost <= 2
+    assert kill_again_and_again(tmp_path / "run", store, kills=1, steps=30, seed=0) <= 2
 
 
 @pytest.mark.long
 def test_a_run_killed_fifty_times_under_load_equals_one_that_never_was(tmp_path: Path) -> None:
     store = make_store(tmp_path / "store")
     with busy_cores():
-        killed = kill_again_and_again(tmp_path / "run", store, kills=50, steps=800, seed=1)
-    print(f"50 kills: {killed}")
-    assert killed.most_lost <= 2
+        assert kill_again_and_again(tmp_path / "run", store, kills=50, steps=800, seed=1) <= 2
     never = {"optim__steps": 800, "checkpoint_every": 2, "keep_every": 800, "runtime__workers": 2}
     assert_same_run(
         tmp_path / "run", train(tiny(**never, runtime__log_every=4), tmp_path / "never", store, quiet=True)
@@ -180,68 +177,59 @@ def test_a_reading_process_that_is_killed_is_one_line_and_no_hang(
     assert lost.value.exit_code == 1
 
 
+DEATH = "DataLoader worker (pid 41) is killed by signal: Killed."
+
+
 @pytest.mark.parametrize("error", [ConnectionResetError(104, "Connection reset by peer"), EOFError()])
 def test_a_reading_process_that_is_killed_while_it_hands_over_a_batch_is_one_line_too(
     error: Exception,
 ) -> None:
-    with pytest.raises(LostWorkerError, match="a reading process was killed, as"), missing_killed_workers():
+    with pytest.raises(LostWorkerError, match="reading process"), missing_killed_workers():
         raise error
 
 
-@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs a timer that signals")
+@pytest.fixture
+def heard() -> Iterator[list[int]]:
+    """Signals that arrived; the first one raises what PyTorch raises when a reading process has died."""
+    found: list[int] = []
+
+    def die(number: int, frame: Any) -> None:
+        found.append(number)
+        if len(found) == 1:
+            raise RuntimeError(DEATH)
+
+    before = signal.signal(signal.SIGALRM, die)
+    yield found
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
+
+
 def test_the_late_word_of_a_killed_reading_process_does_not_come_up_later(
-    monkeypatch: pytest.MonkeyPatch,
+    heard: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    heard = []
-
-    def word(number: int, frame: Any) -> None:
-        heard.append(number)
-        raise RuntimeError("DataLoader worker (pid 41) is killed by signal: Killed.")
-
     monkeypatch.setattr(workers, "NOTICE_S", 30.0)
-    before = signal.signal(signal.SIGALRM, word)
-    try:
-        signal.setitimer(signal.ITIMER_REAL, 0.5)
-        with pytest.raises(LostWorkerError, match="a reading process was"), missing_killed_workers():
-            raise EOFError
-        assert heard == [signal.SIGALRM]  # within, and it cut the waiting short
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+    signal.setitimer(signal.ITIMER_REAL, 0.3)
+    with pytest.raises(LostWorkerError, match="reading process"), missing_killed_workers():
+        raise EOFError
+    assert heard == [signal.SIGALRM]  # within, and it cut the waiting short
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="signals of Linux")
-def test_the_word_of_a_killed_reading_process_may_come_while_the_error_is_looked_at() -> None:
+def test_the_word_of_a_killed_reading_process_may_come_while_the_error_is_looked_at(heard: list[int]) -> None:
     class ResetError(ConnectionResetError):
         def __str__(self) -> str:
-            if signal.getsignal(signal.SIGALRM) is word:
-                signal.raise_signal(signal.SIGALRM)
+            signal.raise_signal(signal.SIGALRM)
             return "Connection reset by peer"
 
-    def word(number: int, frame: Any) -> None:
-        signal.signal(signal.SIGALRM, signal.SIG_IGN)  # it comes once
-        raise RuntimeError("DataLoader worker (pid 41) is killed by signal: Killed.")
-
-    before = signal.signal(signal.SIGALRM, word)
-    try:
-        with pytest.raises(LostWorkerError, match="reading process 41 was killed"), missing_killed_workers():
-            raise ResetError
-    finally:
-        signal.signal(signal.SIGALRM, before)
+    with pytest.raises(LostWorkerError, match="reading process 41"), missing_killed_workers():
+        raise ResetError
 
 
-def test_a_killed_reading_process_is_known_behind_other_errors() -> None:
-    def surface(text: str) -> None:
-        with missing_killed_workers():
-            try:
-                raise RuntimeError(text)
-            except RuntimeError as error:
-                raise TypeError("not a tensor") from error
-
-    with pytest.raises(LostWorkerError, match="reading process 41 was killed"):
-        surface("DataLoader worker (pid 41) is killed by signal: Killed.")
-    with pytest.raises(TypeError, match="not a tensor"):
-        surface("something else")
+@pytest.mark.parametrize(("text", "kind"), [(DEATH, LostWorkerError), ("something else", TypeError)])
+def test_a_killed_reading_process_is_known_behind_other_errors(text: str, kind: type[Exception]) -> None:
+    error = TypeError("not a tensor")
+    error.__cause__ = RuntimeError(text)
+    with pytest.raises(kind), missing_killed_workers():
+        raise error
 
 
 @pytest.mark.long

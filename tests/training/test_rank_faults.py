@@ -137,9 +137,7 @@ def test_two_processes_killed_at_random_under_load_equal_two_that_never_were(
 ) -> None:
     store = make_store(tmp_path / "store")
     with busy_cores():
-        killed = kill_again_and_again(tmp_path / "run", store, kills, steps, seed=2, processes=2)
-    print(killed)
-    assert killed.most_lost <= 2
+        assert kill_again_and_again(tmp_path / "run", store, kills, steps, seed=2, processes=2) <= 2
     job = KILLED_RUN | {"optim__steps": steps, "keep_every": steps, "frames": str(store)}
     code, said = finish(start(tmp_path / "never", processes=2, **job), 600)
     assert code == 0, said

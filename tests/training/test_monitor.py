@@ -1,5 +1,6 @@
-"""Training that waits for its data says so, and what to do."""
+"""What a run says of its data: time spent waiting for it, and files that go bad meanwhile."""
 
+import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,17 +8,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tcore import train
+from tcore import InputError, train
 from tcore.config import Config
 from tcore.data.images import Frame
 from tcore.data.samples import Source
 from tcore.data.stores import FolderStore, FrameStore
 from tcore.device import num_cores
-from tcore.training.monitor import WAIT_FEWEST, WAIT_PAUSE, WAIT_STEPS, DataWait
-from tests.data.clips import write_clip
+from tcore.training.monitor import WAIT_FEWEST, WAIT_PAUSE, WAIT_STEPS, BadSamples, DataWait
 from tests.data.packing import pack
 from tests.data.painted import Painted
 from tests.tiny import tiny
+from tests.training.faults import damage, make_store
 
 
 def warnings(wait: DataWait, shares: Sequence[float], speed: float = 10.0) -> list[tuple[int, str]]:
@@ -37,16 +38,15 @@ def waiting(store: FrameStore, config: Config | None = None) -> DataWait:
 def test_a_slow_store_is_warned_of_once_during_a_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for number in range(4):
-        write_clip(tmp_path / "store" / f"v{number}", 10, seed=number)
+    make_store(tmp_path / "store", videos=4)
     usual = FolderStore.read
 
     def slow(self: FolderStore, video: int, frames: Sequence[int]) -> list[Frame]:
-        time.sleep(0.05)
+        time.sleep(0.02)
         return usual(self, video, frames)
 
     monkeypatch.setattr(FolderStore, "read", slow)
-    train(tiny(optim__steps=16, runtime__workers=0), tmp_path / "run", tmp_path / "store")
+    train(tiny(optim__steps=12, runtime__workers=0), tmp_path / "run", tmp_path / "store")
     printed = capsys.readouterr().err
     assert printed.count("waiting for data") == 1
     assert f"--runtime.workers {num_cores()}" in printed
@@ -90,3 +90,46 @@ def test_rendered_videos_are_not_complained_of() -> None:
     rendered = FrameStore.rendered(videos=2, frames=10, size=32)
     assert warnings(waiting(rendered), [0.9] * 100) == []
     assert np.all(rendered.lengths == 10)
+
+
+def test_an_image_that_goes_bad_in_mid_training_is_replaced_counted_and_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, store = tmp_path / "run", make_store(tmp_path / "store", videos=6)
+
+    def spoil(step: int) -> None:
+        for path in (store / "video-3").iterdir() if step == 3 else ():
+            path.write_bytes(path.read_bytes()[:100])
+
+    with pytest.raises(InputError, match=r"runtime.bad_samples=0.01 .*video-3"):
+        train(tiny(runtime__workers=0, optim__steps=40, runtime__log_every=1), run, store, on_step=spoil)
+    said = capsys.readouterr().err
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    counted = [line["bad_samples"] for line in lines]
+    assert counted[:3] == [0, 0, 0]
+    assert sum(counted) > 10  # of 1000, in steps of 4 of which a sixth is bad
+    assert "unreadable, replaced by other clips" in said
+    assert f"  unreadable {counted[-1]}" in said.splitlines()[-1]
+
+
+def test_a_shard_that_goes_bad_in_mid_training_is_replaced_up_to_the_set_share(tmp_path: Path) -> None:
+    store = pack(tmp_path / "store", [[("a", 10), ("b", 10)], [("c", 10), ("d", 10), ("e", 10)]])
+    shard = store / "shards" / "000000.tar"
+    run = tmp_path / "run"
+    damage(shard, "truncated")
+    train(tiny(runtime__bad_samples=1.0, runtime__workers=1), run, store, quiet=True)
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert sum(line["bad_samples"] for line in lines) > 0
+    with pytest.raises(InputError, match=r"runtime.bad_samples=0 .*000000.tar is cut off"):
+        train(tiny(runtime__bad_samples=0.0, runtime__workers=0), tmp_path / "strict", store, quiet=True)
+
+
+def test_the_share_of_bad_samples_is_taken_of_the_last_thousand() -> None:
+    bad = BadSamples(0.01)
+    said = [bad.note(step, ("broken",) if step % 200 == 0 else (), 4) for step in range(1, 2001)]
+    assert sum(line is not None for line in said) == 10  # one in 800 samples
+    assert bad.total == 10
+    with pytest.raises(InputError, match="11 of the last 1000"):
+        [bad.note(step, ("broken",), 4) for step in range(2001, 2100)]
+    with pytest.raises(InputError, match="bad_samples=0 "):
+        BadSamples(0.0).note(1, ("broken",), 4)
