@@ -21,13 +21,13 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 from step import NoiseStore, now, pinned
 
+from tcore import methods
 from tcore.config import Config
-from tcore.data.samples import Source
 from tcore.device import peak_memory_gib
 from tcore.files import read_json, write_text
 from tcore.recipes import recipe
-from tcore.training.build import build_schedule
 from tcore.training.loop import resolve
+from tcore.training.optim import build_schedule
 from tcore.training.step import Trainer
 
 WARMUP = 2
@@ -196,8 +196,9 @@ def in_fresh_process(change: dict[str, Any], steps: int, wish: str) -> dict[str,
 def measure(config: Config, steps: int) -> dict[str, float]:
     """Speed and memory of a step in this process."""
     config = resolve(config)
-    source = Source(NoiseStore(2 * config.optim.batch), config)
-    trainer, schedule = Trainer(config), build_schedule(config, 1000)
+    source = methods.build_source(NoiseStore(2 * config.optim.batch), config)
+    trainer = Trainer(config)
+    schedule = build_schedule(config, trainer.method, 1000)
     raws = [pinned(source[index], trainer.device) for index in range(2 * config.optim.accumulate)]
     feed = itertools.cycle(raws)
     for step in range(WARMUP):
@@ -211,7 +212,7 @@ def measure(config: Config, steps: int) -> dict[str, float]:
     seconds = (now(trainer) - started) / steps
     return {
         "batch": config.optim.batch,
-        "K": config.head.prototypes,
+        "K": config.method.head.prototypes,
         "locals": config.views.num_local,
         "size": config.vit.dim,
         "speed": config.optim.batch / seconds,

@@ -26,13 +26,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from tcore import methods
 from tcore.config import Compile, Config
 from tcore.data.loader import load
-from tcore.data.samples import Source
 from tcore.data.stores import FrameStore
+from tcore.methods.distillation import SelfDistillation
 from tcore.recipes import recipe
-from tcore.training.build import build_schedule
 from tcore.training.loop import resolve
+from tcore.training.optim import build_schedule
 from tcore.training.step import Trainer
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -109,7 +110,7 @@ def main() -> None:
         )
     if options.out:
         draw(plain, fast, options.out)
-    raise SystemExit(0 if report(plain, fast, math.log(config.head.prototypes)) else 1)
+    raise SystemExit(0 if report(plain, fast, math.log(config.method.head.prototypes)) else 1)
 
 
 def form(config: Config, name: str, wish: Compile = "auto") -> Config:
@@ -125,10 +126,12 @@ def form(config: Config, name: str, wish: Compile = "auto") -> Config:
 def losses(name: str, config: Config, store: Path) -> Curves:
     """Every loss of every step."""
     config = resolve(config)
-    source = Source(FrameStore.open(store), config)
+    source = methods.build_source(FrameStore.open(store), config)
     torch.set_float32_matmul_precision("highest")
-    trainer, schedule = Trainer(config), build_schedule(config, source.steps_per_epoch)
-    trainer.model.fused = name == "fast"
+    trainer = Trainer(config)
+    schedule = build_schedule(config, trainer.method, source.steps_per_epoch)
+    assert isinstance(trainer.method, SelfDistillation)
+    trainer.method.fused = name == "fast"
     assert config.optim.steps is not None
     parts = load(source, 0, config.optim.steps, trainer.device)
     found: list[dict[str, float]] = []

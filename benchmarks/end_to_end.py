@@ -19,16 +19,16 @@ import torch
 from PIL import Image
 from step import now, print_events
 
+from tcore import methods
 from tcore.config import Config
 from tcore.data.loader import load, num_workers
 from tcore.data.prepare import prepare
 from tcore.data.rendered import render_video
-from tcore.data.samples import Source
 from tcore.data.stores import FrameStore
 from tcore.device import peak_memory_gib
 from tcore.recipes import recipe
-from tcore.training.build import build_schedule
 from tcore.training.loop import resolve
+from tcore.training.optim import build_schedule
 from tcore.training.step import Trainer
 
 WIDTH, HEIGHT = 340, 256
@@ -63,8 +63,9 @@ def main() -> None:
 
 def report(config: Config, name: str, store: Path, steps: int, calls: int = 0) -> None:
     """Train for some steps and print the figures."""
-    source = Source(FrameStore.open(store), config)
-    trainer, schedule = Trainer(config), build_schedule(config, 1000)
+    source = methods.build_source(FrameStore.open(store), config)
+    trainer = Trainer(config)
+    schedule = build_schedule(config, trainer.method, 1000)
     parts = load(source, 0, WARMUP + steps + LOOKED_AT * (calls > 0), trainer.device)
     waited, host, unread = 0.0, list[float](), list[Any]()
     for step in range(WARMUP + steps):

@@ -16,13 +16,14 @@ from typing import Any
 import torch
 from PIL import Image
 
+from tcore import methods
 from tcore.config import Config
-from tcore.data import packed, samples, stores
-from tcore.data.buffer import FrameBuffer
+from tcore.data import packed, stores
 from tcore.data.loader import load, render_batch
 from tcore.data.rendered import render_video
-from tcore.data.samples import RawBatch, Source
+from tcore.data.source import FrameBuffer, RawBatch, Source
 from tcore.data.stores import FolderStore, FrameStore, PackedStore
+from tcore.methods import sampling
 from tcore.recipes import recipe
 
 SIZE = (340, 256)  # width, height: what Kinetics is usually stored at
@@ -33,11 +34,11 @@ SAMPLES, TRIES = 1024, 3  # samples read to measure a figure, and how often: the
 PARTS: dict[str, list[tuple[Any, str]]] = {
     "read": [(FolderStore, "read"), (PackedStore, "read")],
     "decode": [(stores, "decode_image"), (packed, "decode_image")],
-    "masks": [(samples, "step_masks")],
-    "sandwich": [(samples, "sample_sandwich")],
-    "views": [(samples, "sample_views")],
+    "masks": [(sampling, "step_masks")],
+    "sandwich": [(sampling, "sample_sandwich")],
+    "views": [(sampling, "sample_views")],
     "copy into the batch": [(FrameBuffer, "add")],
-    "collate": [(samples, "_collate")],
+    "collate": [(Source, "_collate")],
 }
 
 
@@ -90,7 +91,7 @@ def write_store(root: Path, videos: int = 64, frames: int = 20) -> Path:
 
 
 def measure(name: str, config: Config, store: FrameStore, workers: int) -> None:
-    source, batch = Source(store, config), config.optim.batch
+    source, batch = methods.build_source(store, config), config.optim.batch
     steps = max(2, SAMPLES // batch)
     source.read(0, 0)  # files into the cache of the system
     best: tuple[float, dict[str, float]] = (float("inf"), {})
@@ -118,7 +119,7 @@ def measure_hand_over(config: Config, store: FrameStore, workers: int, steps: in
     wall = cpu = float("inf")
     for _ in range(TRIES):
         before, started = cpu_of_children(), time.perf_counter()
-        *_, raw = load(Source(store, config), 0, steps, device)
+        *_, raw = load(methods.build_source(store, config), 0, steps, device)
         wall = min(wall, time.perf_counter() - started)
         cpu = min(cpu, cpu_of_children() - before)
     rows = {}
@@ -142,7 +143,7 @@ def cpu_of_children() -> float:
 
 
 def drawn_batch(raw: RawBatch, config: Config, device: torch.device) -> None:
-    render_batch(raw, config, device)
+    render_batch(raw, device)
     if device.type == "cuda":
         torch.cuda.synchronize()
 

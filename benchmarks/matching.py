@@ -15,15 +15,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from tcore.config import Config
-from tcore.config_file import load_config
-from tcore.data.batch import Batch
+from tcore import methods
+from tcore.config import Config, load_config
 from tcore.data.loader import load, render_batch
-from tcore.data.samples import Source
 from tcore.device import choose_device
 from tcore.errors import InputError
-from tcore.model.tcore import TCoRe
-from tcore.training.build import build_model
+from tcore.methods import build
+from tcore.methods.distillation import Batch
+from tcore.methods.tcore import TCoRe
 from tcore.training.checkpoint import CHECKPOINT, CONFIG
 from tcore.training.generations import newest_intact
 from tcore.training.loop import open_store
@@ -50,19 +49,22 @@ def measure(model: TCoRe, batches: Iterator[Batch], temperature: float) -> dict[
     sums: dict[str, list[float]] = {}
     for batch in batches:
         for name, (past, future) in views_to_look_at(batch).items():
-            found = model(replace(batch, past=past, future=future), temperature)
+            found = model(replace(batch, past=past, future=future), {"teacher_temperature": temperature})
             assert found.past_teacher is not None
             assert found.future_teacher is not None
-            sums.setdefault(name, []).append(float(found.past_teacher + found.future_teacher) / 2)
+            sums.setdefault(name, []).append(float(found["past_teacher"] + found["future_teacher"]) / 2)
     return {name: sum(values) / len(values) for name, values in sums.items()}
 
 
 def load_run(run: Path, device: torch.device) -> tuple[Config, TCoRe]:
     """Settings and networks of a run, for small batches; nothing of them is random."""
     config = load_config(run / CONFIG)
-    if config.auxiliary != "both":
-        raise InputError(f"run {run} has auxiliary={config.auxiliary}: need both, to have a module to ask.")
-    model = build_model(config).to(device)
+    if config.method.auxiliary != "both":
+        raise InputError(
+            f"run {run} has auxiliary={config.method.auxiliary}: need both, to have a module to ask."
+        )
+    model = build(config).to(device)
+    assert isinstance(model, TCoRe)
     # A checkpoint of our own: weights and plain values.
     path = newest_intact(run / CHECKPOINT, print)
     if path is None:
@@ -83,10 +85,10 @@ def main() -> None:
     given = parser.parse_args()
     device = choose_device("auto")
     config, model = load_run(given.run, device)
-    source = Source(open_store(config, given.frames), config)
+    source = methods.build_source(open_store(config, given.frames), config)
     raw = load(source, FIRST_STEP, FIRST_STEP + given.batches, device)
-    batches = (render_batch(part, config, device) for part in raw)
-    found = measure(model, batches, config.teacher.temperature[1])
+    batches = (render_batch(part, device) for part in raw)
+    found = measure(model, batches, config.method.teacher.temperature[1])
     print("| the module looks at | cross-entropy at masked patches |\n|---|---|")
     for name, value in found.items():
         print(f"| {name} | {value:.3f} |")

@@ -17,16 +17,16 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from tcore import methods
 from tcore.config import Config
 from tcore.data.images import Frame
 from tcore.data.loader import render_batch
-from tcore.data.samples import RawBatch, Source
+from tcore.data.source import RawBatch
 from tcore.data.stores import FrameStore
 from tcore.device import peak_memory_gib
-from tcore.model.tcore import at_holes
 from tcore.recipes import recipe
-from tcore.training.build import build_schedule
 from tcore.training.loop import resolve
+from tcore.training.optim import build_schedule
 from tcore.training.step import Trainer
 
 PEAK_TFLOPS = {"NVIDIA H200": 790.0}  # bf16 matrix products, measured
@@ -77,8 +77,9 @@ def attention_of(whose: str) -> AbstractContextManager[Any]:
 
 def report(config: Config, name: str, steps: int, breakdown: bool, kernels: int) -> None:
     """Warm up, time, print."""
-    source = Source(NoiseStore(2 * config.optim.batch), config)
-    trainer, schedule = Trainer(config), build_schedule(config, 1000)
+    source = methods.build_source(NoiseStore(2 * config.optim.batch), config)
+    trainer = Trainer(config)
+    schedule = build_schedule(config, trainer.method, 1000)
     raws = [pinned(source[index], trainer.device) for index in range(4 * config.optim.accumulate)]
     feed = itertools.cycle(raws)
     started = time.perf_counter()
@@ -130,10 +131,10 @@ def flops_per_sample(config: Config) -> float:
         optim=replace(config.optim, batch=COUNTED, accumulate=1),
         runtime=replace(config.runtime, compile="off"),
     )
-    trainer, raw = Trainer(plain), Source(NoiseStore(2 * COUNTED), plain)[0]
-    batch = render_batch(raw, plain, trainer.device, trainer.render)
+    trainer, raw = Trainer(plain), methods.build_source(NoiseStore(2 * COUNTED), plain)[0]
+    batch = render_batch(raw, trainer.device, trainer.render)
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
-        trainer._backward(batch, build_schedule(plain, 1000).at(0))
+        trainer._backward(batch, build_schedule(plain, trainer.method, 1000).at(0))
     return counter.get_total_flops() / COUNTED
 
 
@@ -163,50 +164,26 @@ def print_events(
 
 def print_breakdown(trainer: Trainer, raw: RawBatch, step_seconds: float) -> None:
     """Seconds of each stage by itself."""
-    model, config = trainer.model, trainer.config
-    values = build_schedule(config, 1000).at(5)
-    batch = render_batch(raw, config, trainer.device, trainer.render)
+    method, config = trainer.method, trainer.config
+    values = build_schedule(config, method, 1000).at(5)
+    batch = render_batch(raw, trainer.device, trainer.render)
     kept: dict[str, Any] = {}
 
     def forward() -> None:
-        kept["losses"] = model(batch, values.teacher_temperature, trainer.generator)
-
-    def backward() -> None:
-        kept["losses"].total(config.loss.weights()).backward()
-
-    def student() -> None:
-        backbone = model.student.backbone
-        tokens = backbone(batch.global_crops, batch.mask, trainer.generator, wanted=batch.wanted())
-        backbone(batch.local_crops, None, trainer.generator, wanted="frames")
-        if model.match is not None:
-            for patches in kept["auxiliary"].values():
-                at_holes(model.match(tokens.patches, patches), batch)
-
-    def without_gradient(work: Callable[[], Any]) -> Callable[[], Any]:
-        def run() -> None:
-            with torch.no_grad():
-                work()
-
-        return run
-
-    def auxiliary() -> None:
-        kept["auxiliary"] = model._auxiliary_patches(batch, trainer.generator)
+        kept["losses"] = method(batch, values.own, trainer.generator)
 
     def update() -> None:
         trainer.optimizer.clip()
         trainer.optimizer.adamw.step()
 
     stages: dict[str, Callable[[], Any]] = {
-        "render": lambda: render_batch(raw, config, trainer.device, trainer.render),
-        "teacher": without_gradient(lambda: model.teacher.backbone(batch.teacher_crops)),
-        "auxiliary": without_gradient(auxiliary),
-        "student forward": student,
-        "whole forward": forward,
-        "backward": backward,
+        "render": lambda: render_batch(raw, trainer.device, trainer.render),
+        "forward": forward,
+        "backward": lambda: method.total(kept["losses"]).backward(),
         "optimizer": update,
-        "EMA": lambda: model.update_teacher(0.99),
+        "what follows": lambda: method.finish_step(values.own),
     }
-    model.watching = False
+    method.observing = False
     times: dict[str, float] = dict.fromkeys(stages, 0.0)
     with trainer._autocast():
         for repeat in range(4):

@@ -9,11 +9,10 @@ if TYPE_CHECKING:
     from tcore.errors import InputError
     from tcore.evaluation.encoders import load_encoder
     from tcore.evaluation.evaluate import evaluate
-    from tcore.model.tcore import TCoRe
+    from tcore.methods.tcore import TCoRe
     from tcore.model.vit import VisionTransformer
+    from tcore.pretrain import Scoring, train
     from tcore.recipes import recipe
-    from tcore.training.loop import train
-    from tcore.training.watch import Watch
     from tcore.video.propagate_video import propagate
 
 __version__ = "0.1.0"
@@ -21,9 +20,9 @@ __all__ = [
     "Config",
     "FrameStore",
     "InputError",
+    "Scoring",
     "TCoRe",
     "VisionTransformer",
-    "Watch",
     "evaluate",
     "load_encoder",
     "propagate",
@@ -36,14 +35,14 @@ _HOMES = {
     "Config": "tcore.config",
     "FrameStore": "tcore.data.stores",
     "InputError": "tcore.errors",
-    "TCoRe": "tcore.model.tcore",
+    "TCoRe": "tcore.methods.tcore",
     "VisionTransformer": "tcore.model.vit",
-    "Watch": "tcore.training.watch",
+    "Scoring": "tcore.pretrain",
     "evaluate": "tcore.evaluation.evaluate",
     "load_encoder": "tcore.evaluation.encoders",
     "propagate": "tcore.video.propagate_video",
     "recipe": "tcore.recipes",
-    "train": "tcore.training.loop",
+    "train": "tcore.pretrain",
 }
 
 

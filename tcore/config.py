@@ -1,39 +1,42 @@
-"""The settings of a run: frozen and typed; a run is a value."""
+"""The settings of a run: frozen and typed, with their limits; saved, loaded, compared. A run is a value."""
 
 import dataclasses
+import json
 import math
+import types
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from pathlib import Path
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-MaskKind = Literal["block", "random"]
-Sides = Literal["past-future", "past-past", "future-future"]
+from tcore.errors import InputError
+from tcore.files import read_json, write_text
+from tcore.methods.settings import (
+    METHODS,
+    AtLeastZero,
+    Count,
+    Limit,
+    MethodSettings,
+    Positive,
+    Range,
+    Share,
+    TCoReSettings,
+    Weight,
+)
+from tcore.text import did_you_mean
+
+Areas = Annotated[Range, Limit(lambda x: 0 < x[0] <= x[1] <= 1, "need two rising values above 0 and up to 1")]
+BelowOne = Annotated[float, Limit(lambda x: 0 <= x < 1, "need a value from 0 to below 1")]
+Decays = Annotated[Range, Limit(lambda x: min(x) >= 0, "need two values of 0 or more")]
+Betas = Annotated[Range, Limit(lambda x: all(0 <= b < 1 for b in x), "need two values from 0 to below 1")]
+FrameSide = Annotated[int, Limit(lambda x: x >= 32, "need 32 or more")]
+Seed = Annotated[int, Limit(lambda x: 0 <= x < 2**63, "need a whole number from 0 to 2**63 - 1")]
+EncoderName = Annotated[str, Limit(lambda x: x != "", "need an encoder, as in --init runs/mine")]
 AuxiliaryBox = Literal["central", "current"]
-Auxiliary = Literal["none", "past", "future", "both"]
-LossForm = Literal["paper", "release"]
-Targets = Literal["centering", "sinkhorn"]
-Range = tuple[float, float]
 Compile = Literal["auto", "on", "off"]
 Sharding = Literal["replicate", "shard"]
 Reach = int | Literal["everywhere"] | None
-"""How far patches are to look where an encoder is used; None: as it was trained."""
-
-
-@dataclass(frozen=True)
-class SandwichConfig:
-    """Which three frames make a sample."""
-
-    current: Range = (0.3, 0.7)
-    """Where the current frame lies, as fractions of the video."""
-    offset: Range = (0.15, 0.25)
-    """Distance of past and future from it, as fractions of the video."""
-    offset_seconds: Range | None = None
-    """The same in seconds instead, for videos that are not about 10 s long."""
-    frames: Sides = "past-future"
-    """Sides that the two auxiliary frames come from."""
-    short_videos: Literal["skip", "repeat"] = "skip"
-    """Leave out videos too short for an offset of one frame, or repeat their frames."""
-    cuts: Literal["ignore", "split"] = "ignore"
-    """Where the store knows shot cuts: cross them (as published), or treat each shot as a video."""
+"""How far patches attend where an encoder is used; None: as it was trained."""
 
 
 @dataclass(frozen=True)
@@ -44,15 +47,15 @@ class ViewsConfig:
     """Side of the two global crops and of the auxiliary views, in pixels."""
     local_size: int = 96
     """Side of the local crops, in pixels."""
-    num_local: int = 8
+    num_local: Count = 8
     """Number of local crops."""
-    global_area: Range = (0.32, 1.0)
+    global_area: Areas = (0.32, 1.0)
     """Area of a global crop, as a share of the frame."""
-    local_area: Range = (0.05, 0.32)
+    local_area: Areas = (0.05, 0.32)
     """Area of a local crop, as a share of the frame."""
     auxiliary_box: AuxiliaryBox = "central"
     """What the auxiliary views show: the middle of their frame, or the box of the global crop they serve."""
-    color: float = 1.0
+    color: Share = 1.0
     """How often colors change (jitter, gray, solarised), as a share of how often they do as published."""
     fixed_space: bool = True
     """Student and teacher see the same box (table 3b turns it off; needs --auxiliary none)."""
@@ -61,155 +64,66 @@ class ViewsConfig:
 
 
 @dataclass(frozen=True)
-class MaskingConfig:
-    """What the student does not see."""
-
-    probability: float = 0.5
-    """Share of the global crops that carry a mask."""
-    ratio: Range = (0.1, 0.5)
-    """Share of the patches that are masked in such a crop."""
-    kind: MaskKind = "block"
-    """Blocks, or independent patches."""
-    group: int = 32
-    """Videos that share one set of stratified masks."""
-
-
-@dataclass(frozen=True)
 class VitSpec:
     """The frame encoder."""
 
     dim: int = 384
     """Width: 192 (Ti), 384 (S), 768 (B), 1024 (L)."""
-    depth: int = 12
+    depth: Count = 12
     """Number of blocks: 12, or 24 for L."""
-    num_heads: int = 6
+    num_heads: Count = 6
     """Attention heads: 3 (Ti), 6 (S), 12 (B), 16 (L)."""
-    patch_size: int = 16
+    patch_size: Count = 16
     """Side of a patch, in pixels."""
-    num_registers: int = 4
+    num_registers: AtLeastZero = 4
     """Extra tokens that hold no place in the image."""
     layer_scale: float = 1e-5
     """Initial gain of the residuals; 1e-5 is published, the short recipes have 1."""
-    drop_path: float = 0.1
+    drop_path: BelowOne = 0.1
     """Stochastic depth of the student: share of the samples that skip a residual."""
     auxiliary_drop_path: bool = True
     """Stochastic depth in the auxiliary branch too, as released."""
-    position_std: float = 0.02
+    position_std: Positive = 0.02
     """Spread of the position embedding at the start; patches have about 1, so that 0.02 is learned late."""
-    reach: int | None = None
+    reach: Count | None = None
     """How far a patch looks, in patches up, down and to the sides, or everywhere, as published."""
-
-
-@dataclass(frozen=True)
-class MatchingConfig:
-    """The patch matching module."""
-
-    num_heads: int = 16
-    """Attention heads."""
-    gain: float = 4.0
-    """Factor on the cross-attention before it is added."""
-    num_blocks: int = 1
-    """Stacked blocks; each one's output is the current frame of the next."""
-    temperature: float = 1.0
-    """Temperature of the cross-attention."""
-
-
-@dataclass(frozen=True)
-class HeadConfig:
-    """The projection head."""
-
-    hidden: int = 2048
-    """Width of the hidden layers."""
-    bottleneck: int = 256
-    """Width of the normalized bottleneck."""
-    prototypes: int = 65536
-    """Number of prototypes K; a loss of ln K is the uniform answer."""
-    train_gains: bool = True
-    """Train the prototypes' gains, or fix them at 1."""
-
-
-@dataclass(frozen=True)
-class TeacherConfig:
-    """The teacher: how it follows the student, and what it asks for."""
-
-    momentum: Range = (0.992, 1.0)
-    """Momentum of the moving average, first to last step."""
-    temperature: Range = (0.04, 0.07)
-    """Temperature of the targets, before and after its warm-up."""
-    temperature_epochs: int = 30
-    """Epochs of that warm-up (7.5 % of the run where it is given in steps)."""
-    targets: Targets = "centering"
-    """How the targets are kept from collapsing."""
-    center_momentum: float = 0.9
-    """Momentum of the two centers."""
-
-
-@dataclass(frozen=True)
-class LossConfig:
-    """Weights of the losses, and the form of the patch losses."""
-
-    form: LossForm = "paper"
-    """Patch losses as printed in the paper, or as the released code computes them."""
-    dino: float = 1.0
-    """Weight of L_DINO."""
-    past_teacher: float = 0.8
-    """Weight of L_pt."""
-    future_teacher: float = 0.8
-    """Weight of L_ft."""
-    past_future: float = 20.0
-    """Weight of L_pf."""
-    koleo: float = 0.1
-    """Weight of L_koleo."""
-    patch_teacher: float = 1.0
-    """Weight of the patch loss that takes the place of the middle three with --auxiliary none."""
-    student_temperature: float = 0.1
-    """Temperature of the student's predictions."""
-    koleo_global: bool = False
-    """Neighbors of L_koleo among the videos of all processes, not of the own process (as published)."""
-
-    def weights(self) -> dict[str, float]:
-        """The weights by the names of the losses."""
-        named = dataclasses.asdict(self)
-        return {
-            name: named[name] for name in named if name not in ("form", "student_temperature", "koleo_global")
-        }
 
 
 @dataclass(frozen=True)
 class OptimConfig:
     """Length, batch and optimizer."""
 
-    epochs: int = 400
+    epochs: Count = 400
     """Length of the run; an epoch is one sandwich of every usable video."""
-    steps: int | None = None
+    steps: Count | None = None
     """Length in steps; stands for epochs when given, and warm-ups become fractions of it."""
-    warmup_epochs: int = 20
+    warmup_epochs: AtLeastZero = 20
     """Linear warm-up of the learning rate (5 % of the run where it is given in steps)."""
-    batch: int = 256
+    batch: Count = 256
     """Videos per step, over all processes."""
-    accumulate: int = 1
+    accumulate: Count = 1
     """Parts that a step is computed in, to save memory; KoLeo, Sinkhorn and drop path act per part."""
-    base_lr: float = 2e-3
+    base_lr: Weight = 2e-3
     """Peak learning rate is this times sqrt(batch / 1024)."""
-    matching_lr: float = 0.1
+    matching_lr: Weight = 0.1
     """Peak learning rate of the patch matching module, as a factor on the other."""
-    end_lr: float = 1e-6
+    end_lr: Weight = 1e-6
     """Learning rate at the end, of both."""
-    weight_decay: Range = (0.04, 0.4)
+    weight_decay: Decays = (0.04, 0.4)
     """Weight decay, first to last step."""
-    clip: float = 3.0
+    clip: Positive = 3.0
     """Largest gradient norm of backbone, head and matching module, each by itself."""
-    betas: Range = (0.9, 0.999)
+    betas: Betas = (0.9, 0.999)
     """Momenta of AdamW."""
-    eps: float = 1e-8
+    eps: Positive = 1e-8
     """Epsilon of AdamW."""
-    layer_decay: float = 1.0
+    layer_decay: Positive = 1.0
     """Factor on the learning rate per layer below the last."""
-    patch_embed_lr: float = 1.0
+    patch_embed_lr: Weight = 1.0
     """Further factor on that of the patch embedding."""
-    freeze_last_layer_epochs: int = 0
+    freeze_last_layer_epochs: AtLeastZero = 0
     """Epochs in which the prototypes do not move."""
-    freeze_backbone_steps: int = 0
+    freeze_backbone_steps: AtLeastZero = 0
     """First steps in which the student's backbone does not move, while head and matching module learn."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     """Arithmetic of the networks (auto: bf16 on CUDA, fp32 on CPU); weights and losses are always fp32."""
@@ -224,11 +138,11 @@ class OptimConfig:
 class RenderedConfig:
     """Rendered videos, the training data where no store is given."""
 
-    videos: int = 256
+    videos: Count = 256
     """Number of videos."""
-    frames: int = 20
+    frames: Count = 20
     """Frames of a video."""
-    size: int = 128
+    size: FrameSide = 128
     """Side of a frame, in pixels."""
 
 
@@ -240,50 +154,202 @@ class RuntimeConfig:
     """auto (CUDA where there is one), cpu, cuda, cuda:1 ..."""
     compile: Compile = "auto"
     """Compile blocks, losses and pixels with torch.compile (auto: on CUDA; takes about a minute at first)."""
-    workers: int | None = None
+    workers: AtLeastZero | None = None
     """Processes that read frames (default: one per core, up to 16 for each GPU; 0 for rendered videos)."""
     sharding: Sharding = "replicate"
     """Under torchrun: every process holds the whole model, or (for ViT-L and up) a share of it."""
-    log_every: int = 10
+    log_every: Count = 10
     """Steps between two progress lines and health figures."""
-    bad_samples: float = 0.01
+    bad_samples: Share = 0.01
     """Largest share of unreadable samples (others stand in for them) before training stops."""
-    patience: float = 600.0
+    patience: Positive = 600.0
     """Under torchrun: seconds without a move until a process counts as hanging (first step: 6 times that)."""
 
 
 @dataclass(frozen=True)
 class Config:
-    """A run is a value.
+    """A run is a value. The settings of its method stand beside the shared ones, without a prefix.
 
     >>> Config().optim.peak_lr
     0.001
-    >>> Config(loss=LossConfig(past_future=0.0)).loss.weights()["past_future"]
+    >>> override(Config(), {"loss.past_future": 0.0}).method.loss.weights()["past_future"]
     0.0
     """
 
+    method: MethodSettings = field(default_factory=TCoReSettings)
     source: Literal["videos", "images"] = "videos"
     """What samples are drawn from: videos, or single images whose neighbors stand in for the past."""
-    auxiliary: Auxiliary = "both"
-    """Sides that the auxiliary branch sees; none is the self-distillation baseline."""
-    init: str | None = None
+    init: EncoderName | None = None
     """Encoder to start from: a run folder, a checkpoint or the word default (unset: random weights)."""
-    seed: int = 0
+    seed: Seed = 0
     """Everything random follows from it."""
-    fps: float = 2.0
+    fps: Positive = 2.0
     """Frames per second of a store that does not know its own."""
-    checkpoint_every: int = 500
+    checkpoint_every: Count = 500
     """Steps between two checkpoints."""
-    keep_every: int | None = None
+    keep_every: Count | None = None
     """Steps between two encoders that are kept under encoders/ (default: 20 over the run)."""
-    sandwich: SandwichConfig = field(default_factory=SandwichConfig)
     views: ViewsConfig = field(default_factory=ViewsConfig)
-    masking: MaskingConfig = field(default_factory=MaskingConfig)
     vit: VitSpec = field(default_factory=VitSpec)
-    matching: MatchingConfig = field(default_factory=MatchingConfig)
-    head: HeadConfig = field(default_factory=HeadConfig)
-    teacher: TeacherConfig = field(default_factory=TeacherConfig)
-    loss: LossConfig = field(default_factory=LossConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
     rendered: RenderedConfig = field(default_factory=RenderedConfig)
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
+
+
+# How a run is carried out may change when it is resumed; what it learns may not.
+OPERATIONAL = ("runtime.", "checkpoint_every", "keep_every")
+# Names of settings in run folders and commands of earlier versions.
+RENAMED = {"views.colour": "views.color"}
+
+
+def to_dict(config: Config) -> dict[str, Any]:
+    """The settings as JSON holds them: those of the method beside the others, its name under `method`."""
+    plain: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(config)))
+    return {"method": config.method.name, **plain.pop("method"), **plain}
+
+
+def from_dict(values: Any, where: str = "config.") -> Config:
+    """Settings from JSON; an unknown name, a value of another type or beyond its limits is an error.
+
+    `where` goes before the name, with what joins the two: `config.`, or `runs/mine/config.json: `.
+    Run folders from before there were methods name none: they are T-CoRe's.
+    """
+    place = where.rstrip(".: ")
+    if not isinstance(values, Mapping):
+        raise InputError(f"{place or 'config'}={values!r} should be a group of settings.")
+    name = values.get("method", TCoReSettings.name)
+    kind = next((kind for kind in METHODS if kind.name == name), None)
+    if kind is None:
+        known = ", ".join(kind.name for kind in METHODS)
+        raise InputError(f"{where}method={name!r}: need one of {known}.")
+    own = {f.name for f in dataclasses.fields(kind)}
+    shared = {f.name for f in dataclasses.fields(Config)} - {"method"}
+    values = {key: inner for key, inner in values.items() if key != "method"}
+    for key in values:
+        if key not in own | shared:
+            raise InputError(f"{place} holds an unknown setting {key!r}.{did_you_mean(key, own | shared)}")
+    method = _read(kind, {key: values[key] for key in values if key in own}, where)
+    config: Config = _read(Config, {key: values[key] for key in values if key in shared}, where)
+    return dataclasses.replace(config, method=method)
+
+
+def save_config(config: Config, path: Path) -> None:
+    """Write the settings as JSON."""
+    write_text(path, json.dumps(to_dict(config), indent=2) + "\n")
+
+
+def load_config(path: Path) -> Config:
+    """Read settings that `save_config` wrote."""
+    if not path.exists():
+        raise InputError(f"{path.parent} is not a run folder (no {path.name}): give one of tcore train.")
+    return from_dict(read_json(path, "settings from "), f"{path}: ")
+
+
+def flatten(config: Config) -> dict[str, Any]:
+    """Every setting by its dotted name; those of the method have no prefix.
+
+    >>> flatten(Config())["loss.past_future"]
+    20.0
+    """
+
+    def walk(values: Any, prefix: str) -> dict[str, Any]:
+        flat: dict[str, Any] = {}
+        for name in (f.name for f in dataclasses.fields(values)):
+            value = getattr(values, name)
+            if dataclasses.is_dataclass(value):
+                flat |= walk(value, "" if name == "method" else f"{prefix}{name}.")
+            else:
+                flat[prefix + name] = value
+        return flat
+
+    return walk(config, "")
+
+
+def override(config: Config, changes: Mapping[str, Any]) -> Config:
+    """The same settings with some changed, by their dotted names or as whole groups."""
+    known = flatten(config)
+    for setting, value in changes.items():
+        setting = RENAMED.get(setting, setting)
+        group, _, name = setting.rpartition(".")
+        outer = config.method if hasattr(config.method, group or name) else config
+        if setting not in known and not dataclasses.is_dataclass(getattr(outer, setting, None)):
+            raise InputError(f"no setting {setting!r}.{did_you_mean(setting, known)}")
+        if group:
+            value = dataclasses.replace(getattr(outer, group), **{name: value})
+        changed: Any = dataclasses.replace(outer, **{group or name: value})
+        config = changed if outer is config else dataclasses.replace(config, method=changed)
+    return config
+
+
+def differences(config: Config, other: Config) -> dict[str, tuple[Any, Any]]:
+    """Settings in which two runs differ, apart from how they are carried out."""
+    ours, theirs = ({"method": c.method.name, **flatten(c)} for c in (config, other))
+    names = [name for name in {**ours, **theirs} if not name.startswith(OPERATIONAL)]
+    both = {name: (ours.get(name), theirs.get(name)) for name in names}
+    return {name: (was, now) for name, (was, now) in both.items() if was != now}
+
+
+def validate(config: Config) -> Config:
+    """The same settings, or an error that names the first one that cannot work."""
+    config = from_dict(to_dict(config), "")  # kinds and limits, also of settings made in Python
+    vit, optim, defaults = config.vit, config.optim, flatten(Config())
+    for name in config.method.unused:
+        value = flatten(config)[name]
+        if value != defaults[name]:
+            raise InputError(f"{name}={value} has no effect on {config.method.name}: leave it out.")
+    for name in ("global_size", "local_size"):
+        size = getattr(config.views, name)
+        if size < vit.patch_size or size % vit.patch_size:
+            raise InputError(f"views.{name}={size}: need a multiple of vit.patch_size={vit.patch_size}.")
+    if vit.dim < 1 or vit.dim % vit.num_heads:
+        raise InputError(f"vit.dim={vit.dim}: need a multiple of vit.num_heads={vit.num_heads}.")
+    if optim.batch % optim.accumulate:
+        raise InputError(f"optim.accumulate={optim.accumulate}: need a divisor of optim.batch={optim.batch}.")
+    if optim.steps is None and optim.warmup_epochs >= optim.epochs:
+        raise InputError(f"optim.warmup_epochs={optim.warmup_epochs}: need fewer than {optim.epochs} epochs.")
+    config.method.check(config)
+    return config
+
+
+def _read(kind: Any, value: Any, where: str) -> Any:
+    """A value of the annotated kind from what JSON gave, within its limits."""
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        found, limit = _read(arguments[0], value, where), arguments[1]
+        if not limit.holds(found):
+            raise InputError(f"{where}={found}: {limit.need}.")
+        return found
+    if dataclasses.is_dataclass(kind):
+        return _read_dataclass(kind, value, where)
+    if origin in (Union, types.UnionType):
+        options = [option for option in arguments if option is not type(None)]
+        return None if value is None else _read(options[0], value, where)
+    if origin is tuple and isinstance(value, list) and len(value) == len(arguments):
+        return tuple(_read(k, v, where) for k, v in zip(arguments, value, strict=True))
+    if origin is Literal and value in arguments:
+        return value
+    if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
+        if not math.isfinite(value):
+            raise InputError(f"{where}={value}: need a finite number.")
+        return float(value)
+    if isinstance(kind, type) and type(value) is kind:
+        return value
+    wanted = " or ".join(map(str, arguments)) if origin is Literal else getattr(kind, "__name__", str(kind))
+    raise InputError(f"{where}={value!r}: need {wanted}.")
+
+
+def _read_dataclass(kind: Any, value: Any, where: str) -> Any:
+    if not isinstance(value, dict):
+        raise InputError(f"{where.rstrip('.: ')}={value!r} should be a group of settings.")
+    hints = get_type_hints(kind, include_extras=True)
+    fields = {f.name for f in dataclasses.fields(kind)}
+    group = where.rpartition(" ")[2]  # after the name of a file: views.
+    renamed = {old.removeprefix(group): new.removeprefix(group) for old, new in RENAMED.items()}
+    value = {renamed.get(name, name): inner for name, inner in value.items()}
+    for name in value:
+        if name not in fields:
+            place = where.rstrip(".: ")
+            raise InputError(f"{place} holds an unknown setting {name!r}.{did_you_mean(name, fields)}")
+    # Groups end with the dot that goes before what is in them.
+    ends = {name: "." if dataclasses.is_dataclass(hints[name]) else "" for name in value}
+    return kind(**{name: _read(hints[name], v, f"{where}{name}{ends[name]}") for name, v in value.items()})

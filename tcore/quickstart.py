@@ -27,10 +27,10 @@ from tcore.evaluation.encoders import load_encoder
 from tcore.evaluation.protocols import RENDERED
 from tcore.files import write_text
 from tcore.show.propagation import compare_rendered, comparison_figure
+from tcore.methods import build
+from tcore.pretrain import train
 from tcore.show.report import write_report
 from tcore.text import format_seconds
-from tcore.training.build import build_model
-from tcore.training.loop import train
 
 COPY, COLOR, UNTRAINED, TRAINED = "copy first frame", "raw color patches", "untrained", "trained"
 
@@ -48,7 +48,7 @@ def quickstart(run: Path, config: Config, *, num_videos: int = 24) -> dict[str, 
         f"\ntrained in {format_seconds(trained - started)}; scoring {num_videos} held-out videos ..."
     )
     videos = heldout_videos(num_videos, seed=HELDOUT_SEED, size=config.rendered.size)
-    untrained = Encoder(build_model(config).teacher.backbone, UNTRAINED)
+    untrained = Encoder(build(config).encoder(), UNTRAINED)
     found = propagate_all(videos, {UNTRAINED: untrained, TRAINED: load_encoder(run)})
     scores = {name: score_videos(videos, labels) for name, labels in found.items()}
 

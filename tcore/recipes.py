@@ -1,25 +1,19 @@
 """Named experiments: a Config each, with what it costs and what to expect."""
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tcore.config import (
-    Config,
+from tcore.config import Config, OptimConfig, RenderedConfig, RuntimeConfig, ViewsConfig, VitSpec, override
+from tcore.errors import InputError
+from tcore.methods.settings import (
     HeadConfig,
     LossConfig,
     MaskingConfig,
     MatchingConfig,
-    OptimConfig,
-    RenderedConfig,
-    RuntimeConfig,
+    TCoReSettings,
     TeacherConfig,
-    ViewsConfig,
-    VitSpec,
 )
-from tcore.config_file import flatten
-from tcore.errors import InputError
 from tcore.text import did_you_mean
 
 VIT_TI = VitSpec(dim=192, num_heads=3)
@@ -38,15 +32,17 @@ class Recipe:
 
 
 # The released form of the patch losses produced the published numbers.
-VITS16_K400 = Config(vit=VIT_S, loss=LossConfig(form="release"))
+VITS16_K400 = Config(TCoReSettings(loss=LossConfig(form="release")), vit=VIT_S)
 
 # Short runs do not get over the plateau at ln K with the published settings; these leave it at once.
 QUICKSTART = Config(
+    TCoReSettings(
+        matching=MatchingConfig(num_heads=4),
+        head=HeadConfig(hidden=256, bottleneck=64, prototypes=128, train_gains=False),
+        teacher=TeacherConfig(targets="sinkhorn", momentum=(0.98, 1.0), temperature=(0.01, 0.01)),
+    ),
     vit=VitSpec(dim=96, depth=4, num_heads=3, patch_size=8, layer_scale=0.5, drop_path=0.0),
     views=ViewsConfig(global_size=64, local_size=32, num_local=4),
-    matching=MatchingConfig(num_heads=4),
-    head=HeadConfig(hidden=256, bottleneck=64, prototypes=128, train_gains=False),
-    teacher=TeacherConfig(targets="sinkhorn", momentum=(0.98, 1.0), temperature=(0.01, 0.01)),
     optim=OptimConfig(steps=600, batch=16, base_lr=0.008),
     rendered=RenderedConfig(videos=128),
     checkpoint_every=100,
@@ -54,13 +50,15 @@ QUICKSTART = Config(
 )
 
 # Found by search (docs/LOG.md): small crops and a reach that keeps large frames from being anything new,
-# positions that differ from the start, colors left alone, holes in every crop, few prototypes, LayerScale 1.
+# positions that differ from the start, colors left alone, masks in every crop, few prototypes, LayerScale 1.
 VITS16_SHORT = Config(
+    TCoReSettings(
+        masking=MaskingConfig(probability=1.0, ratio=(0.3, 0.7)),
+        head=HeadConfig(hidden=1024, prototypes=1024, train_gains=False),
+        teacher=TeacherConfig(targets="sinkhorn", momentum=(0.98, 1.0), temperature=(0.01, 0.01)),
+    ),
     vit=replace(VIT_S, layer_scale=1.0, drop_path=0.0, position_std=0.3, reach=3),
     views=ViewsConfig(global_size=128, local_size=64, color=0.0),
-    masking=MaskingConfig(probability=1.0, ratio=(0.3, 0.7)),
-    head=HeadConfig(hidden=1024, prototypes=1024, train_gains=False),
-    teacher=TeacherConfig(targets="sinkhorn", momentum=(0.98, 1.0), temperature=(0.01, 0.01)),
     optim=OptimConfig(steps=1000, batch=128, base_lr=1.4e-3, matching_lr=1.0),
     keep_every=500,
     runtime=RuntimeConfig(log_every=25),
@@ -100,21 +98,21 @@ RECIPES: dict[str, Recipe] = {
     "vits16-imagenet": Recipe(
         replace(
             VITS16_K400,
+            method=TCoReSettings(auxiliary="past", loss=LossConfig(form="release")),
             source="images",
-            auxiliary="past",
             optim=OptimConfig(epochs=100, warmup_epochs=10),
         ),
         "ViT-S/16 on ImageNet with neighbors (docs/images.md), 100 epochs as published: 64.1 J&F on DAVIS.",
     ),
     "vits16-short": Recipe(
         VITS16_SHORT,
-        "ViT-S/16 on a few hundred clips of one's own, minutes on one GPU; its patches look 3 patches far.",
+        "ViT-S/16 on a few hundred clips of your own, minutes on one GPU; patches attend up to 3 away.",
     ),
     "vitti16-short": Recipe(
         replace(
             VITS16_SHORT,
+            method=replace(VITS16_SHORT.method, head=replace(VITS16_SHORT.method.head, hidden=512)),
             vit=replace(VITS16_SHORT.vit, dim=VIT_TI.dim, num_heads=VIT_TI.num_heads),
-            head=replace(VITS16_SHORT.head, hidden=512),
         ),
         "ViT-Ti/16, the same: a quarter of the weights.",
     ),
@@ -128,18 +126,9 @@ RECIPES: dict[str, Recipe] = {
 def recipe(name: str, overrides: Mapping[str, Any] | None = None) -> Config:
     """The settings of a recipe, with some of them changed by their dotted names.
 
-    >>> recipe("vits16-k400-100ep", {"loss.past_future": 0.0}).loss.past_future
+    >>> recipe("vits16-k400-100ep", {"loss.past_future": 0.0}).method.loss.past_future
     0.0
     """
     if name not in RECIPES:
         raise InputError(f"no recipe {name!r}: use {', '.join(RECIPES)}.{did_you_mean(name, RECIPES)}")
-    config = RECIPES[name].config
-    known = flatten(config)
-    for setting, value in (overrides or {}).items():
-        if setting not in known:
-            raise InputError(f"no setting {setting!r}.{did_you_mean(setting, known)}")
-        group, _, field = setting.rpartition(".")
-        if group:
-            value = dataclasses.replace(getattr(config, group), **{field: value})
-        config = replace(config, **{group or field: value})
-    return config
+    return override(RECIPES[name].config, overrides or {})

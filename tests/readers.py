@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
-from tcore.config_file import load_config, save_config
+from tcore.config import load_config, save_config
 from tcore.data.images import decode_image
 from tcore.data.neighbors import Neighbors, check_neighbors, load_neighbors
 from tcore.data.packed import INDEX, index_path, shard_path

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tcore.validation import CHECKS
 
 from tcore import Config, InputError, recipe
-from tcore.config_file import differences, flatten, from_dict, load_config, save_config, to_dict
+from tcore.config import differences, flatten, from_dict, load_config, save_config, to_dict, validate
 from tcore.recipes import RECIPES
-from tcore.validation import CHECKS, validate
 
 
 @pytest.mark.parametrize("name", RECIPES)

@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
-from tcore.config_file import load_config
+from tcore.config import load_config
 from tcore.data.images import LARGEST, decode_image, read_image
 from tcore.data.inspect import read_thumb
 from tcore.data.packed import shard_path

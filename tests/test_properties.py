@@ -7,15 +7,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tcore.config import MaskKind
-from tcore.config_file import flatten, from_dict, to_dict
+from tcore.config import flatten, from_dict, to_dict, validate
 from tcore.data.masking import sample_step_masks
 from tcore.data.views import sample_views
 from tcore.evaluation import scores
 from tcore.evaluation.propagate import Propagator, propagate_features
+from tcore.methods.settings import MaskKind
 from tcore.recipes import RECIPES, recipe
 from tcore.training.optim import Schedule
-from tcore.validation import validate
 
 quick = settings(deadline=None, max_examples=40)
 seeds = st.integers(0, 2**32 - 1)

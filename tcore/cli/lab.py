@@ -115,10 +115,10 @@ def check_rows(command: Lab, plan: "Plan") -> None:
 
 def check_training(words: list[str], seen: set[object]) -> int:
     """Refuse a training that could not begin, and return its patch size; `seen` data are not read again."""
+    from tcore.config import validate
     from tcore.device import choose_device
-    from tcore.training.init import read_init
+    from tcore.pretrain import read_init
     from tcore.training.loop import open_source
-    from tcore.validation import validate
 
     train = parse_train(words)
     train.check()
@@ -127,8 +127,8 @@ def check_training(words: list[str], seen: set[object]) -> int:
     read_init(config)
     if scoring is not None and scoring not in seen:
         scoring.check(config.vit.patch_size)
-    alone = config.auxiliary == "none"
-    data = (train.frames, train.neighbors, config.source, alone, config.sandwich, config.fps)
+    alone = config.method.auxiliary == "none"
+    data = (train.frames, train.neighbors, config.source, alone, config.method.sandwich, config.fps)
     if train.frames not in (None, "rendered") and data not in seen:
         open_source(config, train.frames, train.neighbors)
     seen |= {scoring, data}

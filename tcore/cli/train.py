@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING
 from tyro.conf import Positional
 
 from tcore.cli.parsing import Settings, Switch, parse_settings
-from tcore.config import Config
-from tcore.config_file import flatten
+from tcore.config import Config, flatten
 from tcore.errors import InputError, PeerError
 from tcore.recipes import RECIPES, recipe
 
 if TYPE_CHECKING:
-    from tcore.training.watch import Watch
+    pass
 
 
 @dataclass(frozen=True)
@@ -85,11 +84,11 @@ class Train:
 
     def scoring(self) -> "Watch | None":
         """How the run is scored while it trains, if it is."""
-        from tcore.training.watch import Watch
+        from tcore.pretrain import Scoring
 
         if self.evaluate_every is None:
             return None
-        return Watch(
+        return Scoring(
             self.evaluate_every,
             self.davis,
             self.evaluate_size,

@@ -3,17 +3,15 @@
 import warnings
 from collections.abc import Generator
 from functools import lru_cache
+from typing import Any
 
 import torch
 from jaxtyping import UInt8
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from tcore.config import Config
-from tcore.data.batch import Batch, make_batch
-from tcore.data.buffer import pad
 from tcore.data.render import PLAIN, Kernels, render
-from tcore.data.samples import RawBatch, Source
+from tcore.data.source import RawBatch, Source, pad
 from tcore.data.stores import RenderedStore
 from tcore.data.views import ViewPlan
 from tcore.data.workers import start_worker
@@ -21,29 +19,18 @@ from tcore.device import num_cores
 from tcore.errors import InputError
 
 
-def render_batch(raw: RawBatch, config: Config, device: torch.device, kernels: Kernels = PLAIN) -> Batch:
-    """Pixels: every view of a batch, made on the training device."""
+def render_batch(raw: RawBatch, device: torch.device, kernels: Kernels = PLAIN) -> Any:
+    """The method's batch, with the pixels of every view made on the training device."""
+    sides = raw.sampling.sides
     frames = pad(send(raw.pixels, device), raw.sizes)
-    wanted = {
-        "teacher": raw.global_,
-        "student": raw.student,
-        "past": raw.past if config.auxiliary in ("past", "both") else None,
-        "future": raw.future if config.auxiliary in ("future", "both") else None,
-    }
-    plans = {name: plan for name, plan in wanted.items() if plan is not None}
-    # Crops of one size in one go: a GPU makes them sooner than the host asks for one kind after the other.
-    together = ViewPlan.concatenate(list(plans.values()))
-    made = render(frames, together, config.views.global_size, kernels).split([len(p) for p in plans.values()])
-    crops = dict(zip(plans, made, strict=True))
-    return make_batch(
-        crops.get("student", crops["teacher"]),
-        render(frames, raw.local, config.views.local_size, kernels),
-        raw.mask,
-        crops.get("past"),
-        crops.get("future"),
-        teacher_crops=crops["teacher"],
-        counts=raw.counts,
-    )
+    crops: dict[str, Tensor] = {}
+    for side in dict.fromkeys(sides.values()):
+        # Crops of one size in one go: a GPU makes them sooner than the host asks for one kind after another.
+        plans = {name: raw.plans[name] for name in sides if sides[name] == side}
+        together = ViewPlan.concatenate(list(plans.values()))
+        made = render(frames, together, side, kernels).split([len(plan) for plan in plans.values()])
+        crops |= dict(zip(plans, made, strict=True))
+    return raw.sampling.batch(crops, raw.mask, raw.counts)
 
 
 def send(pixels: UInt8[Tensor, " bytes"], device: torch.device) -> UInt8[Tensor, " bytes"]:

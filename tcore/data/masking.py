@@ -5,7 +5,7 @@ import math
 import numpy as np
 from jaxtyping import Bool
 
-from tcore.config import MaskKind
+from tcore.methods.settings import MaskKind
 
 
 def sample_masks(

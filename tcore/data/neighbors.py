@@ -1,7 +1,7 @@
 """The k nearest other images of every image: exact search in bounded memory, the file, and its use."""
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,9 +16,8 @@ from torch import Tensor
 
 from tcore.config import Config
 from tcore.data.images import Frame
-from tcore.data.samples import NEIGHBOR, WHOLE, Share, Source
+from tcore.data.source import NEIGHBOR, WHOLE, Sampling, Share, Source
 from tcore.data.stores import FrameStore
-from tcore.data.views import CURRENT, PAST
 from tcore.errors import InputError
 from tcore.files import write_bytes
 
@@ -117,8 +116,15 @@ def check_neighbors(neighbors: Neighbors, path: Path, num_images: int, store_fin
 class ImageSource(Source):
     """Images whose past is one of their neighbors, drawn for every step and slot."""
 
-    def __init__(self, store: FrameStore, config: Config, neighbors: Neighbors, share: Share = WHOLE) -> None:
-        super().__init__(store, config, share)
+    def __init__(
+        self,
+        store: FrameStore,
+        config: Config,
+        sampling: Sampling,
+        neighbors: Neighbors,
+        share: Share = WHOLE,
+    ) -> None:
+        super().__init__(store, config, sampling, share)
         self.neighbors = neighbors
 
     def fingerprint(self) -> str:
@@ -131,13 +137,13 @@ class ImageSource(Source):
         choices = self.neighbors.indices[image]
         return int(choices[rng.integers(len(choices))])
 
-    def frames(
-        self, step: int, slot: int, clip: int, rng: np.random.Generator, masked: bool
-    ) -> dict[int, Frame]:
-        """The image, and where it has a mask one of its neighbors."""
+    def read_frames(
+        self, step: int, slot: int, clip: int, rng: np.random.Generator, needed: Sequence[str]
+    ) -> dict[str, Frame]:
+        """The image, and a neighbor for whatever else is needed."""
         image = int(self.clips.video[clip])
-        found = {PAST: self.store.read(self.neighbor(step, slot, image), [0])[0]} if masked else {}
-        return found | {CURRENT: self.store.read(image, [0])[0]}
+        videos = {name: image if name == "current" else self.neighbor(step, slot, image) for name in needed}
+        return {name: self.store.read(video, [0])[0] for name, video in videos.items()}
 
 
 class Found(NamedTuple):

@@ -52,17 +52,6 @@ class ViewPlan:
 
 
 @dataclass(frozen=True)
-class SamplePlan:
-    """The views of one sample; `frame` is PAST, CURRENT or FUTURE."""
-
-    global_: ViewPlan  # global 1, global 2
-    local: ViewPlan
-    past: ViewPlan  # for global 1, for global 2
-    future: ViewPlan  # for global 1, for global 2
-    student: ViewPlan | None  # the student's own global crops; None: it sees the teacher's pixels
-
-
-@dataclass(frozen=True)
 class Photometry:
     """Probabilities and ranges of what happens to a view after it is cut out."""
 
@@ -147,8 +136,11 @@ def sample_views(
     color: float = 1.0,
     fixed_space: bool = True,
     fixed_time: bool = True,
-) -> SamplePlan:
-    """Draw all views of one sample; `sizes` are those of the past, current and future frame."""
+) -> dict[str, ViewPlan]:
+    """Draw all views of one sample by name; `sizes` are those of the past, current and future frame.
+
+    `frame` of a view is PAST, CURRENT or FUTURE; `student` are its own global crops in an ablation.
+    """
     current = sizes[CURRENT]
     global_box = random_boxes(current, global_area, ASPECT, rng, 2)
     local_box = random_boxes(current, local_area, ASPECT, rng, num_local)
@@ -158,14 +150,16 @@ def sample_views(
     views = sample_photometry(rng, frame, box, pair + [LOCAL] * num_local + pair + pair, color)
     past = 2 + num_local
     global_ = views.select(slice(0, 2))
-    return SamplePlan(
-        global_=global_,
-        local=views.select(slice(2, past)),
-        past=views.select(slice(past, past + 2)),
-        future=views.select(slice(past + 2, past + 4)),
-        # Drawn last: the other views are the same with and without the ablation.
-        student=_student(rng, sizes, global_, global_area, fixed_space, fixed_time),
-    )
+    plans = {
+        "global": global_,
+        "local": views.select(slice(2, past)),
+        "past": views.select(slice(past, past + 2)),
+        "future": views.select(slice(past + 2, past + 4)),
+    }
+    if fixed_space and fixed_time:
+        return plans
+    # Drawn last: the other views are the same with and without the ablation.
+    return {**plans, "student": _student(rng, sizes, global_, global_area, fixed_space, fixed_time)}
 
 
 def _auxiliary_boxes(
@@ -190,10 +184,8 @@ def _student(
     area: Range,
     fixed_space: bool,
     fixed_time: bool,
-) -> ViewPlan | None:
+) -> ViewPlan:
     """Move the teacher's crops in space and/or time, colors kept."""
-    if fixed_space and fixed_time:
-        return None
     source = CURRENT if fixed_time else PAST
     if fixed_space and sizes[source] != sizes[CURRENT]:
         raise InputError(

@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from tcore.config import Reach, VitSpec
-from tcore.config_file import from_dict
+from tcore.config import Reach, VitSpec, from_dict
 from tcore.data.render import MEAN, STD
 from tcore.errors import InputError
 from tcore.evaluation.checkpoints import Checkpoint, from_hf, listing, read_file, translate

@@ -15,7 +15,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from tcore.model.attention import working_dtype
-from tcore.model.teaching import Teaching
+from tcore.model.losses import TeacherTargets
 
 # Bytes of outputs that exist at a time: a CPU is fastest in its cache, a GPU needs much at once.
 CPU_CHUNK, GPU_CHUNK = 64 << 20, 1 << 30
@@ -131,22 +131,22 @@ class PatchSums(torch.autograd.Function):
         ctx: Any,
         bottleneck: Tensor,
         prototypes: Tensor,
-        teaching: Teaching,
+        teacher_targets: TeacherTargets,
         weights: Tensor,
         temperature: float,
         kernels: Kernels,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Weighted cross-entropies, distance of raw outputs, weighted distance of probabilities."""
-        ctx.rest = (teaching, temperature, kernels)
+        ctx.rest = (teacher_targets, temperature, kernels)
         ctx.stats = []
         for part in chunks(bottleneck.shape[1], prototypes, bottleneck.shape[0] + 1):
             ctx.stats.append(
                 kernels.row_stats(
                     bottleneck[:, part] @ prototypes.T,
-                    teaching.outputs(part),
-                    teaching.center,
+                    teacher_targets.outputs(part),
+                    teacher_targets.center,
                     torch.arange(part.stop - part.start, device=bottleneck.device),
-                    Temperatures(teaching.temperature, temperature),
+                    Temperatures(teacher_targets.temperature, temperature),
                 )
             )
         ctx.save_for_backward(bottleneck, prototypes, weights)
@@ -165,7 +165,7 @@ class PatchSums(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients of the bottlenecks and the prototypes; outputs are computed once more."""
         bottleneck, prototypes, weights = ctx.saved_tensors
-        teaching, temperature, kernels = ctx.rest
+        teacher_targets, temperature, kernels = ctx.rest
         entropies, distance, apart = gradients
         to_bottleneck = torch.zeros_like(bottleneck)
         to_prototypes = torch.zeros_like(prototypes, dtype=torch.float32)
@@ -174,10 +174,10 @@ class PatchSums(torch.autograd.Function):
             row = weights[part]
             gradient = kernels.row_gradients(
                 bottleneck[:, part] @ prototypes.T,
-                teaching.outputs(part),
-                teaching.center,
+                teacher_targets.outputs(part),
+                teacher_targets.center,
                 torch.arange(len(row), device=row.device),
-                Temperatures(teaching.temperature, temperature),
+                Temperatures(teacher_targets.temperature, temperature),
                 stats,
                 Pulls(entropies[:, None] * row, distance, apart * row),
             )
@@ -194,17 +194,17 @@ class FrameSum(torch.autograd.Function):
         ctx: Any,
         bottleneck: Tensor,
         prototypes: Tensor,
-        teaching: Teaching,
+        teacher_targets: TeacherTargets,
         temperature: float,
         kernels: Kernels,
     ) -> Tensor:
         """The sum over all videos."""
         ctx.save_for_backward(bottleneck, prototypes)
-        ctx.rest = (teaching, temperature, kernels)
+        ctx.rest = (teacher_targets, temperature, kernels)
         ctx.stats = []
         total = torch.zeros((), device=bottleneck.device)
         for videos in chunks(bottleneck.shape[1], prototypes, bottleneck.shape[0] + 6):
-            asked, center, rows, mass = frame_targets(teaching, videos, len(bottleneck))
+            asked, center, rows, mass = frame_targets(teacher_targets, videos, len(bottleneck))
             outputs = (bottleneck[:, videos] @ prototypes.T).flatten(0, 1)[None]
             stats = kernels.row_stats(outputs, asked, center, rows, Temperatures(1.0, temperature))
             total += ((stats.student - stats.agreement)[0] * mass).sum()
@@ -215,12 +215,12 @@ class FrameSum(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients of the bottlenecks and the prototypes; outputs are computed once more."""
         bottleneck, prototypes = ctx.saved_tensors
-        teaching, temperature, kernels = ctx.rest
+        teacher_targets, temperature, kernels = ctx.rest
         to_bottleneck = torch.zeros_like(bottleneck)
         to_prototypes = torch.zeros_like(prototypes, dtype=torch.float32)
         parts = chunks(bottleneck.shape[1], prototypes, bottleneck.shape[0] + 6)
         for videos, stats in zip(parts, ctx.stats, strict=True):
-            asked, center, rows, mass = frame_targets(teaching, videos, len(bottleneck))
+            asked, center, rows, mass = frame_targets(teacher_targets, videos, len(bottleneck))
             part = bottleneck[:, videos].flatten(0, 1)
             zero = torch.zeros_like(mass)
             gradient = kernels.row_gradients(
@@ -238,17 +238,17 @@ class FrameSum(torch.autograd.Function):
 
 
 def frame_targets(
-    teaching: Teaching, videos: slice, views: int
+    teacher_targets: TeacherTargets, videos: slice, views: int
 ) -> tuple[Float[Tensor, "m k"], Float[Tensor, "k"], Int64[Tensor, "r"], Float[Tensor, "r"]]:
     """Targets of every view of some videos as logs: rows of them, and how much each view's target weighs.
 
     A global view is asked for what the teacher sees in the other one; a local view for what it sees in
     both, which is twice their mean, because the cross-entropy is linear in its targets.
     """
-    count, size = teaching.count // 2, videos.stop - videos.start
+    count, size = teacher_targets.count // 2, videos.stop - videos.start
     first, second = (
-        ((teaching.outputs(slice(c + videos.start, c + videos.stop)).float() - teaching.center)
-         / teaching.temperature).log_softmax(dim=-1)
+        ((teacher_targets.outputs(slice(c + videos.start, c + videos.stop)).float() - teacher_targets.center)
+         / teacher_targets.temperature).log_softmax(dim=-1)
         for c in (0, count)
     )  # fmt: skip
     both = torch.logaddexp(first, second) - math.log(2)
@@ -256,13 +256,13 @@ def frame_targets(
     which = torch.arange(views, device=device).clamp(max=2)
     rows = (which[:, None] * size + torch.arange(size, device=device)).flatten()
     mass = torch.where(which < 2, 1.0, 2.0).repeat_interleave(size)
-    return torch.cat([second, first, both]), torch.zeros_like(teaching.center), rows, mass
+    return torch.cat([second, first, both]), torch.zeros_like(teacher_targets.center), rows, mass
 
 
 def fused_patch_sums(
     bottleneck: Float[Tensor, "sides h z"],
     prototypes: Float[Tensor, "k z"],
-    teaching: Teaching,
+    teacher_targets: TeacherTargets,
     weights: Float[Tensor, "h"],
     temperature: float,
     *,
@@ -275,14 +275,14 @@ def fused_patch_sums(
     dtype = working_dtype(bottleneck)
     with torch.autocast(bottleneck.device.type, enabled=False):
         return PatchSums.apply(  # type: ignore[no-untyped-call]
-            bottleneck.to(dtype), prototypes.to(dtype), teaching, weights, temperature, kernels
+            bottleneck.to(dtype), prototypes.to(dtype), teacher_targets, weights, temperature, kernels
         )
 
 
 def fused_frame_sum(
     bottleneck: Float[Tensor, "views v z"],
     prototypes: Float[Tensor, "k z"],
-    teaching: Teaching,
+    teacher_targets: TeacherTargets,
     temperature: float,
     *,
     kernels: Kernels = PLAIN,
@@ -291,5 +291,5 @@ def fused_frame_sum(
     dtype = working_dtype(bottleneck)
     with torch.autocast(bottleneck.device.type, enabled=False):
         return FrameSum.apply(  # type: ignore[no-untyped-call]
-            bottleneck.to(dtype), prototypes.to(dtype), teaching, temperature, kernels
+            bottleneck.to(dtype), prototypes.to(dtype), teacher_targets, temperature, kernels
         )

@@ -1,12 +1,11 @@
-"""The losses of T-CoRe as pure functions; sums are divided by counts of the whole step.
+"""The losses of self-distillation as pure functions; sums are divided by counts of the whole step.
 
 A process or a micro-batch holds a part of the step's batch. Every function therefore takes the count that
 its sum is to be divided by, so that the parts of a step add up to the loss of the whole.
 """
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -17,24 +16,40 @@ from tcore.model.peers import ALONE, Peers
 
 
 @dataclass(frozen=True)
-class Losses:
-    """The terms of one step under the names used everywhere; a term that does not apply is None."""
+class TeacherTargets:
+    """Targets of n rows as softmax((outputs - center) / temperature), without holding n x K numbers.
 
-    dino: Float[Tensor, ""]
-    koleo: Float[Tensor, ""]
-    past_teacher: Float[Tensor, ""] | None = None
-    future_teacher: Float[Tensor, ""] | None = None
-    past_future: Float[Tensor, ""] | None = None
-    patch_teacher: Float[Tensor, ""] | None = None
+    Outputs are those of the teacher's head, from its bottleneck and its prototypes; or they are `given`.
+    """
 
-    def named(self) -> dict[str, Tensor]:
-        """The terms that apply."""
-        terms = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {name: term for name, term in terms.items() if term is not None}
+    bottleneck: Float[Tensor, "n z"]
+    prototypes: Float[Tensor, "k z"]
+    center: Float[Tensor, "k"]
+    temperature: float
+    given: Float[Tensor, "n k"] | None = None
 
-    def total(self, weights: Mapping[str, float]) -> Float[Tensor, ""]:
-        """The number that is minimized."""
-        return torch.stack([weights[name] * term for name, term in self.named().items()]).sum()
+    @property
+    def count(self) -> int:
+        """Number of rows."""
+        return self.bottleneck.shape[0]
+
+    def outputs(self, rows: slice | Tensor) -> Float[Tensor, "r k"]:
+        """Raw outputs of some rows."""
+        return self.bottleneck[rows] @ self.prototypes.T if self.given is None else self.given[rows]
+
+    def targets(self, rows: slice | Tensor = slice(None)) -> Float[Tensor, "r k"]:
+        """Probabilities of some rows."""
+        return ((self.outputs(rows).float() - self.center) / self.temperature).softmax(dim=-1)
+
+    def total(self) -> Float[Tensor, "k"]:
+        """Sum of the raw outputs over all rows; a sum of bottlenecks, since outputs are linear in them."""
+        return self.prototypes.float() @ self.bottleneck.float().sum(dim=0)
+
+
+def given_targets(targets: Float[Tensor, "n k"]) -> TeacherTargets:
+    """Targets that were made already, all rows together."""
+    rows, prototypes = (targets.new_empty(side, 0) for side in targets.shape)
+    return TeacherTargets(rows, prototypes, targets.new_zeros(targets.shape[1]), 1.0, targets.log())
 
 
 def centering_targets(
@@ -93,25 +108,25 @@ def dino_loss(
 def patch_loss(
     targets: Float[Tensor, "t k"],
     outputs: Float[Tensor, "t k"],
-    hole_weights: Float[Tensor, "t"],
+    patch_weights: Float[Tensor, "t"],
     temperature: float,
     num_crops: int,
 ) -> Float[Tensor, ""]:
     """Cross-entropy at the masked patches: mean within a crop, sum over crops, divided by `num_crops`."""
-    return (cross_entropy(targets, outputs, temperature) * hole_weights).sum() / max(1, num_crops)
+    return (cross_entropy(targets, outputs, temperature) * patch_weights).sum() / max(1, num_crops)
 
 
 def past_future_probability_distance(
     past: Float[Tensor, "t k"],
     future: Float[Tensor, "t k"],
-    hole_weights: Float[Tensor, "t"],
+    patch_weights: Float[Tensor, "t"],
     temperature: float,
     num_crops: int,
 ) -> Float[Tensor, ""]:
     """L_pf as printed: squared distance of the two predictions, mean within a crop and over crops."""
     p = (past.float() / temperature).softmax(dim=-1)
     q = (future.float() / temperature).softmax(dim=-1)
-    return ((p - q).square().sum(dim=-1) * hole_weights).sum() / max(1, num_crops)
+    return ((p - q).square().sum(dim=-1) * patch_weights).sum() / max(1, num_crops)
 
 
 def past_future_output_distance(

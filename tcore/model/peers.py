@@ -21,6 +21,8 @@ class Peers(NamedTuple):
     """Largest value of all processes."""
     rows: Callable[[Tensor], Tensor] = _itself
     """Rows of all processes, equally many of each, in the order of the processes; with gradient."""
+    size: int = 1
+    """How many processes there are."""
 
 
 ALONE = Peers()

@@ -2,67 +2,24 @@
 
 import json
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-from jaxtyping import Bool, Integer
-
-from tcore.config import Config, SandwichConfig
+from tcore import methods
+from tcore.config import Config, validate
 from tcore.data.check import check_images, check_store, check_videos
 from tcore.data.findings import Findings
 from tcore.data.images import BAD_IMAGE, IMAGE_SUFFIXES, open_image
 from tcore.data.packed import STORE
-from tcore.data.samples import offset_in_frames
-from tcore.data.sandwich import sample_sandwich, usable
 from tcore.data.stores import VIDEO_SUFFIXES, FolderStore, FrameStore, ImageStore, PackedStore, walk_files
-from tcore.data.video import VideoFiles
 from tcore.errors import InputError
 from tcore.evaluation import check as benchmark
 from tcore.evaluation.benchmarks import BENCHMARKS
 from tcore.files import write_text
 from tcore.show.sheet import draw_sheet
-from tcore.validation import validate
 
 Kind = str  # auto, frames, images, videos, or the name of a benchmark
 FOLDERS, IMAGES = 40, 6  # folders, and images of each, that are opened to distinguish frames and photographs
-
-
-@dataclass(frozen=True)
-class SandwichSampling:
-    """How samples are drawn."""
-
-    settings: SandwichConfig
-    offset_frames: tuple[int, int] | None
-
-    @property
-    def split_at_cuts(self) -> bool:
-        """Whether each shot counts as a video."""
-        return self.settings.cuts == "split"
-
-    @property
-    def repeats_short(self) -> bool:
-        """Whether videos that are too short take part."""
-        return self.settings.short_videos == "repeat"
-
-    def usable(self, lengths: Integer[np.ndarray, "videos"]) -> Bool[np.ndarray, "videos"]:
-        """Which videos are long enough."""
-        settings = self.settings
-        return usable(
-            lengths, current=settings.current, offset=settings.offset, offset_frames=self.offset_frames
-        )
-
-    def frames(self, length: int, rng: np.random.Generator) -> dict[str, int]:
-        """Which frames of a video of this length make a sample, by name."""
-        settings = self.settings
-        return sample_sandwich(
-            length,
-            rng,
-            current=settings.current,
-            offset=settings.offset,
-            offset_frames=self.offset_frames,
-            frames=settings.frames,
-        )._asdict()
 
 
 def check(
@@ -95,12 +52,10 @@ def check(
         store = ImageStore(store) if isinstance(store, FolderStore) else store
         findings = check_images(str(path), store, config, sample=sample, full=full)
         # Neighbors are found later; the crops of the images themselves can be seen now.
-        sandwich = replace(config.sandwich, short_videos="repeat", offset_seconds=None)
-        config = replace(config, auxiliary="none", sandwich=sandwich)
+        config = replace(config, source="images", method=config.method.without_neighbors())
     else:
         store = None if found == "videos" else FrameStore.open(path)
-        rated = store or VideoFiles(path, [], config.fps)
-        sampling = SandwichSampling(config.sandwich, offset_in_frames(rated, config))
+        sampling = methods.build_sampling(config, store.fps if store else config.fps)
         if store is None:
             findings, store = check_videos(path, config, sampling, sample=sample, full=full)
         else:

@@ -6,14 +6,15 @@ from typing import NamedTuple
 import torch
 from safetensors.torch import load_file
 
-from tcore.config_file import from_dict, load_config
+from tcore.config import from_dict, load_config
 from tcore.errors import InputError
 from tcore.evaluation.encoders import DEFAULT, load_strictly, shipped
 from tcore.files import read_json
-from tcore.model.matching import PatchMatchingModule
+from tcore.methods.matching import PatchMatchingModule
+from tcore.methods.settings import TCoReSettings
+from tcore.methods.tcore import build_matching
 from tcore.model.vit import VisionTransformer, build_vit
-from tcore.training.build import build_matching
-from tcore.training.checkpoint import CONFIG, MATCHING
+from tcore.training.checkpoint import CONFIG
 
 
 class Matcher(NamedTuple):
@@ -28,12 +29,14 @@ def load_matcher(run: str | Path) -> Matcher | None:
     if run == DEFAULT:
         file, card = shipped().matching, shipped().card
     else:
-        file, card = Path(run) / MATCHING, Path(run) / CONFIG
+        file, card = Path(run) / "matching.safetensors", Path(run) / CONFIG
     if not file.is_file():
         return None
     config = from_dict(read_json(card)["config"], f"{card}: ") if run == DEFAULT else load_config(card)
+    assert isinstance(config.method, TCoReSettings)  # no other method writes this file
     with torch.random.fork_rng(devices=[]):
-        backbone, match = build_vit(config.vit, config.views.global_size), build_matching(config)
+        backbone = build_vit(config.vit, config.views.global_size)
+        match = build_matching(config.method, config.vit.dim)
     try:
         weights = load_file(file)
     except Exception as error:

@@ -15,8 +15,7 @@ from urllib.parse import quote
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from PIL import Image
 
-from tcore.config import Config
-from tcore.config_file import OPERATIONAL, flatten
+from tcore.config import OPERATIONAL, Config, flatten
 from tcore.errors import InputError
 from tcore.evaluation.benchmarks import find_benchmark
 from tcore.evaluation.card import PUBLISHED

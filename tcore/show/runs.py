@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from tcore.config import Config
-from tcore.config_file import flatten, load_config
+from tcore.config import Config, flatten, load_config
 from tcore.errors import InputError
 from tcore.evaluation.card import rename_old
 from tcore.evaluation.trajectory import CHECKPOINTS, FOLDER, read_checkpoints

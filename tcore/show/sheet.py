@@ -10,10 +10,11 @@ from jaxtyping import Bool, UInt8
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
+from tcore import methods
 from tcore.config import Config
 from tcore.data.images import Frame
 from tcore.data.render import render_pixels
-from tcore.data.samples import RawBatch, Source, step_masks
+from tcore.data.source import RawBatch, Source
 from tcore.data.stores import FrameStore
 from tcore.data.views import ViewPlan
 from tcore.errors import InputError
@@ -59,11 +60,11 @@ class Shown(NamedTuple):
 
 def draw_sheet(store: FrameStore, config: Config, path: Path, title: str, rows: int = ROWS) -> int:
     """Draw samples of the first step of a run, and return how many there are."""
-    source = Source(Watched(store), config)
+    source = methods.build_source(Watched(store), config)
     samples = take_samples(source, rows)
     if not samples:
         raise InputError("no sample could be read, so there is nothing to draw on a sheet.")
-    num_local = len(samples[0].raw.local)
+    num_local = len(samples[0].raw.plans["local"])
     locals_wide = -(-num_local // 2)
     auxiliary = any(len(sample.frames) > 1 for sample in samples)
     columns = column_places(auxiliary, locals_wide)
@@ -85,7 +86,7 @@ def draw_sheet(store: FrameStore, config: Config, path: Path, title: str, rows: 
 def take_samples(source: Source, rows: int) -> list[Shown]:
     """Samples of the first step that carry a mask, as training reads them; unreadable ones are left out."""
     samples: list[Shown] = []
-    masked = np.asarray(step_masks(source.config, 0).any(axis=(0, 2)))
+    masked = np.asarray(source.sampling.masks(0).any(axis=(0, 2)))
     # Where nothing is masked (--masking.probability 0), any sample will do.
     slots = np.flatnonzero(masked) if masked.any() else np.arange(len(masked))
     watched, chosen = source.store, source.chosen(0)
@@ -122,14 +123,7 @@ def draw_head(draw: ImageDraw.ImageDraw, source: Source, title: str) -> None:
     """What this is, and what the colors mean."""
     config, left = source.config, MARGIN
     draw.text((left, 12), plain(title), fill=INK, font=font(20))
-    sandwich = config.sandwich
-    offset = (
-        f"offset {sandwich.offset[0]:g}-{sandwich.offset[1]:g} of the video"
-        if sandwich.offset_seconds is None
-        else f"offset {sandwich.offset_seconds[0]:g}-{sandwich.offset_seconds[1]:g} s"
-    )
-    images = bool((source.store.lengths == 1).all())
-    text = f"samples of the first step, seed {config.seed}" + ("" if images else f": {offset}")
+    text = f"samples of the first step, seed {config.seed}"
     draw.text((left, 40), text, fill=FAINT, font=font(14))
     left += int(draw.textlength(text, font=font(14))) + 30
     legend = [*zip(("global 1", "global 2"), GLOBAL_COLORS, strict=True), ("local", LOCAL_COLOR)]
@@ -147,7 +141,7 @@ def caption(source: Source, sample: Shown) -> str:
     name = name if len(name) <= 60 else "..." + name[-57:]
     if length == 1:
         return name
-    current = sample.frames[int(sample.raw.global_.frame[0])]
+    current = sample.frames[int(sample.raw.plans["global"].frame[0])]
     fps = source.store.fps or source.config.fps
     apart = [f"{(frame - current) / fps:+.1f} s" for frame in sample.frames if frame != current]
     read = ", ".join(map(str, sample.frames))
@@ -159,12 +153,12 @@ def draw_row(sheet: Image.Image, source: Source, sample: Shown, columns: dict[st
     raw, views = sample.raw, source.config.views
     places = list(columns.values())
     if len(places) == 6:
-        for left, plan in ((places[0], raw.past), (places[2], raw.future)):
+        for left, plan in ((places[0], raw.plans["past"]), (places[2], raw.plans["future"])):
             paste_frame(sheet, raw, plan, (left, top))
     current = places[1] if len(places) == 6 else places[0]
-    box, scale = paste_frame(sheet, raw, raw.global_, (current, top))
+    box, scale = paste_frame(sheet, raw, raw.plans["global"], (current, top))
     draw_boxes(ImageDraw.Draw(sheet), raw, box, scale)
-    pictures = to_pictures(render_pixels(raw.frames, raw.global_, views.global_size))
+    pictures = to_pictures(render_pixels(raw.frames, raw.plans["global"], views.global_size))
     for index, (picture, mask) in enumerate(zip(pictures, raw.mask.numpy(), strict=True)):
         left = places[-3 + index]
         crop = Image.fromarray(picture).resize((CROP, CROP), Image.Resampling.BICUBIC)
@@ -175,7 +169,9 @@ def draw_row(sheet: Image.Image, source: Source, sample: Shown, columns: dict[st
             f"{mask.mean():.0%} masked" if mask.any() else "no mask",
             GLOBAL_COLORS[index],
         )
-    for index, picture in enumerate(to_pictures(render_pixels(raw.frames, raw.local, views.local_size))):
+    for index, picture in enumerate(
+        to_pictures(render_pixels(raw.frames, raw.plans["local"], views.local_size))
+    ):
         small = Image.fromarray(picture).resize((LOCAL, LOCAL), Image.Resampling.BICUBIC)
         across, down = divmod(index, 2)
         place = places[-1] + across * (LOCAL + GAP // 2), top + down * (LOCAL + GAP // 2)
@@ -202,8 +198,10 @@ def paste_frame(
 
 def draw_boxes(draw: ImageDraw.ImageDraw, raw: RawBatch, corner: tuple[int, int], scale: float) -> None:
     """Boxes of the local crops, thin, then those of the global ones."""
-    boxes = [(box, LOCAL_COLOR, 1) for box in raw.local.box.tolist()]
-    boxes += [(box, color, 3) for box, color in zip(raw.global_.box.tolist(), GLOBAL_COLORS, strict=True)]
+    boxes = [(box, LOCAL_COLOR, 1) for box in raw.plans["local"].box.tolist()]
+    boxes += [
+        (box, color, 3) for box, color in zip(raw.plans["global"].box.tolist(), GLOBAL_COLORS, strict=True)
+    ]
     for (top, left, height, width), color, thick in boxes:
         x, y = corner[0] + left * scale, corner[1] + top * scale
         draw.rectangle((x, y, x + width * scale - 1, y + height * scale - 1), outline=color, width=thick)

@@ -11,11 +11,10 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from tcore.config import Config
-from tcore.config_file import differences, load_config, save_config, to_dict
+from tcore.config import Config, differences, load_config, save_config, to_dict
 from tcore.errors import InputError
 from tcore.files import LOCKS, TEMPORARY, write_text
-from tcore.model.tcore import TCoRe
+from tcore.methods.method import Method
 from tcore.model.weights import CARD_FORMAT, save_safetensors
 from tcore.training import distributed
 from tcore.training.generations import newest_intact, write_generation
@@ -26,7 +25,7 @@ from tcore.training.wrapping import load_moments, load_weights
 T = TypeVar("T")
 
 CHECKPOINT, CONFIG = "checkpoint.pt", "config.json"
-ENCODER, ENCODER_CARD, MATCHING = "encoder.safetensors", "encoder.json", "matching.safetensors"
+ENCODER, ENCODER_CARD = "encoder.safetensors", "encoder.json"
 
 
 def check_run(run: Path, config: Config) -> None:
@@ -59,33 +58,35 @@ def open_run(run: Path, config: Config) -> None:
 
 
 def save_checkpoint(
-    run: Path, step: int, model: TCoRe, optimizer: Optimizer, config: Config, fingerprint: str
+    run: Path, step: int, method: Method, optimizer: Optimizer, config: Config, fingerprint: str
 ) -> None:
     """Write everything that the next step depends on; encoders first, so that none is missing later.
 
     The file does not know how many processes there were: the first one writes it, from what all of them hold.
     """
-    weights = distributed.whole(model.state_dict())
+    exported = {ENCODER: distributed.whole(method.encoder().state_dict())}
+    for name, module in method.extras().items():
+        exported[f"{name}.safetensors"] = distributed.whole(module.state_dict())
     state = {
         "step": step,
         "fingerprint": fingerprint,
-        "model": weights,
+        "model": distributed.whole(method.state_dict()),
         "optimizer": distributed.whole(optimizer.adamw.state_dict()),
     }
 
     def write() -> None:
-        export(run, step, weights, config)
+        export(run, step, exported, config)
         write_generation(run / CHECKPOINT, lambda temporary: save_tensors(state, temporary))
 
     distributed.on_first(write)
 
 
 def load_checkpoint(
-    run: Path, model: TCoRe, optimizer: Optimizer, fingerprint: str, say: Callable[[str], None]
+    run: Path, method: Method, optimizer: Optimizer, fingerprint: str, say: Callable[[str], None]
 ) -> int:
     """Restore the last checkpoint that is intact; the number of steps it has seen, 0 where there is none."""
     # Processes hand the tensors on in memory.
-    device = next(model.parameters()).device if distributed.alone() else "cpu"
+    device = next(method.parameters()).device if distributed.alone() else "cpu"
 
     def read() -> Any:
         path = newest_intact(run / CHECKPOINT, say)
@@ -100,7 +101,7 @@ def load_checkpoint(
         return state
 
     def restore() -> int:
-        load_weights(model, state["model"])
+        load_weights(method, state["model"])
         load_moments(optimizer.adamw, state["optimizer"])
         return int(state["step"])
 
@@ -121,26 +122,18 @@ def _readable(path: Path, use: Callable[[], T]) -> T:
         ) from error
 
 
-def export(run: Path, step: int, weights: Mapping[str, Tensor], config: Config) -> None:
-    """Write the teacher's backbone for users, and what figures of the matching need."""
-    save_safetensors(_part(weights, "teacher.backbone."), run / ENCODER)
+def export(run: Path, step: int, exported: Mapping[str, Mapping[str, Tensor]], config: Config) -> None:
+    """Write the encoder for users, its card, and what else the method exports, by file name."""
+    for name, weights in exported.items():
+        save_safetensors(weights, run / name)
     write_text(run / ENCODER_CARD, json.dumps(encoder_card(config, step), indent=2) + "\n")
-    matching = _part(weights, "match.", "match.")
-    if matching:
-        save_safetensors(_part(weights, "student.backbone.", "backbone.") | matching, run / MATCHING)
 
 
-def keep_encoder(run: Path, step: int, model: TCoRe) -> None:
+def keep_encoder(run: Path, step: int, method: Method) -> None:
     """Keep the encoder of this step beside the others."""
-    weights = distributed.whole(model.teacher.backbone.state_dict())
+    weights = distributed.whole(method.encoder().state_dict())
     path = run / "encoders" / f"step-{step:06d}.safetensors"
     distributed.on_first(lambda: save_safetensors(weights, path))
-
-
-def _part(weights: Mapping[str, Tensor], prefix: str, new: str = "") -> dict[str, Tensor]:
-    """The weights of one module by their names within it, or after another prefix."""
-    found = {name: x for name, x in weights.items() if name.startswith(prefix)}
-    return {new + name.removeprefix(prefix): x for name, x in found.items()}
 
 
 def encoder_card(config: Config, step: int) -> dict[str, Any]:

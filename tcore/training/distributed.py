@@ -268,7 +268,8 @@ def peers() -> Peers:
 
         return reduce
 
-    return Peers(world().rank, reduced(dist.ReduceOp.SUM), reduced(dist.ReduceOp.MAX), GatherRows.apply)
+    sums, largest = reduced(dist.ReduceOp.SUM), reduced(dist.ReduceOp.MAX)
+    return Peers(world().rank, sums, largest, GatherRows.apply, world().size)
 
 
 # Sharded tensors.

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import math
 import platform
 import threading
 import time
@@ -16,8 +15,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from tcore.files import atomic
+from tcore.methods.health import Health
 from tcore.text import format_seconds
-from tcore.training.health import Health
 
 METRICS = "metrics.jsonl"
 
@@ -25,8 +24,8 @@ METRICS = "metrics.jsonl"
 class Journal:
     """Writes one line per step to metrics.jsonl, and tells a person how it goes."""
 
-    def __init__(self, run: Path, first_step: int, num_steps: int, num_prototypes: int, quiet: bool) -> None:
-        self.first_step, self.num_steps, self.uniform = first_step, num_steps, math.log(num_prototypes)
+    def __init__(self, run: Path, first_step: int, num_steps: int, quiet: bool) -> None:
+        self.first_step, self.num_steps = first_step, num_steps
         forget_after(run / METRICS, first_step)
         self._file = (run / METRICS).open("a", encoding="utf-8")
         self._board = open_tensorboard(run / "tensorboard", first_step)
@@ -51,7 +50,7 @@ class Journal:
 
     def record(self, step: int, metrics: Mapping[str, Any], health: Health | None) -> None:
         """Note step number `step` (the first one is 1)."""
-        line = {"step": step, **metrics} | ({"health": health.figures()} if health else {})
+        line = {"step": step, **metrics} | ({"health": health.logged()} if health else {})
         try:
             self._file.write(json.dumps(line) + "\n")
             self._file.flush()
@@ -64,16 +63,16 @@ class Journal:
             self._since = (step, time.perf_counter())
         if self._progress:
             self._progress.update(self._task, completed=step)
-        if health and (warning := health.warning()) and not self._warned:
+        if health and health.warning and not self._warned:
             self._warned = True
-            self.say(f"warning: step {step}: {warning}")
+            self.say(f"warning: step {step}: {health.warning}")
 
     def _tell(self, step: int, metrics: Mapping[str, Any], health: Health) -> None:
         """The line of a step for a person; in a terminal it stays above the progress bar."""
         before, then = self._since
         seconds = (time.perf_counter() - then) / (step - before)
         eta = format_seconds(seconds * (self.num_steps - step))
-        said = describe(metrics, health, self.uniform)
+        said = describe(metrics, health)
         self.say(f"step {step}/{self.num_steps}  {said}" + ("" if self._progress else f"  ETA {eta}"))
         if self._progress:
             speed = f"{health.state} {metrics['samples_per_second']:.3g}/s wait {metrics['data_wait']:.0%}"
@@ -83,7 +82,7 @@ class Journal:
         """Scalars for TensorBoard; where it cannot write, the run goes on without it."""
         if self._board is None:
             return
-        scalars = {**metrics, **{f"health/{k}": v for k, v in health.figures().items()}}
+        scalars = {**metrics, **{f"health/{k}": v for k, v in health.logged().items()}}
         try:
             for name, value in scalars.items():
                 if isinstance(value, int | float):
@@ -109,8 +108,8 @@ class Journal:
             self._file.close()
 
 
-class Silence:
-    """The journal of a process that is not the first: it notes nothing and says nothing."""
+class NullJournal:
+    """The journal of a process that is not the first: it records and prints nothing."""
 
     def record(self, step: int, metrics: Mapping[str, Any], health: Health | None) -> None:
         """Note nothing."""
@@ -122,12 +121,10 @@ class Silence:
         """Nothing is open."""
 
 
-def describe(metrics: Mapping[str, Any], health: Health, uniform: float) -> str:
+def describe(metrics: Mapping[str, Any], health: Health) -> str:
     """The progress line: what is minimized, whether it learns, how fast."""
     return (
-        f"total {metrics['total']:.3f}  dino {metrics['dino']:.3f} (ln K {uniform:.2f})  "
-        f"{health.state} (rank {health.frame_rank:.1f}/{health.patch_rank:.1f}, "
-        f"targets {health.target_entropy:.2f} nats each, {health.target_information:.2f} told apart)  "
+        f"total {metrics['total']:.3f}  {health.line}  "
         f"{metrics['samples_per_second']:.1f} samples/s  wait {metrics['data_wait']:.0%}"
         + (f"  unreadable {metrics['bad_samples']}" if metrics.get("bad_samples") else "")
     )

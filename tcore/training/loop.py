@@ -1,27 +1,28 @@
 """Training: the loop around the step."""
 
 import json
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
 import torch
+from torch import Tensor
 
-from tcore.config import Config
+from tcore import methods
+from tcore.config import Config, validate
 from tcore.data.loader import load
 from tcore.data.neighbors import ImageSource, check_neighbors, find_neighbors, load_neighbors
-from tcore.data.samples import Share, Source
+from tcore.data.source import RawBatch, Share, Source
 from tcore.data.stores import FrameStore, open_images, open_mixture
 from tcore.data.workers import missing_killed_workers
 from tcore.device import choose_device, choose_dtype, world
 from tcore.errors import DivergedError, InputError, PeerError
 from tcore.files import LOCKS, lock, write_text
-from tcore.model.tcore import TCoRe
+from tcore.methods.method import Method
 from tcore.training import distributed, generations
-from tcore.training.build import build_schedule, compiles
 from tcore.training.checkpoint import (
     CHECKPOINT,
     check_run,
@@ -30,120 +31,175 @@ from tcore.training.checkpoint import (
     open_run,
     save_checkpoint,
 )
-from tcore.training.guard import StopRequest, StopRequested, explaining
-from tcore.training.init import Init, apply_init, read_init, record_init
-from tcore.training.journal import Journal, Silence, environment
+from tcore.training.guard import StopRequest, StopRequested, explaining, heartbeat
+from tcore.training.init import Init, apply_init, record_init
+from tcore.training.journal import Journal, NullJournal, environment
 from tcore.training.monitor import BadSamples, DataWait, UnreadableError
-from tcore.training.step import Outcome, Trainer
-from tcore.training.watch import Watch, Watcher
-from tcore.validation import validate
+from tcore.training.optim import build_schedule
+from tcore.training.step import Clock, Outcome, Trainer
+from tcore.training.wrapping import compiles
+
+OnStep = Callable[[int], None]
 
 
-def train(
+class ScoreNow(NamedTuple):
+    """What is handed to whoever scores an encoder during training, on the first process."""
+
+    step: int
+    weights: Mapping[str, Tensor]
+    """Of the encoder, on the device or the CPU."""
+    config: Config
+    run: Path
+    device: torch.device
+    stopped: Callable[[], bool]
+    """Whether a stop is requested; to be called often, which also tells other processes that work goes on."""
+    say: Callable[[str], None]
+
+
+class Scoring(Protocol):
+    """Scores encoders during training."""
+
+    @property
+    def every(self) -> int:
+        """Steps between two scores; the last step is scored as well."""
+
+    def check(self, patch_size: int) -> None:
+        """Refuse what could not be scored, before anything is trained."""
+
+    def __call__(self, now: ScoreNow) -> None:
+        """Score an encoder; whatever fails is printed, and never ends a run."""
+
+
+def train_run(
     config: Config,
-    run: str | Path,
+    run: Path,
     frames: str | Path | None = None,
     *,
     neighbors: str | Path | None = None,
-    watch: Watch | None = None,
+    read_init: Callable[[Config], Init | None] = lambda config: None,
+    scoring: Scoring | None = None,
     quiet: bool = False,
-    on_step: Callable[[int], None] | None = None,
+    on_step: OnStep | None = None,
 ) -> Path:
-    """Train in a run folder, or resume there; without `frames` on rendered videos.
-
-    Neighbors of images are found inside or beside their store, unless `neighbors` is another file.
-    `on_step` is called with the number of steps done, before each step.
-    With a `watch` the encoder is scored along the way, and the best is kept; what is trained stays the same.
-
-    >>> import tempfile, tcore
-    >>> config = tcore.recipe("quickstart", {"optim.steps": 1, "optim.batch": 2, "rendered.videos": 2})
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     run = tcore.train(config, folder + "/run", quiet=True)
-    ...     sorted(path.name for path in run.glob("encoder*"))
-    ['encoder.json', 'encoder.safetensors', 'encoders']
-    """
-    run = Path(run)
+    """Train in a run folder, or resume there; tcore/pretrain.py has what users call."""
     with distributed.guarded(config.runtime.device, config.runtime.patience) as guard:
         config = distributed.together(lambda: resolve(config))
         source = distributed.together(lambda: open_source(config, frames, neighbors))
-        # A run that goes on has its weights in the checkpoint; what it began with is not read again.
+        # A run that resumes has its weights in the checkpoint; what it began with is not read again.
         resumes = distributed.on_first(lambda: generations.exists(run / CHECKPOINT))
         init = None if resumes else distributed.together(lambda: read_init(config))
         distributed.on_first(lambda: check_run(run, config))
-        if watch is not None:
-            eyes = watch
-            distributed.on_first(lambda: eyes.check(config.vit.patch_size))
+        if scoring is not None:
+            distributed.on_first(partial(scoring.check, config.vit.patch_size))
         # A process that has lost another one says so before it handles torchrun's SIGTERM.
         with StopRequest() as stop, explaining(guard), lock_run(run), missing_killed_workers():
-            return _train(config, run, source, frames, init, watch, stop, quiet, on_step)
+            distributed.on_first(lambda: open_run(run, config))
+            return Run(config, run, source, frames, scoring, stop, on_step).train(init, quiet)
 
 
-def _train(
-    config: Config,
-    run: Path,
-    source: Source,
-    frames: str | Path | None,
-    init: Init | None,
-    watch: Watch | None,
-    stop: StopRequest,
-    quiet: bool,
-    on_step: Callable[[int], None] | None,
-) -> Path:
-    """Train in a run folder that no other job writes to."""
-    distributed.on_first(lambda: open_run(run, config))
-    schedule = build_schedule(config, source.steps_per_epoch)
-    trainer = Trainer(config)
-    begin_from(init, run, trainer.model)
-    fingerprint = distributed.agree("--frames", source.fingerprint())
-    notes: list[str] = []
-    saved = first_step = load_checkpoint(run, trainer.model, trainer.optimizer, fingerprint, notes.append)
-    distributed.on_first(lambda: note_environment(run, source, trainer, frames))
-    journal = open_journal(run, first_step, schedule.num_steps, config.head.prototypes, quiet)
-    notes += introduce(source, trainer, schedule.num_steps, first_step)
-    journal.say("\n".join((*notes, *(init.lines if init else ()))))
-    watcher = Watcher(watch, run, trainer, schedule.num_steps, stop, journal.say)
-    noted = Noted(journal, DataWait(source), BadSamples(config.runtime.bad_samples), config.optim.batch)
-    parts = load(source, first_step, schedule.num_steps, trainer.device)
-    try:
+class Run:
+    """One job in a run folder that no other job writes to."""
+
+    def __init__(
+        self,
+        config: Config,
+        run: Path,
+        source: Source,
+        frames: str | Path | None,
+        scoring: Scoring | None,
+        stop: StopRequest,
+        on_step: OnStep | None,
+    ) -> None:
+        self.config, self.run, self.source, self.frames = config, run, source, frames
+        self.scoring, self.stop, self.on_step = scoring, stop, on_step
+        self.trainer = Trainer(config)
+        self.schedule = build_schedule(config, self.trainer.method, source.steps_per_epoch)
+        self.fingerprint = distributed.agree("--frames", source.fingerprint())
+        self.saved = 0
+
+    def train(self, init: Init | None, quiet: bool) -> Path:
+        """Train from the last checkpoint to the end."""
+        config, run, source, trainer = self.config, self.run, self.source, self.trainer
+        begin_from(init, run, trainer.method)
+        notes: list[str] = []
+        self.saved = first_step = load_checkpoint(
+            run, trainer.method, trainer.optimizer, self.fingerprint, notes.append
+        )
+        distributed.on_first(lambda: note_environment(run, source, trainer, self.frames))
+        num_steps = self.schedule.num_steps
+        journal = open_journal(run, first_step, num_steps, quiet)
+        notes += introduce(source, trainer, num_steps, first_step)
+        journal.say("\n".join((*notes, *(init.lines if init else ()))))
+        record = Recorder(
+            journal, DataWait(source), BadSamples(config.runtime.bad_samples), config.optim.batch
+        )
+        parts = load(source, first_step, num_steps, trainer.device)
+        try:
+            self._loop(first_step, parts, record)
+        except (DivergedError, UnreadableError) as error:
+            if not trainer.world.first:  # every process has met it
+                raise PeerError(str(error), error.exit_code) from error
+            if isinstance(error, UnreadableError):
+                raise
+            raise DivergedError(f"{error} {what_remains(run, self.saved)}") from error
+        finally:
+            parts.close()  # the reading processes end now, not when somebody lets go of an exception
+            journal.close()
+        return run
+
+    def _loop(self, first_step: int, parts: Iterator[RawBatch], record: "Recorder") -> None:
+        """Step by step: train, record, save, score, and stop where that is requested."""
+        config, num_steps, trainer = self.config, self.schedule.num_steps, self.trainer
         unread: list[Outcome] = []
-        if watcher.due(first_step):  # the run may have ended while this was scored; if not, it is on disk
-            watcher.look(first_step)
-        for step in range(first_step, schedule.num_steps):
-            done, last = step + 1, step + 1 == schedule.num_steps
-            if on_step is not None:
-                on_step(step)
+        if self._score_due(first_step):  # the run may have ended while this was scored; if not, it is on disk
+            self._score(first_step, record.journal.say)
+        for step in range(first_step, num_steps):
+            done, last = step + 1, step + 1 == num_steps
+            if self.on_step is not None:
+                self.on_step(step)
             look = done % config.runtime.log_every == 0 or last
-            keep = last or keeps(done, schedule.num_steps, config.keep_every)
-            unread.append(trainer.step(parts, step, schedule.at(step), look))
-            leave = None if last else asked_to_leave(stop, look)
-            score = watcher.due(done)
+            keep = last or keeps(done, num_steps, config.keep_every)
+            unread.append(trainer.step(parts, step, self.schedule.at(step), look))
+            leave = None if last else stop_requested(self.stop, look)
+            score = self._score_due(done)
             save = last or score or done % config.checkpoint_every == 0 or leave is not None
             # A GPU works on while the outcome of the step before is read; nothing is saved unread.
             while len(unread) > (0 if look or keep or save else 1):
-                noted.note(unread.pop(0))
+                record(unread.pop(0))
             if keep:
-                keep_encoder(run, done, trainer.model)
+                keep_encoder(self.run, done, trainer.method)
             if save:
-                save_checkpoint(run, done, trainer.model, trainer.optimizer, config, fingerprint)
-                saved = done
+                save_checkpoint(self.run, done, trainer.method, trainer.optimizer, config, self.fingerprint)
+                self.saved = done
             if score and leave is None:  # after the checkpoint: whatever ends it, no step is lost
-                watcher.look(done)
-                leave = None if last else asked_to_leave(stop, True)
+                self._score(done, record.journal.say)
+                leave = None if last else stop_requested(self.stop, True)
             if leave is not None:
-                journal.say(
-                    f"{leave}: saved step {done} of {schedule.num_steps}; rerun the same command to resume."
+                record.journal.say(
+                    f"{leave}: saved step {done} of {num_steps}; rerun the same command to resume."
                 )
                 raise StopRequested
-    except (DivergedError, UnreadableError) as error:
-        if not trainer.world.first:  # every process has met it
-            raise PeerError(str(error), error.exit_code) from error
-        if isinstance(error, UnreadableError):
-            raise
-        raise DivergedError(f"{error} {what_remains(run, saved)}") from error
-    finally:
-        parts.close()  # the reading processes go now, not when somebody lets go of an exception
-        journal.close()
-    return run
+
+    def _score_due(self, step: int) -> bool:
+        """Whether the encoder of this step is to be scored."""
+        if self.scoring is None or step < 1:
+            return False
+        return step == self.schedule.num_steps or step % self.scoring.every == 0
+
+    def _score(self, step: int, say: Callable[[str], None]) -> None:
+        """Score the encoder on the first process, while others wait."""
+        trainer, scoring = self.trainer, self.scoring
+        assert scoring is not None  # otherwise never due
+        weights = distributed.whole(trainer.method.encoder().state_dict())
+
+        def stopped() -> bool:
+            heartbeat()  # the other processes wait: scoring takes long, and is no hang
+            return self.stop.name is not None
+
+        now = ScoreNow(step, weights, self.config, self.run, trainer.device, stopped, say)
+        distributed.on_first(lambda: scoring(now))
+        # The time that this took is no time of the next step.
+        trainer.clock = Clock(trainer.device)
 
 
 def lock_run(run: Path) -> AbstractContextManager[None]:
@@ -152,33 +208,28 @@ def lock_run(run: Path) -> AbstractContextManager[None]:
     return lock(run / LOCKS[0], f"run {run}", "give another --run") if first else nullcontext()
 
 
-def open_journal(
-    run: Path, first_step: int, num_steps: int, num_prototypes: int, quiet: bool
-) -> Journal | Silence:
-    """The journal of the first process; the others are silent."""
-    return (
-        distributed.only_first(lambda: Journal(run, first_step, num_steps, num_prototypes, quiet))
-        or Silence()
-    )
+def open_journal(run: Path, first_step: int, num_steps: int, quiet: bool) -> Journal | NullJournal:
+    """The journal of the first process; the others print nothing."""
+    return distributed.only_first(lambda: Journal(run, first_step, num_steps, quiet)) or NullJournal()
 
 
-def begin_from(init: Init | None, run: Path, model: TCoRe) -> None:
+def begin_from(init: Init | None, run: Path, method: Method) -> None:
     """Give a new run the weights that it starts from, where it starts from any, and note which ones."""
     if init is None:
         return
     distributed.on_first(lambda: record_init(init, run))
-    apply_init(init, model)
+    apply_init(init, method)
 
 
-class Noted(NamedTuple):
-    """Where the outcome of a step is noted, and who has a word to say about it."""
+class Recorder(NamedTuple):
+    """Writes down what came out of each step."""
 
-    journal: Journal | Silence
+    journal: Journal | NullJournal
     wait: DataWait
     bad: BadSamples
     batch: int
 
-    def note(self, outcome: Outcome) -> None:
+    def __call__(self, outcome: Outcome) -> None:
         """Read what came out of a step, and write it down."""
         step, metrics, health = outcome.step + 1, outcome.metrics(), outcome.health()
         self.journal.record(step, metrics, health)
@@ -188,8 +239,8 @@ class Noted(NamedTuple):
             self.journal.say(unreadable)
 
 
-def asked_to_leave(stop: StopRequest, look: bool) -> str | None:
-    """The signal that asks the run to leave; of several processes, all must know, and ask where they look."""
+def stop_requested(stop: StopRequest, look: bool) -> str | None:
+    """The signal that requests a stop; of several processes, all must know, and ask where they look."""
     if distributed.alone():
         return stop.name
     if look and distributed.anyone(stop.name is not None):
@@ -257,21 +308,22 @@ def open_store(config: Config, frames: str | Path | None) -> FrameStore:
 
 
 def open_source(config: Config, frames: str | Path | None, neighbors: str | Path | None = None) -> Source:
-    """Where the samples of a run come from: videos, or images and, for the auxiliary branch, neighbors."""
-    if neighbors is not None and (config.source != "images" or config.auxiliary == "none"):
+    """Where the samples of a run come from: videos, or images and, where the method needs them, neighbors."""
+    needs_neighbors = config.source == "images" and config.method.needs_neighbors
+    if neighbors is not None and not needs_neighbors:
         raise InputError(
-            f"--neighbors {neighbors} has no effect with source={config.source}, "
-            f"auxiliary={config.auxiliary}: it goes with --source images --auxiliary past."
+            f"--neighbors {neighbors} has no effect with source={config.source} and these settings of "
+            f"{config.method.name}: it goes with --source images --auxiliary past."
         )
     store, own = open_store(config, frames), world()
     share = Share(own.rank, own.size, own.here)
-    if config.source == "videos" or config.auxiliary == "none":
-        return Source(store, config, share)
+    if not needs_neighbors:
+        return methods.build_source(store, config, share)
     assert frames is not None  # images have a place
     path = Path(neighbors) if neighbors is not None else find_neighbors(frames)
     found = load_neighbors(path)
     check_neighbors(found, path, len(store), store.fingerprint())
-    return ImageSource(store, config, found, share)
+    return ImageSource(store, config, methods.build_sampling(config, store.fps), found, share)
 
 
 def introduce(source: Source, trainer: Trainer, num_steps: int, first_step: int) -> list[str]:
@@ -291,21 +343,14 @@ def introduce(source: Source, trainer: Trainer, num_steps: int, first_step: int)
     lines = [
         f"{clips} {what}{short}, batch {config.optim.batch}{each}, "
         f"{source.steps_per_epoch} step{plural} an epoch; "
-        f"{begin} {num_steps} steps on {trainer.device} in {config.optim.precision}; "
-        f"ln K = {math.log(config.head.prototypes):.2f}"
+        f"{begin} {num_steps} steps of {config.method.name} on {trainer.device} in {config.optim.precision}"
     ]
     if compiles(config.runtime.compile, trainer.device):
         lines.append("the first step compiles the model, for up to a minute (--runtime.compile off: never)")
     frozen = config.optim.freeze_backbone_steps
     if frozen >= num_steps:
         lines.append(f"warning: optim.freeze_backbone_steps={frozen}: the backbone never moves in this run.")
-    processes = 1 if config.loss.koleo_global else world.size
-    if config.loss.koleo and config.optim.batch == config.optim.accumulate * processes:
-        lines.append("warning: one video at a time has no neighbors: koleo is 0 throughout.")
-    crops = 2 * min(config.masking.group, config.optim.batch)
-    if config.masking.probability > 0 and int(crops * config.masking.probability) == 0:
-        share = config.masking.probability
-        lines.append(f"warning: masking.probability={share} of {crops} crops masks none: no patch losses.")
-    if config.sandwich.cuts == "split" and len(source.all_clips.video) == len(source.store):
-        lines.append("warning: sandwich.cuts=split, but this store knows no shot cuts.")
+    lines += trainer.method.warnings(trainer.own_videos) + source.sampling.warnings()
+    if source.sampling.split_at_cuts and len(source.all_clips.video) == len(source.store):
+        lines.append("warning: cuts=split, but this store knows no shot cuts.")
     return lines

@@ -6,7 +6,7 @@ from typing import Any
 
 from tcore.data.images import simplejpeg
 from tcore.data.loader import num_workers
-from tcore.data.samples import Source
+from tcore.data.source import Source
 from tcore.data.stores import PackedStore, RenderedStore
 from tcore.device import num_cores
 from tcore.errors import InputError

@@ -1,51 +1,35 @@
-"""Schedules as functions of the step, parameter groups, clipping and the update itself."""
+"""The schedules of a run, parameter groups, clipping and the update itself."""
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from tcore.config import Config
+from tcore.methods.method import Method, Part
+from tcore.methods.schedules import Length, cosine, warmup_cosine
 from tcore.training import distributed
-
-Part = str  # "backbone", "head" or "match"
-Parts = Mapping[Part, Sequence[tuple[str, nn.Parameter]]]
-
-
-def linear(step: int, start: float, end: float, num_steps: int) -> float:
-    """Value `step` of `num_steps` evenly spaced ones from start to end, both included."""
-    return start if num_steps < 2 else start + (end - start) * step / (num_steps - 1)
-
-
-def cosine(step: int, start: float, end: float, num_steps: int) -> float:
-    """Half a cosine from start toward an end that is not quite reached."""
-    return end + (start - end) / 2 * (1 + math.cos(math.pi * step / num_steps))
-
-
-def warmup_cosine(step: int, peak: float, end: float, warmup_steps: int, num_steps: int) -> float:
-    """Linear from 0 to the peak, then a cosine that starts at the peak again."""
-    if step < warmup_steps:
-        return linear(step, 0.0, peak, warmup_steps)
-    return cosine(step - warmup_steps, peak, end, num_steps - warmup_steps)
-
-
-def teacher_temperature(step: int, start: float, end: float, warmup_steps: int) -> float:
-    """Linear over the warm-up, then constant."""
-    return linear(step, start, end, warmup_steps) if step < warmup_steps else end
 
 
 class StepValues(NamedTuple):
-    """Everything that a schedule says of one step."""
+    """Everything that the schedules say of one step."""
 
     lr: float
-    matching_lr: float
-    last_layer_lr: float
-    backbone_lr: float
+    """Learning rate of a part with factor 1."""
+    rates: Mapping[str, float]
+    """Learning rates by part."""
+    last_layer: bool
+    """Whether last layers move."""
     weight_decay: float
-    momentum: float
-    teacher_temperature: float
+    own: Mapping[str, float]
+    """The method's own values."""
+
+    def logged(self) -> dict[str, float]:
+        """What goes into metrics.jsonl."""
+        rates = {f"lr_{part}": rate for part, rate in self.rates.items()}
+        return {"lr": self.lr, **rates, "weight_decay": self.weight_decay, **self.own}
 
 
 @dataclass(frozen=True)
@@ -55,28 +39,55 @@ class Schedule:
     num_steps: int
     warmup_steps: int
     lr: float
-    matching_lr: float
     end_lr: float
     weight_decay: tuple[float, float]
-    momentum: tuple[float, float]
-    teacher_temperature: tuple[float, float]
-    temperature_steps: int
-    frozen_steps: int = 0
+    factors: Mapping[str, float]
+    """Factors on the peak learning rate, by part."""
+    own: Callable[[int], Mapping[str, float]] = lambda step: {}
+    """The method's own values, by step."""
+    frozen_last_layer_steps: int = 0
     frozen_backbone_steps: int = 0
+
+    def rate(self, step: int, factor: float = 1.0) -> float:
+        """Learning rate of a part with this factor at the peak; all parts end at the same rate."""
+        return warmup_cosine(step, self.lr * factor, self.end_lr, self.warmup_steps, self.num_steps)
 
     def at(self, step: int) -> StepValues:
         """The values of one step, all at the same index."""
-        lr = warmup_cosine(step, self.lr, self.end_lr, self.warmup_steps, self.num_steps)
-        return StepValues(
-            lr=lr,
-            matching_lr=warmup_cosine(step, self.matching_lr, self.end_lr, self.warmup_steps, self.num_steps),
-            last_layer_lr=0.0 if step < self.frozen_steps else lr,
+        rates = {part: self.rate(step, factor) for part, factor in self.factors.items()}
+        if step < self.frozen_backbone_steps:
             # AdamW at rate 0 neither moves nor decays a weight, but knows its gradients when it begins to.
-            backbone_lr=0.0 if step < self.frozen_backbone_steps else lr,
+            rates["backbone"] = 0.0
+        return StepValues(
+            lr=self.rate(step),
+            rates=rates,
+            last_layer=step >= self.frozen_last_layer_steps,
             weight_decay=cosine(step, *self.weight_decay, self.num_steps),
-            momentum=cosine(step, *self.momentum, self.num_steps),
-            teacher_temperature=teacher_temperature(step, *self.teacher_temperature, self.temperature_steps),
+            own=self.own(step),
         )
+
+
+def run_length(config: Config, steps_per_epoch: int) -> Length:
+    """How long a run is, given in epochs or in steps."""
+    optim = config.optim
+    num_steps = optim.epochs * steps_per_epoch if optim.steps is None else optim.steps
+    return Length(num_steps, steps_per_epoch, in_epochs=optim.steps is None)
+
+
+def build_schedule(config: Config, method: Method, steps_per_epoch: int) -> Schedule:
+    """The schedules of a run; where its length is given in steps, warm-ups are shares of it."""
+    optim, length = config.optim, run_length(config, steps_per_epoch)
+    return Schedule(
+        num_steps=length.num_steps,
+        warmup_steps=length.warmup(optim.warmup_epochs, 0.05),
+        lr=optim.peak_lr,
+        end_lr=optim.end_lr,
+        weight_decay=optim.weight_decay,
+        factors={name: part.lr for name, part in method.parts().items()},
+        own=lambda step: method.values(step, length),
+        frozen_last_layer_steps=optim.freeze_last_layer_epochs * steps_per_epoch,
+        frozen_backbone_steps=optim.freeze_backbone_steps,
+    )
 
 
 class Rule(NamedTuple):
@@ -88,7 +99,13 @@ class Rule(NamedTuple):
 
 
 def parameter_rule(
-    part: Part, name: str, *, depth: int, layer_decay: float = 1.0, patch_embed_lr: float = 1.0
+    part: str,
+    name: str,
+    *,
+    depth: int,
+    last_layer: str = "",
+    layer_decay: float = 1.0,
+    patch_embed_lr: float = 1.0,
 ) -> Rule:
     """The rule for a parameter by its name; no decay on biases, norms and LayerScale."""
     multiplier = 1.0
@@ -97,7 +114,7 @@ def parameter_rule(
         if name.startswith("patch_embed."):
             multiplier *= patch_embed_lr
     exempt = name.endswith("bias") or "norm" in name or name.endswith("gamma")
-    return Rule(multiplier, not exempt, part == "head" and name.startswith("prototypes."))
+    return Rule(multiplier, not exempt, bool(last_layer) and name.startswith(last_layer))
 
 
 def _layer(name: str, depth: int) -> int:
@@ -108,11 +125,11 @@ def _layer(name: str, depth: int) -> int:
 
 
 class Optimizer:
-    """AdamW over backbone, head and matching module, each clipped by itself."""
+    """AdamW over the parts of a method, each clipped by itself."""
 
     def __init__(
         self,
-        parts: Parts,
+        parts: Mapping[str, Part],
         *,
         depth: int,
         clip: float = 3.0,
@@ -122,21 +139,26 @@ class Optimizer:
         patch_embed_lr: float = 1.0,
     ) -> None:
         self.clip_at = clip
-        self.parameters = {part: [p for _, p in named] for part, named in parts.items()}
-        grouped: dict[tuple[Part, Rule], list[nn.Parameter]] = {}
-        for part, named in parts.items():
-            for name, parameter in named:
+        self.parameters = {name: [p for _, p in part.parameters] for name, part in parts.items()}
+        grouped: dict[tuple[str, Rule], list[nn.Parameter]] = {}
+        for name, part in parts.items():
+            for inner, parameter in part.parameters:
                 rule = parameter_rule(
-                    part, name, depth=depth, layer_decay=layer_decay, patch_embed_lr=patch_embed_lr
+                    name,
+                    inner,
+                    depth=depth,
+                    last_layer=part.last_layer,
+                    layer_decay=layer_decay,
+                    patch_embed_lr=patch_embed_lr,
                 )
-                grouped.setdefault((part, rule), []).append(parameter)
+                grouped.setdefault((name, rule), []).append(parameter)
         self._rules = list(grouped)
         on_gpu = all(p.is_cuda for group in grouped.values() for p in group)
         self.adamw = torch.optim.AdamW(
             [{"params": params} for params in grouped.values()], betas=betas, eps=eps, fused=on_gpu
         )
 
-    def clip(self) -> dict[Part, Tensor]:
+    def clip(self) -> dict[str, Tensor]:
         """Clip the gradients of each part by itself; the norms are those before clipping."""
         norms = {}
         for part, parameters in self.parameters.items():
@@ -148,14 +170,22 @@ class Optimizer:
     def step(self, values: StepValues) -> None:
         """Update every parameter with the values of this step and forget the gradients."""
         for group, (part, rule) in zip(self.adamw.param_groups, self._rules, strict=True):
-            lr = values.lr
-            if part == "match":
-                lr = values.matching_lr
-            elif part == "backbone":
-                lr = values.backbone_lr
-            elif rule.is_last_layer:
-                lr = values.last_layer_lr
-            group["lr"] = lr * rule.lr_multiplier
+            frozen = rule.is_last_layer and not values.last_layer
+            group["lr"] = 0.0 if frozen else values.rates[part] * rule.lr_multiplier
             group["weight_decay"] = values.weight_decay if rule.decayed else 0.0
         self.adamw.step()
         self.adamw.zero_grad(set_to_none=True)
+
+
+def build_optimizer(method: Method, config: Config) -> Optimizer:
+    """AdamW over the trained parts of a method."""
+    optim = config.optim
+    return Optimizer(
+        method.parts(),
+        depth=config.vit.depth,
+        clip=optim.clip,
+        betas=optim.betas,
+        eps=optim.eps,
+        layer_decay=optim.layer_decay,
+        patch_embed_lr=optim.patch_embed_lr,
+    )

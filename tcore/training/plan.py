@@ -18,9 +18,9 @@ from tcore.device import World, choose_device, peak_memory_gib, world
 from tcore.errors import InputError
 from tcore.text import format_seconds
 from tcore.training import distributed
-from tcore.training.build import build_schedule
-from tcore.training.init import Init, apply_init, read_init
+from tcore.training.init import Init, apply_init
 from tcore.training.loop import open_source, resolve
+from tcore.training.optim import build_schedule, run_length
 from tcore.training.step import Trainer
 
 WARMUP_STEPS, TIMED_STEPS = 2, 3
@@ -64,16 +64,21 @@ def plan(
     frames: str | Path | None,
     neighbors: str | Path | None = None,
     gpu_gib: float | None = None,
+    read_init: Callable[[Config], Init | None] = lambda config: None,
 ) -> str:
     """Sizes, memory, speed, first losses and duration of a run; `gpu_gib` asks about another GPU's memory."""
     if gpu_gib is not None and not (math.isfinite(gpu_gib) and gpu_gib > 0):
         raise InputError(f"--plan-memory {gpu_gib}: need the GiB of a GPU, as in --plan-memory 24.")
     with distributed.guarded(config.runtime.device, config.runtime.patience):
-        return _plan(config, frames, neighbors, gpu_gib)
+        return _plan(config, frames, neighbors, gpu_gib, read_init)
 
 
 def _plan(
-    config: Config, frames: str | Path | None, neighbors: str | Path | None, gpu_gib: float | None
+    config: Config,
+    frames: str | Path | None,
+    neighbors: str | Path | None,
+    gpu_gib: float | None,
+    read_init: Callable[[Config], Init | None],
 ) -> str:
     own = world()
     config = distributed.together(lambda: resolve(config))
@@ -82,7 +87,7 @@ def _plan(
         raise InputError(f"--plan-memory {gpu_gib:g} measures real steps on a GPU, and there is none here.")
     init = distributed.together(lambda: read_init(config))
     source = distributed.together(lambda: open_source(config, frames, neighbors))
-    schedule = build_schedule(config, source.steps_per_epoch)
+    num_steps = run_length(config, source.steps_per_epoch).num_steps
 
     def measure(size: Config) -> Cost:
         return _measure(size, frames, neighbors, init)
@@ -99,7 +104,7 @@ def _plan(
         config.source: f"{len(source.clips.video):,} usable of {len(source.all_clips.video):,}",
         "batch": _batch(config),
         **_processes(config, own),
-        "steps": f"{schedule.num_steps:,} ({source.steps_per_epoch:,} an epoch)",
+        "steps": f"{num_steps:,} ({source.steps_per_epoch:,} an epoch)",
         "parameters": _parameters(large.parameters),
         "device": f"{device}, {config.optim.precision}",
         "memory": f"{memory.at(_at_a_time(config, own)):.2f} GiB at the peak{each}: {memory.start:.2f} and "
@@ -108,7 +113,7 @@ def _plan(
         **({} if gpu_gib is None else {"fits": verdict(config, own.size, memory, gpu_gib)}),
         "a step": f"{step:.3f} s, {config.optim.batch / step:.1f} samples/s, "
         f"{large.wait:.0%} of the time waiting for data (mean of {TIMED_STEPS} steps)",
-        "the run": f"{format_seconds(step * schedule.num_steps)} at that speed",
+        "the run": f"{format_seconds(step * num_steps)} at that speed",
         "first losses": ", ".join(f"{name} {value:.4f}" for name, value in large.losses.items()),
     }
     width = max(map(len, rows))
@@ -141,14 +146,14 @@ def _measure(
 ) -> Cost:
     """Make a few steps with these settings; on a CPU the memory is that of the whole process."""
     source = distributed.together(lambda: open_source(config, frames, neighbors))
-    schedule = build_schedule(config, source.steps_per_epoch)
     trainer = Trainer(config)
+    schedule = build_schedule(config, trainer.method, source.steps_per_epoch)
     if trainer.device.type == "cuda":
         torch.compiler.reset()  # graphs of another size
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(trainer.device)
     if init is not None:
-        apply_init(init, trainer.model)
+        apply_init(init, trainer.method)
     parts = load(source, 0, WARMUP_STEPS + TIMED_STEPS, trainer.device)
     outcomes = []
     for step in range(WARMUP_STEPS + TIMED_STEPS):

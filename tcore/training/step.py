@@ -1,4 +1,4 @@
-"""One step of training: losses and gradients of its parts, clip, AdamW, teacher, centers."""
+"""One step of training: losses and gradients of its parts, clip, AdamW, what follows the student."""
 
 import math
 import time
@@ -9,52 +9,55 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tcore import methods
 from tcore.config import Config
 from tcore.data import render
-from tcore.data.batch import Batch
 from tcore.data.loader import render_batch
-from tcore.data.samples import stochastic_depth_seed
+from tcore.data.source import RawBatch
 from tcore.device import choose_device, choose_dtype, peak_memory_gib
 from tcore.errors import DivergedError
-from tcore.model.glimpse import GLIMPSE_ROWS, Glimpse
-from tcore.model.losses import Losses
-from tcore.model.tcore import TCoRe
-from tcore.training import distributed, health
-from tcore.training.build import build_model, build_optimizer, compile_model, compile_render, compiles
+from tcore.methods.health import Health
+from tcore.methods.method import HEALTH_ROWS, Method, drop_path_seed
+from tcore.training import distributed
 from tcore.training.guard import reached
-from tcore.training.optim import Optimizer, StepValues
-from tcore.training.wrapping import before_last, replicate, shard
+from tcore.training.optim import Optimizer, StepValues, build_optimizer
+from tcore.training.wrapping import before_last, compile_method, compile_render, compiles, replicate, shard
 
 
 class Trainer:
-    """Model, optimizer and device of a run; `step` is one step of the method."""
+    """Method, optimizer and device of a run; `step` is one step of training."""
 
     def __init__(self, config: Config) -> None:
         self.config = config
         self.device = choose_device(config.runtime.device)
         self.dtype = choose_dtype(config.optim.precision, self.device)
         self.world = distributed.join(config.runtime.device, config.runtime.patience)
-        self.model: TCoRe = build_model(config).to(self.device)
-        self.model.peers = distributed.peers()
-        self.model.glimpse_rows = max(1, GLIMPSE_ROWS // self.world.size)
+        self.method: Method = methods.build(config).to(self.device)
+        self.method.peers = distributed.peers()
+        self.method.health_rows = max(1, HEALTH_ROWS // self.world.size)
         self.render = render.PLAIN
         self.sharded = sharded = config.runtime.sharding == "shard" and not distributed.alone()
         if compiles(config.runtime.compile, self.device):
-            own = config.optim.batch // (config.optim.accumulate * self.world.size)
-            whole_groups = own % config.masking.group == 0 or own == config.optim.batch
-            compile_model(self.model, fixed_shapes=whole_groups, sharded=sharded)
+            fixed = self.method.fixed_shapes(self.own_videos, config.optim.batch)
+            compile_method(self.method, fixed_shapes=fixed, sharded=sharded)
             self.render = compile_render(self.device)
         wrap = shard if sharded else replicate
-        self.losses = wrap(self.model)
-        self.optimizer: Optimizer = build_optimizer(self.model, config)
+        self.losses = wrap(self.method)
+        self.optimizer: Optimizer = build_optimizer(self.method, config)
         self.generator = torch.Generator(self.device)
         self.clock = Clock(self.device)
 
-    def step(self, parts: Iterator[Any], step: int, values: StepValues, look: bool = False) -> "Outcome":
+    @property
+    def own_videos(self) -> int:
+        """Videos that this process computes at a time."""
+        return self.config.optim.batch // (self.config.optim.accumulate * self.world.size)
+
+    def step(self, parts: Iterator[RawBatch], step: int, values: StepValues, look: bool = False) -> "Outcome":
         """Make one step; a GPU may still be at work on it when this returns."""
         losses: dict[str, Tensor] = {}
         bad: tuple[str, ...] = ()
-        self.model.watching, glimpses = look, []
+        samples: list[dict[str, Tensor]] = []
+        self.method.observing = look
         self.clock.begin()
         reached(step + 1)
         for part in range(self.config.optim.accumulate):
@@ -62,37 +65,35 @@ class Trainer:
                 raw = next(parts)
             reached()  # whoever waits for another process now waits further on
             bad += raw.bad
-            batch = render_batch(raw, self.config, self.device, self.render)
-            seed = stochastic_depth_seed(self.config.seed, step, part, self.world.rank)
-            self.generator.manual_seed(seed)
+            batch = render_batch(raw, self.device, self.render)
+            self.generator.manual_seed(drop_path_seed(self.config.seed, step, part, self.world.rank))
             last = part == self.config.optim.accumulate - 1
             with nullcontext() if last else before_last(self.losses):
                 found = self._backward(batch, values)
             for name, value in found.items():
                 losses[name] = losses[name] + value if name in losses else value
-            if look and self.model.glimpse is not None:
-                glimpses.append(self.model.glimpse)
+            if look:
+                samples.append(self.method.health_sample)
         # What each process has is its share of a sum.
-        distributed.add_up([*losses.values(), *self.model.waiting()])
+        distributed.add_up([*losses.values(), *self.method.sums()])
         norms = self.optimizer.clip()
-        outcome = Outcome(step, losses, norms, values, self.config, glimpses)
+        outcome = Outcome(step, losses, norms, values, self.config.optim.batch, self.method, samples)
         outcome.bad = bad
         if self.device.type == "cpu":
             outcome.check()  # nothing is gained by waiting: stop before the update
         self.optimizer.step(values)
-        self.model.update_teacher(values.momentum)
-        self.model.update_centers()
+        self.method.finish_step(values.own)
         outcome.timing = self.clock.end()
         return outcome
 
-    def _backward(self, batch: Batch, values: StepValues) -> dict[str, Tensor]:
+    def _backward(self, batch: Any, values: StepValues) -> dict[str, Tensor]:
         """Losses of a part of the step; their gradients are added up."""
         with self._autocast():
-            losses = Losses(**self.losses(batch, values.teacher_temperature, self.generator))
-        total = losses.total(self.config.loss.weights())
+            losses = self.losses(batch, values.own, self.generator)
+        total = self.method.total(losses)
         # Gradients are averaged over the processes, but they are shares of a sum.
         (self.world.size * total).backward()
-        return {name: value.detach() for name, value in {"total": total, **losses.named()}.items()}
+        return {name: value.detach() for name, value in {"total": total, **losses}.items()}
 
     def _autocast(self) -> AbstractContextManager[Any]:
         if self.dtype == torch.float32:
@@ -110,13 +111,14 @@ class Outcome:
         losses: Mapping[str, Tensor],
         norms: Mapping[str, Tensor],
         values: StepValues,
-        config: Config,
-        glimpses: list[Glimpse],
+        batch: int,
+        method: Method,
+        samples: list[dict[str, Tensor]],
     ) -> None:
         self.step, self.timing = step, Timing()
         self.bad: tuple[str, ...] = ()  # what was wrong with samples that others stand in for
         self._all_bad: tuple[str, ...] | None = None
-        self._config, self._values, self._glimpses = config, values, glimpses
+        self._batch, self._values, self._method, self._samples = batch, values, method, samples
         self._norms = {f"gradient_norm_{part}": part for part in norms}
         self._names = [*losses, *self._norms]
         numbers = torch.stack([*losses.values(), *norms.values()])
@@ -146,9 +148,8 @@ class Outcome:
         seconds, waited, memory = distributed.largest([*self.timing.read(), peak_memory_gib(self._device)])
         return {
             **named,
-            **self._values._asdict(),
-            "student_temperature": self._config.loss.student_temperature,
-            "samples_per_second": self._config.optim.batch / seconds,
+            **self._values.logged(),
+            "samples_per_second": self._batch / seconds,
             "data_wait": waited / seconds,
             "bad_samples": len(self.all_bad()),
             "memory_gib": memory,
@@ -160,13 +161,13 @@ class Outcome:
             self._all_bad = tuple(line for share in distributed.gather_objects(self.bad) for line in share)
         return self._all_bad
 
-    def health(self) -> health.Health | None:
-        """Health figures, where the step was looked at."""
-        if not self._glimpses:
+    def health(self) -> Health | None:
+        """Health figures, where the step was observed."""
+        if not self._samples:
             return None
-        seen = health.gather(self._glimpses)
-        seen = Glimpse(*(None if x is None else distributed.all_rows(x) for x in seen))  # type: ignore[arg-type]
-        return health.measure([seen], self.check()["dino"])
+        rows = {name: torch.cat([sample[name] for sample in self._samples]) for name in self._samples[0]}
+        everywhere = {name: distributed.all_rows(x) for name, x in rows.items()}
+        return self._method.health(everywhere, self.check())
 
 
 class Timing:

@@ -1,58 +1,101 @@
-"""The model over several processes, in torch's wrappers, which exchange weights and gradients themselves."""
+"""The method on its device: compiled, and over several processes in torch's wrappers."""
 
 import inspect
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
 
+from tcore.config import Compile
+from tcore.data import render
 from tcore.device import world
-from tcore.model.tcore import TCoRe
+from tcore.methods.method import Method
+from tcore.model.fused import PLAIN, Kernels
+from tcore.model.vit import Block, run_block
 from tcore.training import distributed
 
 
-class NamedLosses(nn.Module):
-    """A model whose losses come as a dict, in which torch's wrappers find the tensors."""
+def compile_method(method: Method, *, fixed_shapes: bool = True, sharded: bool = False) -> None:
+    """Compile what takes the time: blocks and further modules; what is random stays outside the graphs.
 
-    def __init__(self, model: TCoRe) -> None:
-        super().__init__()
-        self.model = model
+    Their shapes are few, and fixed where the method says so. The number of masked patches is not: the
+    losses have their own kernels.
+    """
+    # Replicas gather gradients from hooks of their own; cutting graphs at their buckets would gain nothing.
+    torch._dynamo.config.optimize_ddp = False
+    # Up to seven graphs serve a step: four kinds of crops and three ends of the student; torch allows eight.
+    torch._dynamo.config.recompile_limit = 16
+    dynamic = False if fixed_shapes else None
+    if sharded:
+        # A block is put together by hooks around its forward, which must stay outside the graph.
+        forward = torch.compile(Block.forward, dynamic=dynamic)
+        for backbone in method.backbones():
+            for block in backbone.blocks:
+                block.forward = partial(forward, block)  # type: ignore[arg-type]
+    else:
+        run = torch.compile(run_block, dynamic=dynamic)
+        for backbone in method.backbones():
+            backbone.run_block = run
+    for module in method.compiled():
+        module.forward = torch.compile(module.forward, dynamic=dynamic)
+    if next(method.parameters()).is_cuda:
+        method.kernels = loss_kernels()
 
-    def forward(self, *arguments: Any) -> dict[str, Tensor]:
-        """The losses by name."""
-        return self.model(*arguments).named()
+
+def loss_kernels() -> Kernels:
+    """The losses' kernels for a GPU, or the plain ones where Triton is not there."""
+    try:
+        from tcore.model import fused_triton
+    except ImportError:
+        return PLAIN
+    return Kernels(fused_triton.row_stats, fused_triton.row_gradients)
 
 
-def replicate(model: TCoRe) -> nn.Module:
+def compile_render(device: torch.device) -> render.Kernels:
+    """The pixel work that a compiler or a kernel of our own makes faster."""
+    matrix = torch.compile(render.resampling_matrix, dynamic=True)
+    if device.type == "cuda":
+        try:
+            from tcore.data.photometry_triton import colors
+        except ImportError:
+            return render.Kernels(matrix)
+        return render.Kernels(matrix, colors)
+    return render.Kernels(matrix)
+
+
+def compiles(wish: Compile, device: torch.device) -> bool:
+    """Whether a run is compiled: auto on CUDA, where it pays after a minute."""
+    return wish == "on" or (wish == "auto" and device.type == "cuda")
+
+
+def replicate(method: Method) -> nn.Module:
     """Every process holds the whole model; gradients are averaged while the backward pass still runs."""
-    wrapped = NamedLosses(model)
     if distributed.alone():
-        return wrapped
+        return method
     # Centers are summed by their counts, so the wrapper must leave buffers alone; torch 2.13 renamed that.
     replicas: Any = nn.parallel.DistributedDataParallel
     known = inspect.signature(replicas.__init__).parameters
     buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
-    replicated: nn.Module = replicas(wrapped, gradient_as_bucket_view=True, **{buffers: False})
+    replicated: nn.Module = replicas(method, gradient_as_bucket_view=True, **{buffers: False})
     return replicated
 
 
-def shard(model: TCoRe) -> nn.Module:
+def shard(method: Method) -> nn.Module:
     """Every process holds a share of every parameter; blocks are put together when they are needed."""
-    wrapped = NamedLosses(model)
     if distributed.alone():
-        return wrapped
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
+        return method
+    from torch.distributed.fsdp import fully_shard  # optional, and takes seconds
 
-    kind = next(model.parameters()).device.type
-    mesh = init_device_mesh(kind, (world().size,))
-    for network in (model.student, model.teacher):
-        for block in network.backbone.blocks:
+    mesh = init_device_mesh(next(method.parameters()).device.type, (world().size,))
+    for backbone in method.backbones():
+        for block in backbone.blocks:
             fully_shard(block, mesh=mesh)
-    fully_shard(wrapped, mesh=mesh)
-    return wrapped
+    fully_shard(method, mesh=mesh)
+    return method
 
 
 def before_last(wrapped: nn.Module) -> AbstractContextManager[Any]:
@@ -69,7 +112,7 @@ def like(full: Tensor, own: Any) -> Tensor:
     """A whole tensor in the form of our own: a share of it, where that is sharded."""
     if not hasattr(own, "full_tensor"):
         return full
-    from torch.distributed.tensor import distribute_tensor
+    from torch.distributed.tensor import distribute_tensor  # optional, and takes seconds
 
     # Every process has all of it: no need to send anything.
     return distribute_tensor(full.to(own.device), own.device_mesh, own.placements, src_data_rank=None)

@@ -8,10 +8,11 @@ import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
-from tcore.config import Config, MaskingConfig, OptimConfig, RuntimeConfig, ViewsConfig, VitSpec
+from tcore.config import Config, OptimConfig, RuntimeConfig, ViewsConfig, VitSpec
 from tcore.data.render import MEAN, STD
-from tcore.data.samples import RawBatch
+from tcore.data.source import RawBatch
 from tcore.data.stores import FrameStore
+from tcore.methods.settings import MaskingConfig
 
 GRID = 4
 TINY = Config(

@@ -7,13 +7,15 @@ import numpy as np
 import pytest
 import torch
 from jaxtyping import UInt8
+from tcore.data.batch import find_holes
 
-from tcore.config import Auxiliary, Config, MaskingConfig, OptimConfig
-from tcore.data.batch import Batch, Counts, find_holes, make_batch
+from tcore.config import Config, OptimConfig
 from tcore.data.loader import render_batch
-from tcore.data.samples import RawBatch, Source
+from tcore.data.source import Counts, RawBatch, Source
 from tcore.data.stores import FrameStore
 from tcore.data.views import NO_JITTER, ViewPlan, central_box
+from tcore.methods.distillation import Batch, make_batch
+from tcore.methods.settings import Auxiliary, MaskingConfig
 from tests.data.painted import ALL_MASKED, GRID, TINY, Painted, colors_of, samples_of
 
 CPU = torch.device("cpu")
@@ -145,7 +147,7 @@ def test_without_masks_there_are_no_auxiliary_views() -> None:
     batch = batch_of(replace(TINY, masking=MaskingConfig(probability=0.0)), Painted([20] * 4))
     assert batch.past is not None
     assert batch.past.shape == (0, 3, 32, 32)
-    assert batch.holes.shape == batch.hole_weights.shape == batch.masked.shape == (0,)
+    assert batch.masked_patches.shape == batch.patch_weights.shape == batch.masked.shape == (0,)
     assert batch.counts == Counts(4, 0, 0)
 
 
@@ -204,7 +206,7 @@ def test_holes_are_the_masked_patches_of_the_masked_crops() -> None:
     found = find_holes(mask)
     assert found.masked.tolist() == [0, 2, 3]
     assert found.holes.tolist() == [1, 2, 4, 8, 9, 10, 11]
-    assert found.hole_weights.tolist() == [0.5, 0.5, 1, 0.25, 0.25, 0.25, 0.25]
+    assert found.patch_weights.tolist() == [0.5, 0.5, 1, 0.25, 0.25, 0.25, 0.25]
 
 
 def test_a_batch_without_counts_is_the_whole_step() -> None:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from tcore.data.buffer import FrameBuffer, pad
+from tcore.data.source import FrameBuffer, pad
 
 
 def frames_of(sizes: list[tuple[int, int]]) -> list[np.ndarray]:

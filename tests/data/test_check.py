@@ -15,10 +15,10 @@ from tcore.config import Config
 from tcore.data.check import check_store, check_videos, choose_videos
 from tcore.data.findings import Findings
 from tcore.data.inspect import choose_frames, look_at
-from tcore.data.samples import offset_in_frames
 from tcore.data.stores import FrameStore
 from tcore.data.video import VideoFiles, probe
 from tcore.errors import InputError
+from tcore.methods.sampling import offset_in_frames
 from tcore.recipes import recipe
 from tcore.show.check import SandwichSampling, check
 from tests.data.clips import break_jpeg, write_clip
@@ -34,7 +34,7 @@ def told(findings: Findings, level: str) -> str:
 
 def checked(store: FrameStore, **settings: Any) -> Findings:
     config = recipe("quickstart", {"runtime.workers": 1} | settings)
-    sampling = SandwichSampling(config.sandwich, offset_in_frames(store, config))
+    sampling = SandwichSampling(config.method.sandwich, offset_in_frames(store, config))
     return check_store(store, "store", config, sampling)
 
 

@@ -12,7 +12,7 @@ from PIL import Image
 from tcore.config import Config
 from tcore.data.loader import render_batch
 from tcore.data.neighbors import ImageSource
-from tcore.data.samples import RawBatch, Source
+from tcore.data.source import RawBatch, Source
 from tcore.data.stores import FrameStore, ImageStore, open_images
 from tcore.errors import InputError
 from tests.data.painted import ALL_MASKED, TINY, Painted, videos_of

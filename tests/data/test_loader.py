@@ -7,14 +7,15 @@ import numpy as np
 import pytest
 import torch
 
-from tcore.config import Auxiliary, MaskingConfig, OptimConfig, RuntimeConfig
-from tcore.data.batch import Counts
+from tcore.config import OptimConfig, RuntimeConfig
 from tcore.data.loader import load, render_batch
 from tcore.data.render import render
-from tcore.data.samples import RawBatch, Source, step_masks
+from tcore.data.source import Counts, RawBatch, Source
 from tcore.data.stores import FrameStore
 from tcore.data.views import ViewPlan
 from tcore.device import num_cores
+from tcore.methods.sampling import step_masks
+from tcore.methods.settings import Auxiliary, MaskingConfig
 from tests.data.painted import ALL_MASKED, GRID, TINY, Painted, sandwiches_of, videos_of
 
 CPU = torch.device("cpu")

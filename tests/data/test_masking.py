@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jaxtyping import Bool, Int
 
-from tcore.config import MaskKind
 from tcore.data.masking import sample_masks, sample_step_masks
+from tcore.methods.settings import MaskKind
 
 GRID = 14
 KINDS: list[MaskKind] = ["block", "random"]

@@ -23,7 +23,7 @@ from tcore.data.packed import ShardWriter, shard_path
 from tcore.data.packing import Settings, Task, read_record, write_guarded, write_shard
 from tcore.data.prepare import merge, prepare
 from tcore.data.rendered import render_video
-from tcore.data.samples import RawBatch, Source
+from tcore.data.source import RawBatch, Source
 from tcore.data.sources import Item, list_source, plan_shards
 from tcore.data.stores import FrameStore, PackedStore
 from tcore.errors import InputError

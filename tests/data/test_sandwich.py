@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from tcore.data.sandwich import Range
 
-from tcore.config import Config, SandwichConfig, Sides
-from tcore.data.sandwich import Range, Sandwich, sample_sandwich, usable
+from tcore.config import Config, validate
 from tcore.errors import InputError
-from tcore.validation import validate
+from tcore.methods.sampling import Sandwich, sample_sandwich, usable
+from tcore.methods.settings import SandwichConfig, Sides
 
 PUBLISHED_OFFSETS: list[Range] = [(0.05, 0.15), (0.10, 0.20), (0.15, 0.25), (0.20, 0.30)]
 

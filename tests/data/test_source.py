@@ -10,10 +10,12 @@ import torch
 from jaxtyping import UInt8
 from PIL import Image
 
-from tcore.config import Auxiliary, Config, OptimConfig, SandwichConfig, Sides
-from tcore.data.samples import Source, offset_in_frames, step_masks
+from tcore.config import Config, OptimConfig
+from tcore.data.source import Source
 from tcore.data.stores import FrameStore
 from tcore.errors import InputError
+from tcore.methods.sampling import offset_in_frames, step_masks
+from tcore.methods.settings import Auxiliary, SandwichConfig, Sides
 from tests.data.painted import (
     ALL_MASKED,
     TINY,

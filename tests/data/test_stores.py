@@ -24,7 +24,7 @@ from tcore.data.stores import (
     pose,
 )
 from tcore.errors import InputError
-from tcore.training.loop import train
+from tcore.pretrain import train
 from tests.data.clips import write_clip
 from tests.tiny import tiny
 

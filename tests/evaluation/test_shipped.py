@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from tcore import InputError, load_encoder, recipe, train
 from tcore.cli.main import main
 from tcore.cli.show import usual_encoder
-from tcore.config_file import from_dict
+from tcore.config import from_dict
 from tcore.data.rendered import render_video
 from tcore.demo.engine import load_engine
 from tcore.evaluation import encoders

@@ -14,14 +14,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tcore.config import LossForm
-from tcore.data.batch import Batch, make_batch
 from tcore.evaluation import pose, resize, scores
 from tcore.evaluation.propagate import Propagator, propagate_features
+from tcore.methods.distillation import Batch, make_batch
+from tcore.methods.matching import PatchMatchingModule
+from tcore.methods.settings import LossForm
+from tcore.methods.tcore import TCoRe
 from tcore.model import losses
 from tcore.model.heads import ProjectionHead
-from tcore.model.matching import PatchMatchingModule
-from tcore.model.tcore import TCoRe
 from tcore.model.vit import VisionTransformer
 from tcore.training import optim
 
@@ -174,9 +174,9 @@ def check_losses_and_gradients(
     model, batch = golden_model(arrays, settings, form), golden_batch(arrays)
     # Positions among all crops, as the golden file counts them.
     patches = batch.mask.shape[1]
-    positions = batch.masked[batch.holes // patches] * patches + batch.holes % patches
+    positions = batch.masked[batch.masked_patches // patches] * patches + batch.masked_patches % patches
     yield deviation("mask_indices_list", positions, arrays["batch/mask_indices_list"], 0.0)
-    yield deviation("masks_weight", batch.hole_weights, arrays["batch/masks_weight"])
+    yield deviation("masks_weight", batch.patch_weights, arrays["batch/masks_weight"])
     found = model(batch, settings["teacher_temp"])
     weights = {
         "dino": settings["w_dino"],

@@ -15,7 +15,7 @@ import pytest
 from tcore.cli.lab import check_gpus
 from tcore.cli.main import main
 from tcore.cli.train import parse_train
-from tcore.config_file import save_config
+from tcore.config import save_config
 from tcore.errors import InputError
 from tcore.files import write_text
 from tcore.lab import (
@@ -93,7 +93,7 @@ def test_every_row_of_the_paper_has_its_numbers_and_its_flags() -> None:
             both, region, boundary = row.published
             assert both == pytest.approx((region + boundary) / 2, abs=0.11)
     for name in ("vits16-k400-100ep", "vits16-short"):
-        masks = [parse_train([name, *row.flags.split()]).config.masking for row in TABLES["masks"]]
+        masks = [parse_train([name, *row.flags.split()]).config.method.masking for row in TABLES["masks"]]
         found = [(mask.probability, mask.ratio) for mask in masks]
         assert found[:4] == [(share, (0.1, 0.5)) for share in (0.1, 0.3, 0.5, 0.7)]
         assert found[4:] == [(0.5, (0.2, 0.6)), (0.5, (0.3, 0.7))]

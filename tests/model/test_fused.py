@@ -5,17 +5,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tcore.config import Auxiliary, LossForm, Targets
+from tcore.methods.settings import Auxiliary, LossForm, Targets
 from tcore.model import fused
 from tcore.model.losses import (
+    TeacherTargets,
     centering_targets,
     cross_entropy,
     dino_loss,
+    given_targets,
     past_future_output_distance,
     past_future_probability_distance,
     patch_loss,
 )
-from tcore.model.teaching import Teaching, as_given
 from tests.model.tiny_models import TEMPERATURE, WEIGHTS, batch, model, perturb, seeded, values
 
 ROWS, WIDTH, PROTOTYPES, TEACHER, STUDENT = 11, 6, 40, 0.04, 0.1
@@ -27,7 +28,7 @@ def drawn(*shape: int, seed: int) -> Tensor:
 
 
 def teaching(rows: int) -> Teaching:
-    return Teaching(
+    return TeacherTargets(
         drawn(rows, WIDTH, seed=1), drawn(PROTOTYPES, WIDTH, seed=2), drawn(PROTOTYPES, seed=3), 0.4
     )
 
@@ -132,7 +133,7 @@ def test_targets_of_some_rows_are_those_of_all() -> None:
     teacher = teaching(ROWS)
     every = centering_targets(teacher.outputs(slice(None)), teacher.center.float(), teacher.temperature)
     torch.testing.assert_close(teacher.targets(slice(2, 9, 3)), every[2:9:3], check_dtype=False)
-    given = as_given(every)
+    given = given_targets(every)
     torch.testing.assert_close(given.targets(slice(2, 5)), every[2:5], check_dtype=False)
     output = drawn(ROWS, PROTOTYPES, seed=8)
     torch.testing.assert_close(
@@ -146,7 +147,7 @@ def test_impossible_prototypes_of_given_targets_do_no_harm() -> None:
     targets[:, 4] = 1.0
     z = drawn(1, 3, WIDTH, seed=5).float().requires_grad_()
     entropies, distance, apart = fused.fused_patch_sums(
-        z, drawn(PROTOTYPES, WIDTH, seed=6).float(), as_given(targets), torch.ones(3), 0.1
+        z, drawn(PROTOTYPES, WIDTH, seed=6).float(), given_targets(targets), torch.ones(3), 0.1
     )
     (entropies.sum() + distance + apart).backward()
     assert entropies.isfinite().all()

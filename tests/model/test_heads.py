@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tcore.config import HeadConfig
+from tcore.methods.settings import HeadConfig
 from tcore.model.heads import ProjectionHead
 
 DIM, PROTOTYPES = 12, 20

@@ -4,10 +4,10 @@ import math
 
 import pytest
 import torch
+from tcore.data.batch import find_holes
 from torch import Tensor
 
-from tcore.config import LossConfig
-from tcore.data.batch import find_holes
+from tcore.methods.settings import LossConfig
 from tcore.model.losses import (
     Losses,
     centering_targets,
@@ -127,7 +127,7 @@ def test_patch_loss_is_a_mean_within_each_crop(divisor: int) -> None:
     assert len(crops) == 5
     targets, out = probabilities(int(mask.sum()), 0), outputs(int(mask.sum()), 1)
     expected = sum(sum(slow_cross_entropy(targets[r], out[r]) for r in crop) / len(crop) for crop in crops)
-    got = patch_loss(targets, out, find_holes(mask).hole_weights, TEMPERATURE, divisor)
+    got = patch_loss(targets, out, find_holes(mask).patch_weights, TEMPERATURE, divisor)
     assert got.item() == pytest.approx(expected / divisor, rel=1e-5)
 
 
@@ -141,7 +141,7 @@ def test_past_future_as_printed_is_a_distance_of_probabilities() -> None:
         return sum((a - b) ** 2 for a, b in zip(p, q, strict=True))
 
     expected = sum(sum(distance(row) for row in crop) / len(crop) for crop in crops) / len(crops)
-    weights = find_holes(mask).hole_weights
+    weights = find_holes(mask).patch_weights
     got = past_future_probability_distance(past, future, weights, TEMPERATURE, len(crops))
     assert got.item() == pytest.approx(expected, rel=1e-5)
     assert past_future_probability_distance(past, past, weights, TEMPERATURE, len(crops)) == 0
@@ -168,7 +168,7 @@ def test_parts_of_a_step_add_up_to_its_patch_losses() -> None:
     assert mask.sum() == 16
 
     def losses(rows: slice, part: Tensor) -> Tensor:
-        weights = find_holes(part).hole_weights
+        weights = find_holes(part).patch_weights
         return torch.stack(
             [
                 patch_loss(targets[rows], past[rows], weights, TEMPERATURE, 5),

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tcore.config import MatchingConfig
-from tcore.model.matching import HeadedAttention, MatchingBlock, PatchMatchingModule
+from tcore.methods.matching import HeadedAttention, MatchingBlock, PatchMatchingModule
+from tcore.methods.settings import MatchingConfig
 
 DIM, HEADS = 16, 4
 

@@ -4,12 +4,15 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tcore.data.batch import find_holes
+from tcore.model.tcore import at_holes
 from torch import Tensor
 
-from tcore.config import LossForm, VitSpec
-from tcore.data.batch import Counts, find_holes, make_batch
-from tcore.model.tcore import at_holes
-from tcore.model.teaching import as_given
+from tcore.config import VitSpec
+from tcore.data.source import Counts
+from tcore.methods.distillation import make_batch
+from tcore.methods.settings import LossForm
+from tcore.model.losses import given_targets
 from tests.model.tiny_models import (
     DIM,
     LOCALS,
@@ -40,13 +43,13 @@ def test_holes_of_a_crop_weigh_one_together() -> None:
     made = batch()
     of_crop = made.holes // 16
     for crop in range(len(MASKED)):
-        weights = made.hole_weights[of_crop == crop]
+        weights = made.patch_weights[of_crop == crop]
         assert len(weights) == 2 + 3 * crop
         torch.testing.assert_close(weights, torch.full_like(weights, 1 / len(weights)))
 
 
 def test_counts_of_a_batch_by_itself_are_its_own() -> None:
-    assert batch().counts == Counts(videos=VIDEOS, masked_crops=3, masked_tokens=2 + 5 + 8)
+    assert batch().counts == Counts(videos=VIDEOS, masked_crops=3, masked_patches=2 + 5 + 8)
     assert make_batch(torch.zeros(2, 3, 8, 8), torch.zeros(1, 3, 8, 8), torch.zeros(2, 1) > 0).counts == (
         1,
         0,
@@ -114,8 +117,8 @@ def test_past_future_has_a_gradient_into_both_sides(form: LossForm, fused: bool)
     sides = {side: torch.randn(holes, DIM, generator=seeded(n)) for n, side in enumerate(("past", "future"))}
     for tokens in sides.values():
         tokens.requires_grad_()
-    about_holes = as_given(torch.full((holes, PROTOTYPES), 1 / PROTOTYPES))
-    about_frames = as_given(torch.full((2 * VIDEOS, PROTOTYPES), 1 / PROTOTYPES))
+    about_holes = given_targets(torch.full((holes, PROTOTYPES), 1 / PROTOTYPES))
+    about_frames = given_targets(torch.full((2 * VIDEOS, PROTOTYPES), 1 / PROTOTYPES))
     compare = tcore._compare_fused if fused else tcore._compare_plainly
     frames = torch.randn((2 + LOCALS) * VIDEOS, DIM, generator=seeded(9))
     compare(made, about_frames, about_holes, frames, sides)["past_future"].backward()

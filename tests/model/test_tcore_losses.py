@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tcore.config import Auxiliary, LossForm, Targets
+from tcore.methods.settings import Auxiliary, LossForm, Targets
 from tcore.model.subset import Wanted
 from tests.model.tiny_models import (
     MASKED,

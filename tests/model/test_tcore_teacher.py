@@ -4,8 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tcore.data.batch import Batch
-from tcore.model.tcore import Center
+from tcore.methods.distillation import Batch, Center
 from tests.model.tiny_models import (
     PROTOTYPES,
     TEMPERATURE,

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from tcore.config import VitSpec
-from tcore.data.batch import Counts, make_batch
+from tcore.data.source import Counts
 from tcore.errors import InputError
+from tcore.methods.distillation import make_batch
 from tcore.model.subset import Subset, Wanted, add_residual, draw_subsets
 from tcore.model.vit import Block, Tokens, VisionTransformer, build_vit
 from tcore.recipes import VIT_B, VIT_L, VIT_S, VIT_TI

@@ -3,12 +3,12 @@
 import torch
 from torch import Tensor, nn
 
-from tcore.config import Auxiliary, LossConfig, LossForm, Targets
-from tcore.data.batch import Batch, make_batch
+from tcore.methods.distillation import Batch, make_batch
+from tcore.methods.matching import PatchMatchingModule
+from tcore.methods.settings import Auxiliary, LossConfig, LossForm, Targets
+from tcore.methods.tcore import TCoRe
 from tcore.model.heads import ProjectionHead
 from tcore.model.losses import Losses
-from tcore.model.matching import PatchMatchingModule
-from tcore.model.tcore import TCoRe
 from tcore.model.vit import VisionTransformer
 
 VIDEOS, LOCALS, SIZE, SMALL, PATCH, DIM, PROTOTYPES = 3, 2, 32, 16, 8, 16, 24

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tcore.data.samples import Source
+from tcore.data.source import Source
 from tcore.errors import InputError
 from tcore.show.sheet import CROP, HOLE, PAPER, Watched, draw_sheet, punch, take_samples
 from tests.data.clips import break_jpeg, write_clip

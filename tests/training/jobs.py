@@ -143,7 +143,7 @@ def work(
             undo.enter_context(patch.object(Optimizer, "clip", noted))
         if -1 in due:
             due[-1](undo)
-        scoring = None if watch is None else Watch(watch, clips=1)
+        scoring = None if watch is None else Scoring(watch, clips=1)
         with suppress(StoppedError):
             train(tiny(**changes), run, frames, quiet=quiet, watch=scoring, on_step=on_step)
 

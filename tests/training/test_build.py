@@ -6,21 +6,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tcore.config import (
-    Config,
-    HeadConfig,
-    LossConfig,
-    MatchingConfig,
-    OptimConfig,
-    TeacherConfig,
-    ViewsConfig,
-    VitSpec,
-)
+from tcore.config import Config, OptimConfig, ViewsConfig, VitSpec
 from tcore.device import choose_device, choose_dtype
 from tcore.errors import InputError
+from tcore.methods import build
+from tcore.methods.settings import HeadConfig, LossConfig, MatchingConfig, TeacherConfig
 from tcore.model.vit import Block
 from tcore.recipes import recipe
-from tcore.training.build import build_model, build_schedule
+from tcore.training.optim import build_schedule
 from tests.model.tiny_models import LOCALS, PATCH, SIZE, SMALL, batch, seeded
 
 
@@ -37,7 +30,7 @@ def tiny_config() -> Config:
 
 def test_settings_reach_the_networks() -> None:
     config = tiny_config()
-    tcore = build_model(config)
+    tcore = build(config)
     vit = tcore.student.backbone
     assert (vit.dim, len(vit.blocks), vit.patch_size, vit.native_grid) == (48, 2, PATCH, 4)
     for block in vit.blocks:
@@ -53,20 +46,20 @@ def test_settings_reach_the_networks() -> None:
 
 
 def test_parts_are_what_is_trained() -> None:
-    tcore = build_model(tiny_config())
+    tcore = build(tiny_config())
     parts = tcore.parts()
     assert set(parts) == {"backbone", "head", "match"}
     assert "prototypes.gains" not in dict(parts["head"])
-    assert set(build_model(replace(tiny_config(), auxiliary="none")).parts()) == {"backbone", "head"}
+    assert set(build(replace(tiny_config(), auxiliary="none")).parts()) == {"backbone", "head"}
 
 
 def test_model_is_a_function_of_the_seed_alone() -> None:
     state = torch.get_rng_state()
-    first = build_model(tiny_config()).state_dict()
+    first = build(tiny_config()).state_dict()
     assert torch.equal(torch.get_rng_state(), state)
     torch.rand(1)
-    again = build_model(tiny_config()).state_dict()
-    other = build_model(replace(tiny_config(), seed=1)).state_dict()
+    again = build(tiny_config()).state_dict()
+    other = build(replace(tiny_config(), seed=1)).state_dict()
     assert all(torch.equal(first[name], again[name]) for name in first)
     assert not torch.equal(first["student.backbone.pos_embed"], other["student.backbone.pos_embed"])
 
@@ -80,7 +73,7 @@ def test_model_with_published_settings_starts_at_the_uniform_answer() -> None:
         teacher=TeacherConfig(),
         loss=LossConfig(),
     )
-    tcore = build_model(config)
+    tcore = build(config)
     for step in range(25):
         losses = tcore(batch(seed=step), 0.04, seeded())
         tcore.update_centers()

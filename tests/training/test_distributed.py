@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file
 
 from tcore import InputError, load_encoder
-from tcore.data.samples import Share, Source
+from tcore.data.source import Share, Source
 from tcore.device import World, world
 from tcore.evaluation.trajectory import read_checkpoints
 from tcore.model.peers import ALONE

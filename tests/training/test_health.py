@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from tcore.model.glimpse import Glimpse
+from tcore.training.health import measure as measure_parts
 
 from tcore import train
-from tcore.model.glimpse import Glimpse
-from tcore.training.health import Health, effective_rank, entropy, mean_cosine
-from tcore.training.health import measure as measure_parts
+from tcore.methods.health import Health, effective_rank, entropy, mean_cosine
 from tests.tiny import tiny
 
 K = 32

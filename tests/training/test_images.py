@@ -123,7 +123,7 @@ def test_settings_that_images_cannot_have_are_refused(
 
 def test_the_recipe_is_the_published_one() -> None:
     config = recipe("vits16-imagenet")
-    assert (config.source, config.auxiliary, config.loss.form) == ("images", "past", "release")
+    assert (config.source, config.method.auxiliary, config.method.loss.form) == ("images", "past", "release")
     optim = config.optim
     assert (optim.epochs, optim.warmup_epochs, optim.batch, optim.base_lr) == (100, 10, 256, 2e-3)
     assert optim.matching_lr == 0.1

@@ -9,14 +9,15 @@ from torch import Tensor, nn
 from tcore import Config, InputError, load_encoder, train
 from tcore.cli.main import main
 from tcore.data.loader import load
-from tcore.data.samples import Source
+from tcore.data.source import Source
 from tcore.evaluation.encoder import Encoder
 from tcore.evaluation.export import export
 from tcore.model.vit import VisionTransformer
+from tcore.pretrain import read_init
 from tcore.training import init as starting
-from tcore.training.build import build_schedule
-from tcore.training.init import apply_init, read_init
+from tcore.training.init import apply_init
 from tcore.training.loop import open_store
+from tcore.training.optim import build_schedule
 from tcore.training.plan import plan
 from tcore.training.step import Trainer
 from tests.tiny import TINY, tiny
@@ -42,7 +43,7 @@ def trained(config: Config, steps: int) -> Trainer:
     trainer = Trainer(config)
     found = read_init(config)
     assert found is not None
-    apply_init(found, trainer.model)
+    apply_init(found, trainer.method)
     source = Source(open_store(config, None), config)
     schedule = build_schedule(config, source.steps_per_epoch)
     parts = load(source, 0, steps, trainer.device)

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import pytest
 
 from tcore import train
+from tcore.methods.health import Health
 from tcore.training import journal
-from tcore.training.health import Health
 from tcore.training.journal import Journal, forget_after
 from tests.tiny import TINY, tiny
 

@@ -13,10 +13,10 @@ from safetensors.torch import load_file
 
 from tcore import InputError, load_encoder, train
 from tcore.data.loader import render_batch
-from tcore.data.samples import Source
+from tcore.data.source import Source
 from tcore.errors import DivergedError
-from tcore.training.build import build_schedule
 from tcore.training.loop import introduce, keeps, open_store
+from tcore.training.optim import build_schedule
 from tcore.training.step import Trainer
 from tests.tiny import TINY, tiny
 
@@ -334,13 +334,13 @@ def test_non_finite_loss_stops_before_the_update_and_keeps_the_checkpoint(
 def test_non_finite_gradient_stops_before_the_update(monkeypatch: pytest.MonkeyPatch) -> None:
     config = tiny()
     source, trainer = Source(open_store(config, None), config), Trainer(config)
-    before = {name: value.clone() for name, value in trainer.model.state_dict().items()}
-    weight = trainer.model.student.head.mlp[0].weight
+    before = {name: value.clone() for name, value in trainer.method.state_dict().items()}
+    weight = trainer.method.student.head.mlp[0].weight
     assert isinstance(weight, torch.Tensor)
     weight.register_hook(lambda gradient: gradient * float("nan"))
     with pytest.raises(DivergedError, match=r"gradient norm of head=nan at step 1"):
         trainer.step(iter([source[0]]), 0, build_schedule(config, 1).at(3))
-    assert_same_state(dict(trainer.model.state_dict()), before)
+    assert_same_state(dict(trainer.method.state_dict()), before)
 
 
 def test_full_disk_leaves_the_last_checkpoint_intact(tmp_path: Path, finished: Path) -> None:
@@ -392,7 +392,7 @@ def test_bf16_runs_and_stays_near_fp32() -> None:
     for precision in ("fp32", "bf16"):
         trainer = Trainer(tiny(optim__precision=precision))
         results.append(trainer.step(iter([source[0]]), 0, build_schedule(config, 1).at(0)).metrics())
-    assert all(p.dtype == torch.float32 for p in trainer.model.parameters())
+    assert all(p.dtype == torch.float32 for p in trainer.method.parameters())
     assert results[0]["dino"] != results[1]["dino"]
     assert results[0]["dino"] == pytest.approx(results[1]["dino"], rel=2e-2)
 
@@ -402,17 +402,17 @@ def test_a_step_moves_both_centers_by_a_tenth_of_the_mean_teacher_output() -> No
     source, trainer = Source(open_store(config, None), config), Trainer(config)
     batch = render_batch(source[0], config, trainer.device)
     with torch.no_grad():
-        outputs = trainer.model.teacher.head(trainer.model.teacher.backbone(batch.teacher_crops).frame)
+        outputs = trainer.method.teacher.head(trainer.method.teacher.backbone(batch.teacher_crops).frame)
     trainer.step(iter([source[0]]), 0, build_schedule(config, 1).at(0))
-    torch.testing.assert_close(trainer.model.frame_center.value, 0.1 * outputs.mean(dim=0))
-    assert trainer.model.patch_center.value.abs().max() > 0
+    torch.testing.assert_close(trainer.method.frame_center.value, 0.1 * outputs.mean(dim=0))
+    assert trainer.method.patch_center.value.abs().max() > 0
 
 
 def test_frozen_prototypes_do_not_move_and_others_do() -> None:
     config = tiny(optim__freeze_last_layer_epochs=1, rendered__videos=40, optim__weight_decay=(0.0, 0.0))
     source, trainer = Source(open_store(config, None), config), Trainer(config)
     schedule = build_schedule(config, source.steps_per_epoch)
-    head = trainer.model.student.head
+    head = trainer.method.student.head
     before = {name: value.clone() for name, value in head.state_dict().items()}
     for step in range(2):
         trainer.step(iter([source[step]]), step, schedule.at(step))
@@ -427,7 +427,7 @@ def test_compiled_blocks_give_the_same_losses() -> None:
     code = f"""
 import torch, tcore
 from tcore.data.loader import render_batch
-from tcore.data.samples import Source
+from tcore.data.source import Source
 from tcore.training.loop import open_store
 from tcore.training.step import Trainer
 settings = {TINY!r} | {{"vit.depth": 1, "vit.drop_path": 0.3, "vit.reach": 1}}
@@ -436,9 +436,9 @@ for compiled in ("off", "on"):
     config = tcore.recipe("quickstart", settings | {{"runtime.compile": compiled}})
     source, trainer = Source(open_store(config, None), config), Trainer(config)
     batch = render_batch(source[0], config, trainer.device, trainer.render)
-    losses = trainer.model(batch, 0.05, torch.Generator().manual_seed(0))
-    losses.total(config.loss.weights()).backward()
-    gradient = trainer.model.student.backbone.blocks[0].attn.qkv.weight.grad
+    losses = trainer.method(batch, 0.05, torch.Generator().manual_seed(0))
+    losses.total(config.method.loss.weights()).backward()
+    gradient = trainer.method.student.backbone.blocks[0].attn.qkv.weight.grad
     found.append((losses.named(), gradient))
 for name, value in found[0][0].items():
     torch.testing.assert_close(found[1][0][name], value, rtol=1e-4, atol=1e-5)

@@ -11,7 +11,7 @@ import pytest
 from tcore import InputError, train
 from tcore.config import Config
 from tcore.data.images import Frame
-from tcore.data.samples import Source
+from tcore.data.source import Source
 from tcore.data.stores import FolderStore, FrameStore
 from tcore.device import num_cores
 from tcore.training.monitor import WAIT_FEWEST, WAIT_PAUSE, WAIT_STEPS, BadSamples, DataWait

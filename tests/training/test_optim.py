@@ -5,9 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from tcore.methods import build
+from tcore.methods.schedules import warmup_cosine
 from tcore.recipes import recipe
-from tcore.training.build import build_model, build_optimizer, build_schedule
-from tcore.training.optim import StepValues, parameter_rule, warmup_cosine
+from tcore.training.optim import StepValues, build_optimizer, build_schedule, parameter_rule
 from tests.tiny import tiny
 
 VALUES = StepValues(
@@ -57,7 +58,7 @@ def test_run_given_in_epochs_counts_steps_of_the_store() -> None:
 
 
 def test_biases_norms_and_layer_scale_are_not_decayed_and_all_else_is() -> None:
-    model = build_model(tiny())
+    model = build(tiny())
     for part, named in model.parts().items():
         for name, parameter in named:
             rule = parameter_rule(part, name, depth=2)
@@ -67,7 +68,7 @@ def test_biases_norms_and_layer_scale_are_not_decayed_and_all_else_is() -> None:
 
 
 def test_each_part_is_clipped_by_itself() -> None:
-    model = build_model(tiny())
+    model = build(tiny())
     optimizer = build_optimizer(model, tiny())
     for part, named in model.parts().items():
         for _, parameter in named:
@@ -88,7 +89,7 @@ def test_each_part_is_clipped_by_itself() -> None:
 
 
 def test_matching_module_and_prototypes_follow_their_own_rates() -> None:
-    model = build_model(tiny(head__train_gains=True))
+    model = build(tiny(head__train_gains=True))
     optimizer = build_optimizer(model, tiny())
     start = {name: p.detach().clone() for name, p in model.named_parameters()}
     for p in model.parameters():

@@ -20,7 +20,7 @@ from tcore.evaluation.trajectory import read_checkpoints
 from tcore.show.dynamics import CYCLE, SCORES, curves, dynamics_figure
 from tcore.show.runs import read_run
 from tcore.training.guard import StopRequested
-from tcore.training.watch import BEST, BEST_CARD, read_best
+from tcore.pretrain import BEST, BEST_CARD, read_best
 from tests.evaluation.layouts import write_davis
 from tests.tiny import tiny
 from tests.training.test_loop import assert_same_run
@@ -69,7 +69,7 @@ def rows(run: Path) -> dict[int, Any]:
 
 def test_training_does_not_notice_that_it_is_scored(plain: Path, tmp_path: Path) -> None:
     torch.manual_seed(5)
-    run = train(SETTINGS, tmp_path / "run", watch=Watch(4, clips=1), quiet=True)
+    run = train(SETTINGS, tmp_path / "run", watch=Scoring(4, clips=1), quiet=True)
     assert_same_run(run, plain)
     assert torch.equal(torch.get_rng_state(), torch.load(plain.with_suffix(".random"), weights_only=True))
     assert json.loads((run / "config.json").read_text()) == json.loads((plain / "config.json").read_text())
@@ -147,7 +147,7 @@ def test_a_damaged_best_is_said_and_begins_anew(tmp_path: Path, capsys: pytest.C
 
 def test_davis_is_scored_small_and_its_clips_are_spread(tmp_path: Path) -> None:
     davis = write_davis(tmp_path / "davis", heldout_videos(3, num_frames=4, size=32))
-    run = train(SETTINGS, tmp_path / "run", watch=Watch(9, davis=davis, size=(32, 48), clips=2), quiet=True)
+    run = train(SETTINGS, tmp_path / "run", watch=Scoring(9, davis=davis, size=(32, 48), clips=2), quiet=True)
     card = json.loads((run / "checkpoints/step-000006/results.json").read_text())["benchmarks"]["davis"]
     assert list(card["clips"]) == ["clip0", "clip2"]
     assert card["clips"]["clip0"]["input"] == [32, 48]
@@ -156,19 +156,19 @@ def test_davis_is_scored_small_and_its_clips_are_spread(tmp_path: Path) -> None:
 
 def test_what_could_never_be_scored_is_refused_before_training(tmp_path: Path) -> None:
     davis = write_davis(tmp_path / "davis", heldout_videos(2, num_frames=4, size=32))
-    Watch(2, davis=davis).check(8)
+    Scoring(2, davis=davis).check(8)
     with pytest.raises(InputError, match="--evaluate-size 4 48 is smaller than a patch"):
-        Watch(2, davis=davis, size=(4, 48)).check(8)
+        Scoring(2, davis=davis, size=(4, 48)).check(8)
     last = sorted((davis / "JPEGImages/480p/clip1").iterdir())[-1]
     whole = last.read_bytes()
     last.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(InputError, match=last.name):
-        Watch(2, davis=davis).check(8)
+        Scoring(2, davis=davis).check(8)
     last.write_bytes(whole)
     for mask in sorted((davis / "Annotations/480p/clip0").iterdir())[1:]:
         mask.unlink()
     with pytest.raises(InputError, match="clip0"):
-        Watch(2, davis=davis).check(8)
+        Scoring(2, davis=davis).check(8)
 
 
 def test_the_command_line_says_what_goes_together(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

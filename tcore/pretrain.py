@@ -1,4 +1,4 @@
-"""Scores while a run trains: how one looks, never what is trained; and the best encoder so far."""
+"""Pre-training as users call it: data, weights to start from, and scores along the way."""
 
 import json
 import time
@@ -24,29 +24,75 @@ from tcore.evaluation.evaluate import evaluate
 from tcore.evaluation.protocols import TCORE, Size
 from tcore.evaluation.trajectory import FOLDER, Row, add_row, main_score, score_step
 from tcore.files import write_text
-from tcore.model.vit import build_vit
+from tcore.model.vit import VisionTransformer, build_vit
 from tcore.model.weights import save_safetensors
 from tcore.text import format_seconds
-from tcore.training import distributed, guard
 from tcore.training.checkpoint import encoder_card
-from tcore.training.guard import StopRequest
-from tcore.training.step import Clock, Trainer
+from tcore.training.init import Init
+from tcore.training.loop import OnStep, ScoreNow, train_run
 
 BEST, BEST_CARD = "encoder-best.safetensors", "encoder-best.json"
 # About half of the published 480x880, in whole patches of 8 or 16: a sixteenth of the pairs to compare.
 DAVIS_SIZE = (240, 432)
-VIDEOS = 8  # rendered ones: a third of what `tcore evaluate --synthetic` takes
-SILENCE = 30.0  # seconds until progress is told, and told again
+VIDEOS = 8  # rendered ones: a third of what `tcore evaluate --rendered` takes
+SILENCE = 30.0  # seconds between two lines of progress
 
 Said = Callable[[str], None]
 
 
+def train(
+    config: Config,
+    run: str | Path,
+    frames: str | Path | None = None,
+    *,
+    neighbors: str | Path | None = None,
+    scoring: "Scoring | None" = None,
+    quiet: bool = False,
+    on_step: OnStep | None = None,
+) -> Path:
+    """Train in a run folder, or resume there; without `frames` on rendered videos.
+
+    Neighbors of images are found inside or beside their store, unless `neighbors` is another file.
+    With `scoring` the encoder is scored along the way, and the best is kept; what is trained stays the same.
+    `on_step` is called with the number of steps done, before each step.
+
+    >>> import tempfile, tcore
+    >>> config = tcore.recipe("quickstart", {"optim.steps": 1, "optim.batch": 2, "rendered.videos": 2})
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     run = tcore.train(config, folder + "/run", quiet=True)
+    ...     sorted(path.name for path in run.glob("encoder*"))
+    ['encoder.json', 'encoder.safetensors', 'encoders']
+    """
+    return train_run(
+        config,
+        Path(run),
+        frames,
+        neighbors=neighbors,
+        read_init=read_init,
+        scoring=scoring,
+        quiet=quiet,
+        on_step=on_step,
+    )
+
+
+class Best(NamedTuple):
+    """The best encoder so far: its step, its main score, and the way in which it was scored."""
+
+    step: int
+    score: float
+    way: str
+
+
+class AbandonedError(Exception):
+    """A stop was requested while the run was being scored."""
+
+
 @dataclass(frozen=True)
-class Watch:
-    """How one looks at a run while it trains: what is scored, and how often."""
+class Scoring:
+    """Scores during training: what is scored, and how often; what is trained stays the same."""
 
     every: int
-    """Steps between two looks; the last step is looked at as well."""
+    """Steps between two scores; the last step is scored as well."""
     davis: str | Path | None = None
     """Dataset laid out like DAVIS; without it held-out rendered videos are scored."""
     size: Size | None = None
@@ -98,103 +144,63 @@ class Watch:
         """A short name for these clips."""
         return "rendered" if self.cycle_frames is None else FrameStore.open(self.cycle_frames).fingerprint()
 
-
-class Best(NamedTuple):
-    """The best encoder so far: its step, its main score, and the way in which it was scored."""
-
-    step: int
-    score: float
-    way: str
-
-
-class AbandonedError(Exception):
-    """The run was asked to leave while it was being scored."""
-
-
-class Watcher:
-    """Looks at a run now and then; without a `Watch`, never."""
-
-    def __init__(
-        self, watch: Watch | None, run: Path, trainer: Trainer, num_steps: int, stop: StopRequest, say: Said
-    ) -> None:
-        self._watch, self._run, self._trainer, self._num_steps = watch, run, trainer, num_steps
-        self._stop, self._say = stop, say
-
-    def due(self, step: int) -> bool:
-        """Whether the encoder of this step is to be scored."""
-        if self._watch is None or step < 1:
-            return False
-        return step == self._num_steps or step % self._watch.every == 0
-
-    def look(self, step: int) -> None:
-        """Score the teacher on the first process, while others wait; what fails here never ends a run."""
-        backbone = distributed.whole(self._trainer.model.teacher.backbone.state_dict())
-        distributed.on_first(lambda: self._look(step, backbone))
-        # The time that this took is no time of the next step.
-        self._trainer.clock = Clock(self._trainer.device)
-
-    def _look(self, step: int, weights: Mapping[str, Tensor]) -> None:
-        assert self._watch is not None  # otherwise never due
+    def __call__(self, now: ScoreNow) -> None:
+        """Score an encoder and keep the best; what fails here never ends a run."""
         begun = time.perf_counter()
         try:
-            encoder = self._encoder(step, weights)
-            folder = self._run / FOLDER
-            row = self._row(encoder, folder / f"step-{step:06d}")
-            add_row(folder, self._run, step, row)
-            best = self._keep_best(step, weights, row)
+            folder = now.run / FOLDER
+            row = self._row(now, _encoder(now), folder / f"step-{now.step:06d}")
+            add_row(folder, now.run, now.step, row)
+            best = self._keep_best(now, row)
         except AbandonedError:
-            self._say(f"step {step}: asked to leave, scored when the run goes on.")
+            now.say(f"step {now.step}: stop requested; it is scored when the run resumes.")
         except Exception as error:  # whatever it is, training is worth more
             what = "" if isinstance(error, InputError) else f"{type(error).__name__}: "
-            self._say(f"warning: step {step} could not be scored: {what}{' '.join(str(error).split())}")
+            now.say(f"warning: step {now.step} could not be scored: {what}{' '.join(str(error).split())}")
         else:
-            self._say(describe(step, row, best, time.perf_counter() - begun))
-        if self._trainer.device.type == "cuda":
+            now.say(describe(now.step, row, best, time.perf_counter() - begun))
+        if now.device.type == "cuda":
             torch.cuda.empty_cache()  # what scoring needed is training's again
 
-    def _encoder(self, step: int, weights: Mapping[str, Tensor]) -> Encoder:
-        """A copy of the teacher's backbone, so that nothing that is trained can notice."""
-        config: Config = self._trainer.config
-        with torch.random.fork_rng(devices=[]):
-            vit = build_vit(config.vit, config.views.global_size)
-        vit.load_state_dict(dict(weights))
-        return Encoder(vit, f"{self._run} at step {step}").to(self._trainer.device)
+    def _row(self, now: ScoreNow, encoder: Encoder, folder: Path) -> Row:
+        return score_step(encoder, folder, self._card(now), self.cycle_clips(), self.clips_of())
 
-    def _row(self, encoder: Encoder, folder: Path) -> Row:
-        assert self._watch is not None
-        watch = self._watch
-        return score_step(encoder, folder, self._score, watch.cycle_clips(), watch.clips_of())
-
-    def _score(self, encoder: Encoder, out: Path | None) -> Card:
-        """The card, unless the run is asked to leave meanwhile; long work tells how far it is."""
-        assert self._watch is not None
+    def _card(self, now: ScoreNow) -> Callable[[Encoder, Path | None], Card]:
+        """Makes the card, unless a stop is requested meanwhile; long work says how far it is."""
         told = time.perf_counter()
 
         def say(line: str) -> None:
             nonlocal told
-            guard.heartbeat()  # the other processes wait: scoring takes long, and is no hang
-            if self._stop.name is not None:
+            if now.stopped():
                 raise AbandonedError
             if time.perf_counter() - told > SILENCE:
                 told = time.perf_counter()
-                self._say(f"scoring: {line}")
+                now.say(f"scoring: {line}")
 
-        return self._watch.score(encoder, out, say)
+        return lambda encoder, out: self.score(encoder, out, say)
 
-    def _keep_best(self, step: int, weights: Mapping[str, Tensor], row: Row) -> Best:
+    def _keep_best(self, now: ScoreNow, row: Row) -> Best:
         """The best so far, after this step; its encoder is kept."""
-        config, score = self._trainer.config, main_score(row)[2]
-        best = read_best(self._run, self._say)
+        score = main_score(row)[2]
+        best = read_best(now.run, now.say)
         if best is not None and best.way != row["way"]:
             # Another dataset, size or number of clips than before: the best is scored again, to compare.
-            encoder = load_encoder(self._run / BEST).to(self._trainer.device)
-            again = self._row(encoder, self._run / FOLDER / "best")
+            encoder = load_encoder(now.run / BEST).to(now.device)
+            again = self._row(now, encoder, now.run / FOLDER / "best")
             best = Best(best.step, main_score(again)[2], again["way"])
-            write_best(self._run, encoder.backbone.state_dict(), best, again, config)
+            write_best(now.run, encoder.backbone.state_dict(), best, again, now.config)
         if best is None or score > best.score:
-            best = Best(step, score, row["way"])
-            write_best(self._run, weights, best, row, config)
+            best = Best(now.step, score, row["way"])
+            write_best(now.run, now.weights, best, row, now.config)
         return best
+
+
+def _encoder(now: ScoreNow) -> Encoder:
+    """A copy of the encoder, so that nothing that is trained can notice."""
+    with torch.random.fork_rng(devices=[]):
+        vit = build_vit(now.config.vit, now.config.views.global_size)
+    vit.load_state_dict(dict(now.weights))
+    return Encoder(vit, f"{now.run} at step {now.step}").to(now.device)
 
 
 def describe(step: int, row: Row, best: Best, seconds: float) -> str:
@@ -227,3 +233,48 @@ def read_best(run: Path, say: Said = lambda line: None) -> Best | None:
     except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
         say(f"warning: {path} cannot be read ({error}): the best so far begins anew.")
         return None
+
+
+def read_init(config: Config) -> Init | None:
+    """The weights of `init`, checked against the sizes of the run; None where none is asked for."""
+    if config.init is None:
+        return None
+    encoder = load_encoder(config.init)
+    vit = encoder.backbone
+    if not isinstance(vit, VisionTransformer):
+        raise InputError(
+            f"init={config.init} runs in the code of another package, whose weights are not ours to train: "
+            "give a run, a checkpoint file or an exported folder."
+        )
+    _check_sizes(vit, config)
+    state = dict(vit.state_dict())
+    grid = config.views.global_size // config.vit.patch_size
+    lines = [f"starts from {config.init} (weights {encoder.fingerprint()}), student and teacher"]
+    lines += [f"  {line}" for line in encoder.report.splitlines() if line.startswith("not in the file")]
+    if grid != vit.native_grid:
+        with torch.no_grad():
+            state["pos_embed"] = vit.positions(grid, grid).clone()
+        was = vit.native_grid
+        lines.append(f"  positions resized from {was}x{was} to {grid}x{grid}, as the encoder itself does")
+    if vit.reach != config.vit.reach:
+        both = (vit.reach, config.vit.reach)
+        before, after = ("everywhere" if reach is None else f"up to {reach} patches away" for reach in both)
+        lines.append(f"  its patches attended {before}, and now attend {after} (--vit.reach)")
+    return Init(config.init, encoder.fingerprint(), state, lines)
+
+
+def _check_sizes(vit: VisionTransformer, config: Config) -> None:
+    """Refuse an encoder of another size, with the settings that would fit it."""
+    found = {
+        "dim": vit.dim,
+        "depth": vit.depth,
+        "num_heads": vit.num_heads,
+        "patch_size": vit.patch_size,
+        "num_registers": vit.num_registers,
+    }
+    wanted = {name: getattr(config.vit, name) for name in found}
+    differing = [name for name in found if found[name] != wanted[name]]
+    if differing:
+        listed = ", ".join(f"vit.{name} {found[name]} instead of {wanted[name]}" for name in differing)
+        flags = " ".join(f"--vit.{name.replace('_', '-')} {found[name]}" for name in differing)
+        raise InputError(f"init={config.init} does not fit, it has {listed}: add {flags}.")

@@ -1,0 +1,34 @@
+"""Training methods, one a file; `build` and `build_sampling` pick the one that a run's settings name."""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # settings.py must be readable without torch
+    from tcore.config import Config
+    from tcore.data.source import Sampling, Share, Source
+    from tcore.data.stores import FrameStore
+    from tcore.methods.method import Method
+
+
+def build(config: "Config") -> "Method":
+    """The method of a run, with weights drawn from its seed."""
+    import torch
+
+    from tcore.methods.tcore import build_tcore
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.seed)
+        return build_tcore(config, config.method)
+
+
+def build_sampling(config: "Config", fps: float | None = None) -> "Sampling":
+    """How a run draws its samples from a store of this frame rate (unknown: `fps` of the settings)."""
+    from tcore.methods.sampling import SandwichSampling
+
+    return SandwichSampling.of(config, config.method, fps or config.fps)
+
+
+def build_source(store: "FrameStore", config: "Config", share: "Share | None" = None) -> "Source":
+    """The samples of a run, drawn from a store."""
+    from tcore.data.source import WHOLE, Source
+
+    return Source(store, config, build_sampling(config, store.fps), share or WHOLE)

@@ -1,0 +1,123 @@
+"""What a training method owes the trainer, and the data that it asks for."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from tcore.methods.health import Health
+from tcore.methods.schedules import Length
+from tcore.model.fused import PLAIN, Kernels
+from tcore.model.peers import ALONE, Peers
+from tcore.model.vit import VisionTransformer
+
+HEALTH_ROWS = 256  # rows of each kind that the health figures are computed from, over all processes
+
+
+@dataclass(frozen=True)
+class Part:
+    """Trained parameters with one learning-rate factor, whose gradients are clipped together."""
+
+    parameters: list[tuple[str, nn.Parameter]]
+    """By their names within the part."""
+    lr: float = 1.0
+    """Factor on the peak learning rate."""
+    last_layer: str = ""
+    """Prefix of the names that `optim.freeze_last_layer_epochs` applies to; empty: none."""
+
+
+class Method(nn.Module):
+    """A training method: what it minimizes, and which encoder comes out.
+
+    The trainer knows nothing else of it. What a batch is, is between the method and its `Sampling`.
+    """
+
+    def __init__(self, weights: Mapping[str, float]) -> None:
+        super().__init__()
+        self.weights = dict(weights)
+        """Weights of the losses by their names."""
+        self.peers: Peers = ALONE
+        """What it can ask of the other processes."""
+        self.kernels: Kernels = PLAIN
+        """Kernels for the losses; the trainer sets faster ones on a GPU."""
+        self.observing, self.health_rows = True, HEALTH_ROWS
+        self.health_sample: dict[str, Tensor] = {}
+        """Where `observing`: a few detached rows of the last forward pass, by name."""
+
+    def forward(
+        self, batch: Any, values: Mapping[str, float], generator: torch.Generator | None = None
+    ) -> dict[str, Tensor]:
+        """Losses of (a part of) a step by name: shares of the step's sums, in the order they are logged."""
+        raise NotImplementedError
+
+    def total(self, losses: Mapping[str, Tensor]) -> Tensor:
+        """The number that is minimized."""
+        return torch.stack([self.weights[name] * loss for name, loss in losses.items()]).sum()
+
+    def values(self, step: int, length: Length) -> dict[str, float]:
+        """The method's own schedules at a step, by the names that are logged."""
+        return {}
+
+    def parts(self) -> dict[str, Part]:
+        """Trained parameters by part; the encoder's part is called `backbone`."""
+        raise NotImplementedError
+
+    def sums(self) -> list[Tensor]:
+        """Tensors that the processes of a step add up before it ends (centers)."""
+        return []
+
+    def finish_step(self, values: Mapping[str, float]) -> None:
+        """Move what follows the student: teacher, centers, queues."""
+
+    def encoder(self) -> VisionTransformer:
+        """What is exported and scored."""
+        raise NotImplementedError
+
+    def backbones(self) -> list[VisionTransformer]:
+        """Every encoder of the method: they start from `--init`, and are compiled and sharded by block."""
+        return [self.encoder()]
+
+    def compiled(self) -> list[nn.Module]:
+        """Further modules that are worth compiling as a whole."""
+        return []
+
+    def fixed_shapes(self, videos: int, batch: int) -> bool:
+        """Whether all parts of this many videos, of a step of `batch`, have tensors of the same shapes."""
+        return True
+
+    def health(self, rows: Mapping[str, Tensor], losses: Mapping[str, float]) -> Health:
+        """Whether it learns, from the health samples of a whole step and its losses."""
+        raise NotImplementedError
+
+    def extras(self) -> dict[str, nn.Module]:
+        """Further modules that a run exports, by the name of their file."""
+        return {}
+
+    def warnings(self, videos: int) -> list[str]:
+        """Lines about settings without effect, for parts of this many videos."""
+        return []
+
+
+def named_parameters(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    """The trained parameters of a module."""
+    return [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+
+
+def own_shares(parameters: Iterable[nn.Parameter]) -> list[Tensor]:
+    """What this process holds of each parameter: all of it, unless it is sharded."""
+    return [p.to_local() if hasattr(p, "to_local") else p for p in parameters]
+
+
+def some_rows(count: int, most: int) -> slice:
+    """Evenly spaced rows: neighboring patches of one frame say little about a batch."""
+    stride = max(1, count // most)
+    return slice(0, min(count, stride * most), stride)
+
+
+def drop_path_seed(seed: int, step: int, part: int, rank: int = 0) -> int:
+    """The seed from which a process draws what is random inside the network, for a part of a step."""
+    stream = (seed, 4, step, part, *((rank,) if rank else ()))
+    return int(np.random.SeedSequence(stream).generate_state(1, np.uint64)[0] >> 1)

@@ -1,0 +1,231 @@
+"""Which frames, views and masks make a sample: plain numbers, no pixels, picklable to reading processes."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Integer
+from torch import Tensor
+
+from tcore.config import Config, ViewsConfig
+from tcore.data.masking import sample_step_masks
+from tcore.data.source import Counts
+from tcore.data.views import Size, ViewPlan, sample_views
+from tcore.errors import InputError
+from tcore.methods.distillation import Batch, make_batch
+from tcore.methods.settings import MaskingConfig, Range, SandwichConfig, Sides, TCoReSettings
+
+MASKS = 3  # the stream of randomness that masks are drawn from; data/source.py has the others
+
+
+class Sandwich(NamedTuple):
+    """Frame indices of one sample; both auxiliary frames may lie on one side in an ablation."""
+
+    past: int
+    current: int
+    future: int
+
+
+def sample_sandwich(
+    num_frames: int,
+    rng: np.random.Generator,
+    *,
+    current: Range = (0.3, 0.7),
+    offset: Range = (0.15, 0.25),
+    offset_frames: tuple[int, int] | None = None,
+    frames: Sides = "past-future",
+) -> Sandwich:
+    """Draw a sandwich; offsets are fractions of the video unless `offset_frames` gives them in frames.
+
+    >>> sample_sandwich(20, np.random.default_rng(0))
+    Sandwich(past=8, current=12, future=16)
+    """
+    if num_frames == 1:
+        return Sandwich(0, 0, 0)
+    low, high = offset_frames or (int(offset[0] * num_frames), int(offset[1] * num_frames))
+    first, last = int(current[0] * num_frames), int(current[1] * num_frames) - 1
+    if offset_frames:
+        first, last = max(first, high), min(last, num_frames - 1 - high)
+    middle = int(rng.integers(first, max(first, last), endpoint=True))
+    before, after = (int(x) for x in rng.integers(low, high, size=2, endpoint=True))
+    left = -before if frames != "future-future" else before
+    right = after if frames != "past-past" else -after
+    return Sandwich(middle + left, middle, middle + right)
+
+
+def usable(
+    lengths: Integer[np.ndarray, "videos"],
+    *,
+    current: Range = (0.3, 0.7),
+    offset: Range = (0.15, 0.25),
+    offset_frames: tuple[int, int] | None = None,
+) -> Bool[np.ndarray, "videos"]:
+    """Which videos are long enough: an offset of at least one frame, and a current frame that has room."""
+    first, last = (current[0] * lengths).astype(np.int64), (current[1] * lengths).astype(np.int64) - 1
+    if offset_frames is None:
+        return ((offset[0] * lengths).astype(np.int64) > 0) & (first <= last)
+    reach = offset_frames[1]
+    return np.asarray(np.maximum(first, reach) <= np.minimum(last, lengths - 1 - reach))
+
+
+@dataclass(frozen=True)
+class SandwichSampling:
+    """T-CoRe's sandwiches: a current frame between a past and a future one, and its masked crops."""
+
+    settings: TCoReSettings
+    view_settings: ViewsConfig
+    seed: int
+    batch_size: int
+    grid: int
+    offset_frames: tuple[int, int] | None
+    """The offsets in frames of the store, where they are given in seconds."""
+
+    names = ("past", "current", "future")
+    only_masked = ("past", "future")
+
+    @staticmethod
+    def of(config: Config, settings: TCoReSettings, fps: float) -> "SandwichSampling":
+        """The sampling of a run on a store of this frame rate."""
+        return SandwichSampling(
+            settings,
+            config.views,
+            config.seed,
+            config.optim.batch,
+            config.views.global_size // config.vit.patch_size,
+            offset_in_frames(settings.sandwich, fps),
+        )
+
+    @property
+    def split_at_cuts(self) -> bool:
+        """Whether each shot counts as a video, where the store knows shot cuts."""
+        return self.settings.sandwich.cuts == "split"
+
+    @property
+    def repeats_short(self) -> bool:
+        """Whether videos that are too short take part, with their frames repeated."""
+        return self.settings.sandwich.short_videos == "repeat"
+
+    @property
+    def sides(self) -> dict[str, int]:
+        """Views in the order they are rendered, with their sides in pixels."""
+        views = self.view_settings
+        wanted = ["global", *(["student"] if self._moves_student() else []), *self._auxiliary()]
+        return dict.fromkeys(wanted, views.global_size) | {"local": views.local_size}
+
+    def _moves_student(self) -> bool:
+        return not (self.view_settings.fixed_space and self.view_settings.fixed_time)
+
+    def _auxiliary(self) -> list[str]:
+        auxiliary = self.settings.auxiliary
+        return [side for side in ("past", "future") if auxiliary in (side, "both")]
+
+    def usable(self, lengths: Integer[np.ndarray, "videos"]) -> Bool[np.ndarray, "videos"]:
+        """Which videos are long enough."""
+        sandwich = self.settings.sandwich
+        return usable(
+            lengths, current=sandwich.current, offset=sandwich.offset, offset_frames=self.offset_frames
+        )
+
+    def why_unusable(self) -> str:
+        """The end of a sentence about videos that are all too short."""
+        sandwich = self.settings.sandwich
+        if sandwich.offset_seconds is not None:
+            return (
+                f"sandwich.offset_seconds={sandwich.offset_seconds} ({self.offset_frames} frames); "
+                "use smaller offsets or longer videos."
+            )
+        return (
+            f"sandwich.offset={sandwich.offset}; use larger offsets, more frames per second, "
+            "--sandwich.short-videos repeat, or, for folders of single images, --source images."
+        )
+
+    def masks(self, step: int) -> Bool[np.ndarray, "2 videos n"]:
+        """The masks of a whole step, for both global crops of each video."""
+        return step_masks(self.settings.masking, (self.seed, MASKS, step), self.batch_size, self.grid)
+
+    def needs(self, masked: bool) -> tuple[str, ...]:
+        """Frames of a sample that are read: past and future only where a crop carries a mask."""
+        wanted = [side for side in self._auxiliary() if masked]
+        if not self.view_settings.fixed_time and "past" not in wanted:
+            wanted.append("past")
+        return tuple(name for name in self.names if name == "current" or name in wanted)
+
+    def frames(self, length: int, rng: np.random.Generator) -> dict[str, int]:
+        """Which frames of a video of this length make a sample, by name."""
+        sandwich = self.settings.sandwich
+        return sample_sandwich(
+            length,
+            rng,
+            current=sandwich.current,
+            offset=sandwich.offset,
+            offset_frames=self.offset_frames,
+            frames=sandwich.frames,
+        )._asdict()
+
+    def views(self, sizes: dict[str, Size], rng: np.random.Generator) -> dict[str, ViewPlan]:
+        """Crops of these frames, by name; frames are numbered as in `names`."""
+        views = self.view_settings
+        # A frame that is not read has no views; any size will do for their numbers.
+        past, current, future = (sizes.get(name, sizes["current"]) for name in self.names)
+        plan = sample_views(
+            rng,
+            (past, current, future),
+            num_local=views.num_local,
+            global_area=views.global_area,
+            local_area=views.local_area,
+            auxiliary_box=views.auxiliary_box,
+            color=views.color,
+            fixed_space=views.fixed_space,
+            fixed_time=views.fixed_time,
+        )
+        return {name: plan[name] for name in self.sides}
+
+    def batch(self, crops: dict[str, Tensor], mask: Bool[Tensor, "two_b n"], counts: Counts) -> Batch:
+        """The batch that the method takes."""
+        return make_batch(
+            crops.get("student", crops["global"]),
+            crops["local"],
+            mask,
+            crops.get("past"),
+            crops.get("future"),
+            teacher_crops=crops["global"],
+            counts=counts,
+        )
+
+    def warnings(self) -> list[str]:
+        """Lines about settings without effect."""
+        masking = self.settings.masking
+        crops = 2 * min(masking.group, self.batch_size)
+        if masking.probability > 0 and int(crops * masking.probability) == 0:
+            share = masking.probability
+            return [f"warning: masking.probability={share} of {crops} crops masks none: no patch losses."]
+        return []
+
+
+def step_masks(
+    masking: MaskingConfig, seed: tuple[int, ...], batch: int, grid: int
+) -> Bool[np.ndarray, "2 videos n"]:
+    """The masks of a step."""
+    return sample_step_masks(
+        seed,
+        batch,
+        grid,
+        group=masking.group,
+        probability=masking.probability,
+        ratio=masking.ratio,
+        kind=masking.kind,
+    )
+
+
+def offset_in_frames(sandwich: SandwichConfig, fps: float) -> tuple[int, int] | None:
+    """Offsets given in seconds as frames of a store; None where they are fractions."""
+    seconds = sandwich.offset_seconds
+    if seconds is None:
+        return None
+    low, high = int(seconds[0] * fps), int(seconds[1] * fps)
+    if low < 1:
+        raise InputError(
+            f"sandwich.offset_seconds={seconds} is less than one frame at {fps:g} frames per second: "
+            f"need at least {1 / fps:g} s."
+        )
+    return low, high

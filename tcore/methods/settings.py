@@ -1,0 +1,245 @@
+"""Settings of the training methods, with their limits beside each field; no torch, no other room."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol
+
+from tcore.errors import InputError
+
+
+class Limit(NamedTuple):
+    """What a value must satisfy, and how to say so."""
+
+    holds: Callable[[Any], bool]
+    need: str
+
+
+Count = Annotated[int, Limit(lambda x: x >= 1, "need 1 or more")]
+AtLeastZero = Annotated[int, Limit(lambda x: x >= 0, "need 0 or more")]
+Weight = Annotated[float, Limit(lambda x: x >= 0, "need 0 or more")]
+Positive = Annotated[float, Limit(lambda x: x > 0, "need a value above 0")]
+Share = Annotated[float, Limit(lambda x: 0 <= x <= 1, "need a value from 0 to 1")]
+Range = tuple[float, float]
+Shares = Annotated[Range, Limit(lambda x: 0 <= x[0] <= x[1] <= 1, "need two rising values from 0 to 1")]
+Stretch = Annotated[Range, Limit(lambda x: 0 <= x[0] < x[1] <= 1, "need two rising values from 0 to 1")]
+Seconds = Annotated[Range, Limit(lambda x: 0 < x[0] <= x[1], "need two rising values above 0")]
+Momenta = Annotated[Range, Limit(lambda x: all(0 <= m <= 1 for m in x), "need two values from 0 to 1")]
+Temperatures = Annotated[Range, Limit(lambda x: min(x) > 0, "need two values above 0")]
+TwoOrMore = Annotated[int, Limit(lambda x: x >= 2, "need 2 or more")]
+
+MaskKind = Literal["block", "random"]
+Sides = Literal["past-future", "past-past", "future-future"]
+Auxiliary = Literal["none", "past", "future", "both"]
+LossForm = Literal["paper", "release"]
+Targets = Literal["centering", "sinkhorn"]
+
+
+class Shared(Protocol):
+    """The settings of a run that every method has, as far as methods check them against their own."""
+
+    @property
+    def source(self) -> str:
+        """Videos or images."""
+
+    @property
+    def views(self) -> Any:
+        """Crops."""
+
+    @property
+    def vit(self) -> Any:
+        """The encoder."""
+
+    @property
+    def optim(self) -> Any:
+        """Length, batch and optimizer."""
+
+
+@dataclass(frozen=True)
+class SandwichConfig:
+    """Which three frames make a sample."""
+
+    current: Stretch = (0.3, 0.7)
+    """Where the current frame lies, as fractions of the video."""
+    offset: Shares = (0.15, 0.25)
+    """Distance of past and future from it, as fractions of the video."""
+    offset_seconds: Seconds | None = None
+    """The same in seconds instead, for videos that are not about 10 s long."""
+    frames: Sides = "past-future"
+    """Sides that the two auxiliary frames come from."""
+    short_videos: Literal["skip", "repeat"] = "skip"
+    """Leave out videos too short for an offset of one frame, or repeat their frames."""
+    cuts: Literal["ignore", "split"] = "ignore"
+    """Where the store knows shot cuts: cross them (as published), or treat each shot as a video."""
+
+
+@dataclass(frozen=True)
+class MaskingConfig:
+    """What the student does not see."""
+
+    probability: Share = 0.5
+    """Share of the global crops that carry a mask."""
+    ratio: Shares = (0.1, 0.5)
+    """Share of the patches that are masked in such a crop."""
+    kind: MaskKind = "block"
+    """Blocks, or independent patches."""
+    group: Count = 32
+    """Videos that share one set of stratified masks."""
+
+
+@dataclass(frozen=True)
+class MatchingConfig:
+    """The patch matching module."""
+
+    num_heads: Count = 16
+    """Attention heads."""
+    gain: float = 4.0
+    """Factor on the cross-attention before it is added."""
+    num_blocks: Count = 1
+    """Stacked blocks; each one's output is the current frame of the next."""
+    temperature: Positive = 1.0
+    """Temperature of the cross-attention."""
+
+
+@dataclass(frozen=True)
+class HeadConfig:
+    """The projection head."""
+
+    hidden: Count = 2048
+    """Width of the hidden layers."""
+    bottleneck: Count = 256
+    """Width of the normalized bottleneck."""
+    prototypes: TwoOrMore = 65536
+    """Number of prototypes K; a loss of ln K is the uniform answer."""
+    train_gains: bool = True
+    """Train the prototypes' gains, or fix them at 1."""
+
+
+@dataclass(frozen=True)
+class TeacherConfig:
+    """The teacher: how it follows the student, and what it asks for."""
+
+    momentum: Momenta = (0.992, 1.0)
+    """Momentum of the moving average, first to last step."""
+    temperature: Temperatures = (0.04, 0.07)
+    """Temperature of the targets, before and after its warm-up."""
+    temperature_epochs: AtLeastZero = 30
+    """Epochs of that warm-up (7.5% of a run whose length is given in steps)."""
+    targets: Targets = "centering"
+    """How the targets are kept from collapsing."""
+    center_momentum: Share = 0.9
+    """Momentum of the centers."""
+
+
+@dataclass(frozen=True)
+class LossConfig:
+    """Weights of the losses, and the form of the patch losses."""
+
+    form: LossForm = "paper"
+    """Patch losses as printed in the paper, or as the released code computes them."""
+    dino: Weight = 1.0
+    """Weight of L_DINO."""
+    past_teacher: Weight = 0.8
+    """Weight of L_pt."""
+    future_teacher: Weight = 0.8
+    """Weight of L_ft."""
+    past_future: Weight = 20.0
+    """Weight of L_pf."""
+    koleo: Weight = 0.1
+    """Weight of L_koleo."""
+    patch_teacher: Weight = 1.0
+    """Weight of the patch loss that takes the place of the middle three with --auxiliary none."""
+    student_temperature: Positive = 0.1
+    """Temperature of the student's predictions."""
+    koleo_global: bool = False
+    """Neighbors of L_koleo among the videos of all processes, not of the own process (as published)."""
+
+    def weights(self) -> dict[str, float]:
+        """The weights by the names of the losses."""
+        names = ("dino", "past_teacher", "future_teacher", "past_future", "koleo", "patch_teacher")
+        return {name: getattr(self, name) for name in names}
+
+
+@dataclass(frozen=True)
+class TCoReSettings:
+    """T-CoRe (CVPR 2025): sandwich sampling, patch matching across time, self-distillation."""
+
+    name: ClassVar[str] = "tcore"
+    unused: ClassVar[tuple[str, ...]] = ()
+    """Shared settings that have no effect on this method; a value other than the default is refused."""
+
+    auxiliary: Auxiliary = "both"
+    """Sides that the auxiliary branch sees; none is the self-distillation baseline."""
+    sandwich: SandwichConfig = field(default_factory=SandwichConfig)
+    masking: MaskingConfig = field(default_factory=MaskingConfig)
+    matching: MatchingConfig = field(default_factory=MatchingConfig)
+    head: HeadConfig = field(default_factory=HeadConfig)
+    teacher: TeacherConfig = field(default_factory=TeacherConfig)
+    loss: LossConfig = field(default_factory=LossConfig)
+
+    @property
+    def needs_neighbors(self) -> bool:
+        """Whether training on images needs their nearest neighbors."""
+        return self.auxiliary != "none"
+
+    def without_neighbors(self) -> "TCoReSettings":
+        """The same for images whose neighbors are not known yet."""
+        return replace(self, auxiliary="none", sandwich=SandwichConfig())
+
+    def check(self, shared: Shared) -> None:
+        """Refuse combinations that cannot work."""
+        if shared.source == "images":
+            self._check_images(shared)
+        self._check_sandwich(shared)
+        vit, grid = shared.vit, shared.views.global_size // shared.vit.patch_size
+        if self.auxiliary != "none" and vit.dim % self.matching.num_heads:
+            raise InputError(
+                f"matching.num_heads={self.matching.num_heads}: need a divisor of vit.dim={vit.dim}."
+            )
+        if self.masking.kind == "block" and grid < 2 and self.masking.probability > 0:
+            raise InputError(f"views.global_size={shared.views.global_size}: block masks need 2 x 2 patches.")
+
+    def _check_images(self, shared: Shared) -> None:
+        """An image has a neighbor in the place of the past: no future, no offsets, no other moment."""
+        if self.auxiliary not in ("past", "none"):
+            raise InputError(
+                f"auxiliary={self.auxiliary}: with source=images one neighbor stands in for the past; "
+                "use --auxiliary past (or none, for the run whose features find the neighbors)."
+            )
+        if self.sandwich != SandwichConfig():
+            raise InputError("sandwich.* has no effect with source=images: leave those settings out.")
+        if not shared.views.fixed_time or shared.views.auxiliary_box != "central":
+            raise InputError(
+                "views.fixed_time and views.auxiliary_box have no effect with source=images: "
+                "leave those settings out."
+            )
+
+    def _check_sandwich(self, shared: Shared) -> None:
+        sandwich, views = self.sandwich, shared.views
+        current, offset, seconds = sandwich.current, sandwich.offset, sandwich.offset_seconds
+        inside = current[0] - offset[1] >= 0 and current[1] + offset[1] <= 1
+        repeats = sandwich.short_videos == "repeat"
+        if seconds is None and not inside:
+            raise InputError(
+                f"sandwich.offset={offset} reaches outside the video from sandwich.current={current}: "
+                "need current[0] - offset[1] >= 0 and current[1] + offset[1] <= 1."
+            )
+        if seconds is not None and repeats:
+            raise InputError(
+                f"sandwich.short_videos=repeat does not go with sandwich.offset_seconds={seconds}: use skip."
+            )
+        if seconds is None and offset[0] == 0 and not repeats:
+            raise InputError(f"sandwich.offset={offset} makes every video too short: start above 0.")
+        if self.auxiliary != "none" and not (views.fixed_space and views.fixed_time):
+            raise InputError(
+                f"views.fixed_space={views.fixed_space}, views.fixed_time={views.fixed_time} is an "
+                f"ablation without auxiliary branch, but auxiliary={self.auxiliary}: add --auxiliary none."
+            )
+        if sandwich.frames != "past-future" and self.auxiliary != "both":
+            raise InputError(
+                f"sandwich.frames={sandwich.frames} chooses the sides of two auxiliary frames, "
+                f"but auxiliary={self.auxiliary}: use --auxiliary both."
+            )
+
+
+MethodSettings = TCoReSettings
+METHODS: tuple[type[MethodSettings], ...] = (TCoReSettings,)
