@@ -33,6 +33,7 @@ FrameSide = Annotated[int, Limit(lambda x: x >= 32, "need 32 or more")]
 Seed = Annotated[int, Limit(lambda x: 0 <= x < 2**63, "need a whole number from 0 to 2**63 - 1")]
 EncoderName = Annotated[str, Limit(lambda x: x != "", "need an encoder, as in --init runs/mine")]
 AuxiliaryBox = Literal["central", "current"]
+Photometry = Literal["tcore", "dino"]
 Compile = Literal["auto", "on", "off"]
 Sharding = Literal["replicate", "shard"]
 Reach = int | Literal["everywhere"] | None
@@ -53,6 +54,10 @@ class ViewsConfig:
     """Area of a global crop, as a share of the frame."""
     local_area: Areas = (0.05, 0.32)
     """Area of a local crop, as a share of the frame."""
+    photometry: Photometry = "tcore"
+    """How often views are blurred and solarized: as released with T-CoRe (and DINOv2), or as in DINO."""
+    flip_global: Share = 0.0
+    """Probability with which a global crop is mirrored."""
     auxiliary_box: AuxiliaryBox = "central"
     """What the auxiliary views show: the middle of their frame, or the box of the global crop they serve."""
     color: Share = 1.0
@@ -77,14 +82,22 @@ class VitSpec:
     """Side of a patch, in pixels."""
     num_registers: AtLeastZero = 4
     """Extra tokens that hold no place in the image."""
-    layer_scale: float = 1e-5
-    """Initial gain of the residuals; 1e-5 is published, the short recipes have 1."""
+    layer_scale: float | None = 1e-5
+    """Initial gain of the residuals, or None for none; 1e-5 is T-CoRe's, the short recipes have 1."""
     drop_path: BelowOne = 0.1
     """Stochastic depth of the student: share of the samples that skip a residual."""
+    drop_path_rule: Literal["uniform", "linear"] = "uniform"
+    """The same share in every block, or rising from 0 in the first to it in the last."""
+    drop_path_form: Literal["subset", "sample"] = "subset"
+    """An exact share of the batch skips a residual, or each sample by itself with that probability."""
     auxiliary_drop_path: bool = True
     """Stochastic depth in the auxiliary branch too, as released."""
     position_std: Positive = 0.02
     """Spread of the position embedding at the start; patches have about 1, so that 0.02 is learned late."""
+    position_resize: Literal["size", "factor"] = "size"
+    """Positions on another grid: to its size with antialias, or by a factor without (DINO, iBOT, DINOv2)."""
+    class_std: Weight = 1e-6
+    """Spread of the frame token at the start."""
     reach: Count | None = None
     """How far a patch looks, in patches up, down and to the sides, or everywhere, as published."""
 
@@ -104,7 +117,9 @@ class OptimConfig:
     accumulate: Count = 1
     """Parts that a step is computed in, to save memory; KoLeo, Sinkhorn and drop path act per part."""
     base_lr: Weight = 2e-3
-    """Peak learning rate is this times sqrt(batch / 1024)."""
+    """Peak learning rate at the batch that lr_rule names."""
+    lr_rule: Literal["sqrt/1024", "linear/256"] = "sqrt/1024"
+    """How the peak grows with the batch: base_lr * sqrt(batch / 1024), or base_lr * batch / 256."""
     matching_lr: Weight = 0.1
     """Peak learning rate of the patch matching module, as a factor on the other."""
     end_lr: Weight = 1e-6
@@ -112,7 +127,9 @@ class OptimConfig:
     weight_decay: Decays = (0.04, 0.4)
     """Weight decay, first to last step."""
     clip: Positive = 3.0
-    """Largest gradient norm of backbone, head and matching module, each by itself."""
+    """Largest gradient norm."""
+    clip_by: Literal["part", "parameter"] = "part"
+    """What is clipped by itself: each part (backbone, head, ...), or each parameter."""
     betas: Betas = (0.9, 0.999)
     """Momenta of AdamW."""
     eps: Positive = 1e-8
@@ -122,7 +139,9 @@ class OptimConfig:
     patch_embed_lr: Weight = 1.0
     """Further factor on that of the patch embedding."""
     freeze_last_layer_epochs: AtLeastZero = 0
-    """Epochs in which the prototypes do not move."""
+    """First epochs in which the last layer of the head (the prototypes) does not move."""
+    freeze: Literal["rate", "gradient"] = "rate"
+    """How it is kept still: at rate 0, while the optimizer sees its gradients, or without gradients."""
     freeze_backbone_steps: AtLeastZero = 0
     """First steps in which the student's backbone does not move, while head and matching module learn."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
@@ -131,6 +150,8 @@ class OptimConfig:
     @property
     def peak_lr(self) -> float:
         """Learning rate after the warm-up."""
+        if self.lr_rule == "linear/256":
+            return self.base_lr * self.batch / 256
         return self.base_lr * math.sqrt(self.batch / 1024)
 
 

@@ -68,6 +68,11 @@ class Photometry:
 GLOBAL_1 = Photometry()
 GLOBAL_2 = Photometry(blur=0.9, solarize=0.2)
 LOCAL = Photometry(flip=0.5, blur=0.5)
+# First and second global crop, and local crops, by name.
+PHOTOMETRY: dict[str, tuple[Photometry, Photometry, Photometry]] = {
+    "tcore": (GLOBAL_1, GLOBAL_2, LOCAL),
+    "dino": (Photometry(blur=1.0), Photometry(blur=0.1, solarize=0.2), LOCAL),
+}
 
 
 def central_box(size: Size, aspect: Range = ASPECT) -> tuple[int, int, int, int]:
@@ -134,6 +139,8 @@ def sample_views(
     local_area: Range = (0.05, 0.32),
     auxiliary_box: AuxiliaryBox = "central",
     color: float = 1.0,
+    photometry: str = "tcore",
+    flip_global: float = 0.0,
     fixed_space: bool = True,
     fixed_time: bool = True,
 ) -> dict[str, ViewPlan]:
@@ -145,9 +152,10 @@ def sample_views(
     global_box = random_boxes(current, global_area, ASPECT, rng, 2)
     local_box = random_boxes(current, local_area, ASPECT, rng, num_local)
     box = np.concatenate([global_box, local_box, *_auxiliary_boxes(sizes, global_box, auxiliary_box)])
-    pair = [GLOBAL_1, GLOBAL_2]
+    *pair, small = PHOTOMETRY[photometry]
+    flipped = [replace(one, flip=flip_global) for one in pair]
     frame = np.array([CURRENT] * (2 + num_local) + [PAST] * 2 + [FUTURE] * 2)
-    views = sample_photometry(rng, frame, box, pair + [LOCAL] * num_local + pair + pair, color)
+    views = sample_photometry(rng, frame, box, flipped + [small] * num_local + pair + pair, color)
     past = 2 + num_local
     global_ = views.select(slice(0, 2))
     plans = {

@@ -242,7 +242,8 @@ def _fill_in(state: Weights, sizes: dict[str, Any]) -> list[str]:
     """Add what the format lacks, so that the result stays the same; say what was added."""
     dim, filled = state["patch_embed.proj.weight"].shape[0], []
     blocks = {match[0] for name in state if (match := BLOCK.match(name))}
-    if not any(".ls1." in name or ".ls2." in name for name in state):
+    scaled = any(".ls1." in name or ".ls2." in name for name in state)
+    if not scaled and sizes["layer_scale"] is not None:
         state.update({f"{block}ls{half}.gamma": torch.ones(dim) for block in blocks for half in (1, 2)})
         filled.append("LayerScale (1)")
     if "register_tokens" not in state:

@@ -232,11 +232,13 @@ class SelfDistillation(Method):
 
     def values(self, step: int, length: Length) -> dict[str, float]:
         """Momentum of the teacher and temperature of its targets."""
-        teacher = self.schedule
+        teacher, now = self.schedule, step
         steps = length.warmup(teacher.temperature_epochs, 0.075)
+        if teacher.temperature_by == "epoch":
+            now, steps = step // length.steps_per_epoch, -(-steps // length.steps_per_epoch)
         return {
             "momentum": cosine(step, *teacher.momentum, length.num_steps),
-            "teacher_temperature": warmup_linear(step, *teacher.temperature, steps),
+            "teacher_temperature": warmup_linear(now, *teacher.temperature, steps),
             "student_temperature": self.student_temperature,
         }
 

@@ -175,6 +175,8 @@ class SandwichSampling:
             local_area=views.local_area,
             auxiliary_box=views.auxiliary_box,
             color=views.color,
+            photometry=views.photometry,
+            flip_global=views.flip_global,
             fixed_space=views.fixed_space,
             fixed_time=views.fixed_time,
         )

@@ -124,6 +124,8 @@ class TeacherConfig:
     """Temperature of the targets, before and after its warm-up."""
     temperature_epochs: AtLeastZero = 30
     """Epochs of that warm-up (7.5% of a run whose length is given in steps)."""
+    temperature_by: Literal["step", "epoch"] = "step"
+    """Whether the warm-up moves with every step, or once an epoch."""
     targets: Targets = "centering"
     """How the targets are kept from collapsing."""
     center_momentum: Share = 0.9

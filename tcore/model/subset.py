@@ -1,6 +1,6 @@
 """Work for some samples of a batch alone: stochastic depth, and what is wanted of the last block."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -23,14 +23,31 @@ class Wanted(NamedTuple):
 
 
 def draw_subsets(
-    count: int, batch: int, drop: float, generator: torch.Generator | None, device: torch.device
-) -> list[Subset]:
-    """Independent random subsets that leave out a share `drop` of the batch, all drawn at once."""
-    kept = min(batch, max(1, int(batch * (1 - drop))))
-    rows = torch.rand(count, batch, generator=generator, device=device).argsort(dim=1)[:, :kept]
-    places = torch.full((count, batch), -1, device=device)
-    places.scatter_(1, rows, torch.arange(kept, device=device).expand(count, kept))
-    return [Subset(*pair) for pair in zip(rows.unbind(), places.unbind(), strict=True)]
+    rates: Sequence[float], batch: int, generator: torch.Generator | None, device: torch.device
+) -> list["Share"]:
+    """Independent random subsets that leave out these shares of the batch, all drawn at once."""
+    order = torch.rand(len(rates), batch, generator=generator, device=device).argsort(dim=1)
+    found: list[Share] = [None] * len(rates)
+    for rate in dict.fromkeys(rates):  # those of one rate in one go
+        same = [index for index, other in enumerate(rates) if other == rate and rate > 0]
+        kept = min(batch, max(1, int(batch * (1 - rate))))
+        rows = order[same, :kept] if len(same) < len(rates) else order[:, :kept]
+        places = torch.full((len(same), batch), -1, device=device)
+        places.scatter_(1, rows, torch.arange(kept, device=device).expand(len(same), kept))
+        for index, *pair in zip(same, rows.unbind(), places.unbind(), strict=True):
+            found[index] = Subset(*pair)
+    return found
+
+
+def draw_gates(
+    rates: Sequence[float], batch: int, generator: torch.Generator | None, device: torch.device
+) -> list["Share"]:
+    """Factors of each sample: 0 with the probability of the rate, and the others scaled up to match."""
+    draws = torch.rand(len(rates), batch, generator=generator, device=device)
+    return [
+        None if rate == 0 else (draw >= rate).float() / (1 - rate)
+        for rate, draw in zip(rates, draws.unbind(), strict=True)
+    ]
 
 
 class Take(torch.autograd.Function):
@@ -89,9 +106,11 @@ def add_residual(
     return x + scale * spread_out
 
 
-def gates(subset: Subset | None) -> Float[Tensor, "b"] | None:
+def gates(subset: Share) -> Float[Tensor, "b"] | None:
     """A subset as factors: 0 for a sample that is left out, and the others scaled up to match."""
-    if subset is None or subset.places.shape[0] == 0:
+    if not isinstance(subset, Subset):
+        return subset
+    if subset.places.shape[0] == 0:
         return None
     scale = subset.places.shape[0] / subset.rows.shape[0]
     return scale * (subset.places >= 0).float()

@@ -1,7 +1,7 @@
 """The frame encoder: a Vision Transformer with registers, masks and stochastic depth by subset."""
 
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -11,7 +11,17 @@ from torch import Tensor, nn
 from tcore.config import VitSpec
 from tcore.errors import InputError
 from tcore.model.attention import Attention, within_reach, working_dtype
-from tcore.model.subset import Share, Subset, Take, Wanted, add_residual, draw_subsets, gates, scale_by
+from tcore.model.subset import (
+    Share,
+    Subset,
+    Take,
+    Wanted,
+    add_residual,
+    draw_gates,
+    draw_subsets,
+    gates,
+    scale_by,
+)
 
 
 class Tokens(NamedTuple):
@@ -50,14 +60,14 @@ class LayerScale(nn.Module):
 class Block(nn.Module):
     """A pre-norm transformer block whose residuals can be computed for a random subset of the batch."""
 
-    def __init__(self, dim: int, num_heads: int, layer_scale: float) -> None:
+    def __init__(self, dim: int, num_heads: int, layer_scale: float | None) -> None:
         super().__init__()
         self.norm1 = nn.LayerNorm(dim, eps=1e-6)
         self.attn = Attention(dim, num_heads)
-        self.ls1 = LayerScale(dim, layer_scale)
+        self.ls1 = nn.Identity() if layer_scale is None else LayerScale(dim, layer_scale)
         self.norm2 = nn.LayerNorm(dim, eps=1e-6)
         self.mlp = Mlp(dim, 4 * dim)
-        self.ls2 = LayerScale(dim, layer_scale)
+        self.ls2 = nn.Identity() if layer_scale is None else LayerScale(dim, layer_scale)
 
     def attend(
         self, x: Float[Tensor, "b n d"], first_only: bool = False, seen: Bool[Tensor, "n n"] | None = None
@@ -143,16 +153,23 @@ class VisionTransformer(nn.Module):
         patch_size: int = 16,
         image_size: int = 224,
         num_registers: int = 4,
-        layer_scale: float = 1e-5,
+        layer_scale: float | None = 1e-5,
         drop_path: float = 0.0,
+        drop_path_rule: Literal["uniform", "linear"] = "uniform",
+        drop_path_form: Literal["subset", "sample"] = "subset",
         reach: int | None = None,
         position_std: float = 0.02,
+        position_resize: Literal["size", "factor"] = "size",
+        class_std: float = 1e-6,
     ) -> None:
         super().__init__()
         self.dim, self.depth, self.num_heads, self.reach = dim, depth, num_heads, reach
         self.patch_size, self.num_registers = patch_size, num_registers
         self.num_prefix = 1 + num_registers
-        self.native_grid, self.drop_path = image_size // patch_size, drop_path
+        self.native_grid, self.position_resize = image_size // patch_size, position_resize
+        self.drop_path, self.drop_path_form = drop_path, drop_path_form
+        shares = torch.linspace(0, drop_path, depth).tolist()
+        self.drop_rates = [drop_path] * depth if drop_path_rule == "uniform" else shares
         self.cls_token = nn.Parameter(torch.empty(1, 1, dim))
         self.pos_embed = nn.Parameter(torch.empty(1, 1 + self.native_grid**2, dim))
         self.register_tokens = nn.Parameter(torch.empty(1, num_registers, dim))
@@ -161,11 +178,11 @@ class VisionTransformer(nn.Module):
         self.blocks = nn.ModuleList(Block(dim, num_heads, layer_scale) for _ in range(depth))
         self.norm = nn.LayerNorm(dim, eps=1e-6)
         self.run_block = run_block
-        self._initialize(position_std)
+        self._initialize(position_std, class_std)
 
-    def _initialize(self, position_std: float) -> None:
+    def _initialize(self, position_std: float, class_std: float) -> None:
         nn.init.trunc_normal_(self.pos_embed, std=position_std)
-        nn.init.normal_(self.cls_token, std=1e-6)
+        nn.init.normal_(self.cls_token, std=class_std)
         nn.init.normal_(self.register_tokens, std=1e-6)
         for module in self.modules():
             if isinstance(module, nn.Linear):
@@ -201,10 +218,12 @@ class VisionTransformer(nn.Module):
         frame = (self.cls_token + position[:, :1]).expand(x.shape[0], -1, -1)
         registers = self.register_tokens.expand(x.shape[0], -1, -1)
         x = torch.cat([frame, registers, x + position[:, 1:]], dim=1)
-        subsets: list[Subset | None] = [None] * (2 * len(self.blocks))
+        shares: list[Share] = [None] * (2 * len(self.blocks))
         if self.training and stochastic_depth and self.drop_path > 0:
-            subsets[:] = draw_subsets(len(subsets), x.shape[0], self.drop_path, generator, x.device)
-        pairs = list(zip(subsets[::2], subsets[1::2], strict=True))
+            draw = draw_subsets if self.drop_path_form == "subset" else draw_gates
+            rates = [rate for rate in self.drop_rates for _ in range(2)]
+            shares[:] = draw(rates, x.shape[0], generator, x.device)
+        pairs = list(zip(shares[::2], shares[1::2], strict=True))
         in_full = len(pairs) - (wanted != "all")
         for block, pair in zip(self.blocks[:in_full], pairs[:in_full], strict=True):
             x = self.run_block(block, x, *pair, seen=seen)
@@ -238,10 +257,14 @@ class VisionTransformer(nn.Module):
     def _tokens(self, frame: Float[Tensor, "b d"], x: Float[Tensor, "m n d"]) -> Tokens:
         return Tokens(frame, x[:, 1 : self.num_prefix], x[:, self.num_prefix :])
 
-    def sizes(self) -> dict[str, int]:
+    def sizes(self) -> dict[str, Any]:
         """What an encoder card holds to build this network again: fields of VitSpec, and the image size."""
         names = ("dim", "depth", "num_heads", "patch_size", "num_registers", "reach")
         sizes = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        if not any(name.endswith(".gamma") for name, _ in self.named_parameters()):
+            sizes["layer_scale"] = None
+        if self.position_resize != "size":
+            sizes["position_resize"] = self.position_resize
         return sizes | {"image_size": self.native_grid * self.patch_size}
 
     @torch.no_grad()
@@ -263,7 +286,11 @@ class VisionTransformer(nn.Module):
         if (rows, columns) == (native, native):
             return self.pos_embed
         grid = self.pos_embed[:, 1:].float().view(1, native, native, self.dim).permute(0, 3, 1, 2)
-        grid = F.interpolate(grid, size=(rows, columns), mode="bicubic", antialias=True, align_corners=False)
+        if self.position_resize == "size":
+            grid = F.interpolate(grid, size=(rows, columns), mode="bicubic", antialias=True)
+        else:  # DINO's form: sampling coordinates follow from a factor that is a little too large
+            factors = ((rows + 0.1) / native, (columns + 0.1) / native)
+            grid = F.interpolate(grid, scale_factor=factors, mode="bicubic")
         patches = grid.flatten(2).transpose(1, 2)
         return torch.cat([self.pos_embed[:, :1], patches.to(self.pos_embed.dtype)], dim=1)
 
@@ -279,6 +306,10 @@ def build_vit(vit: VitSpec, image_size: int) -> VisionTransformer:
         num_registers=vit.num_registers,
         layer_scale=vit.layer_scale,
         drop_path=vit.drop_path,
+        drop_path_rule=vit.drop_path_rule,
+        drop_path_form=vit.drop_path_form,
         reach=vit.reach,
         position_std=vit.position_std,
+        position_resize=vit.position_resize,
+        class_std=vit.class_std,
     )

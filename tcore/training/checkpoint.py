@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from tcore.config import Config, differences, load_config, save_config, to_dict
+from tcore.config import Config, VitSpec, differences, load_config, save_config, to_dict
 from tcore.errors import InputError
 from tcore.files import LOCKS, TEMPORARY, write_text
 from tcore.methods.method import Method
@@ -138,12 +138,12 @@ def keep_encoder(run: Path, step: int, method: Method) -> None:
 
 def encoder_card(config: Config, step: int) -> dict[str, Any]:
     """What is needed to build the encoder again, and where it comes from."""
-    vit = dataclasses.asdict(config.vit)
-    built = ("dim", "depth", "num_heads", "patch_size", "num_registers", "layer_scale", "reach")
+    vit, usual = dataclasses.asdict(config.vit), VitSpec()
+    built = ["dim", "depth", "num_heads", "patch_size", "num_registers", "layer_scale"]
+    built += [name for name in ("reach", "position_resize") if vit[name] != getattr(usual, name)]
     return {
         "format": CARD_FORMAT,
-        "vit": {name: vit[name] for name in built if vit[name] is not None}
-        | {"image_size": config.views.global_size},
+        "vit": {name: vit[name] for name in built} | {"image_size": config.views.global_size},
         "step": step,
         "config": to_dict(config),
     }

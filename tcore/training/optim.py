@@ -133,12 +133,14 @@ class Optimizer:
         *,
         depth: int,
         clip: float = 3.0,
+        clip_by: str = "part",
+        freeze: str = "rate",
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
         layer_decay: float = 1.0,
         patch_embed_lr: float = 1.0,
     ) -> None:
-        self.clip_at = clip
+        self.clip_at, self.clip_by, self.freeze = clip, clip_by, freeze
         self.parameters = {name: [p for _, p in part.parameters] for name, part in parts.items()}
         grouped: dict[tuple[str, Rule], list[nn.Parameter]] = {}
         for name, part in parts.items():
@@ -159,12 +161,18 @@ class Optimizer:
         )
 
     def clip(self) -> dict[str, Tensor]:
-        """Clip the gradients of each part by itself; the norms are those before clipping."""
+        """Clip the gradients of each part or parameter by itself; the norms are those before clipping."""
         norms = {}
         for part, parameters in self.parameters.items():
             gradients = [p.grad for p in parameters if p.grad is not None]
             norms[part] = distributed.plain(torch.nn.utils.get_total_norm(gradients))
-            torch.nn.utils.clip_grads_with_norm_(parameters, self.clip_at, norms[part])
+            if self.clip_by == "part":
+                torch.nn.utils.clip_grads_with_norm_(parameters, self.clip_at, norms[part])
+            else:
+                for parameter in parameters:
+                    own = [] if parameter.grad is None else [parameter.grad]
+                    norm = distributed.plain(torch.nn.utils.get_total_norm(own))
+                    torch.nn.utils.clip_grads_with_norm_([parameter], self.clip_at, norm)
         return norms
 
     def step(self, values: StepValues) -> None:
@@ -173,6 +181,9 @@ class Optimizer:
             frozen = rule.is_last_layer and not values.last_layer
             group["lr"] = 0.0 if frozen else values.rates[part] * rule.lr_multiplier
             group["weight_decay"] = values.weight_decay if rule.decayed else 0.0
+            if frozen and self.freeze == "gradient":
+                for parameter in group["params"]:
+                    parameter.grad = None
         self.adamw.step()
         self.adamw.zero_grad(set_to_none=True)
 
@@ -184,6 +195,8 @@ def build_optimizer(method: Method, config: Config) -> Optimizer:
         method.parts(),
         depth=config.vit.depth,
         clip=optim.clip,
+        clip_by=optim.clip_by,
+        freeze=optim.freeze,
         betas=optim.betas,
         eps=optim.eps,
         layer_decay=optim.layer_decay,
