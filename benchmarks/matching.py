@@ -59,12 +59,9 @@ def measure(model: TCoRe, batches: Iterator[Batch], temperature: float) -> dict[
 def load_run(run: Path, device: torch.device) -> tuple[Config, TCoRe]:
     """Settings and networks of a run, for small batches; nothing of them is random."""
     config = load_config(run / CONFIG)
-    if config.method.auxiliary != "both":
-        raise InputError(
-            f"run {run} has auxiliary={config.method.auxiliary}: need both, to have a module to ask."
-        )
     model = build(config).to(device)
-    assert isinstance(model, TCoRe)
+    if not isinstance(model, TCoRe) or model.match is None:
+        raise InputError(f"run {run} has no patch matching module: train T-CoRe with --auxiliary both.")
     # A checkpoint of our own: weights and plain values.
     path = newest_intact(run / CHECKPOINT, print)
     if path is None:

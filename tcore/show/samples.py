@@ -23,7 +23,7 @@ def sandwich_figure(run: str | Path, out: Path, *, frames: str | None = None, ro
     """Draw samples of the first step of a run, with its settings; returns how many there are."""
     run = Path(run)
     config = load_config(run / "config.json")
-    if config.source == "images" and config.method.auxiliary != "none":
+    if config.source == "images" and config.method.needs_neighbors:
         raise InputError(f"run {run} trains on images: tcore figure neighbors shows what it reads.")
     where = frames if frames is not None else _frames_of(run / "environment.json")
     store = open_store(config, None if where == "rendered" else where)
