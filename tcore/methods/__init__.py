@@ -13,17 +13,24 @@ def build(config: "Config") -> "Method":
     """The method of a run, with weights drawn from its seed."""
     import torch
 
+    from tcore.methods.distillation import build_dino
+    from tcore.methods.settings import DinoSettings
     from tcore.methods.tcore import build_tcore
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
+        if isinstance(config.method, DinoSettings):
+            return build_dino(config, config.method)
         return build_tcore(config, config.method)
 
 
 def build_sampling(config: "Config", fps: float | None = None) -> "Sampling":
     """How a run draws its samples from a store of this frame rate (unknown: `fps` of the settings)."""
-    from tcore.methods.sampling import SandwichSampling
+    from tcore.methods.sampling import FrameSampling, SandwichSampling
+    from tcore.methods.settings import DinoSettings
 
+    if isinstance(config.method, DinoSettings):
+        return FrameSampling(config.method.frame, config.views, config.optim.batch)
     return SandwichSampling.of(config, config.method, fps or config.fps)
 
 

@@ -15,18 +15,19 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
+from tcore.config import Config
 from tcore.data.source import Counts
 from tcore.methods.health import Health, State, effective_rank, entropy, mean_cosine
 from tcore.methods.method import Method, Part, named_parameters, own_shares, some_rows
 from tcore.methods.schedules import Length, cosine, warmup_linear
-from tcore.methods.settings import Targets, TeacherConfig
+from tcore.methods.settings import DinoSettings, HeadConfig, Targets, TeacherConfig
 from tcore.model import losses
 from tcore.model.attention import working_dtype
 from tcore.model.fused import fused_frame_sum
 from tcore.model.heads import ProjectionHead
 from tcore.model.losses import TeacherTargets
 from tcore.model.subset import Subset, Wanted
-from tcore.model.vit import VisionTransformer
+from tcore.model.vit import VisionTransformer, build_vit
 
 # Targets that differ by less than this (in nats) distinguish nothing; this close to ln K they are uniform.
 NOTHING_DISTINGUISHED, UNIFORM = 0.01, 0.9
@@ -36,6 +37,7 @@ BETTER_THAN_UNIFORM = 0.005
 COLLAPSE_PROTOTYPES, COLLAPSE_RANK, COLLAPSE_COSINE = 2.0, 1.5, 0.999
 # From fewer frames than these no collapse can be told.
 FEWEST_FRAMES = 16
+HEALTH_CROPS = 16  # crops whose patches are looked at where the losses need none
 
 
 @dataclass(frozen=True)
@@ -158,7 +160,15 @@ class Center(nn.Module):
 
 
 class SelfDistillation(Method):
-    """Student, teacher and centers: what all methods of self-distillation share."""
+    """Student, teacher and centers: what all methods of self-distillation share; by itself it is DINO.
+
+    >>> backbone = VisionTransformer(dim=48, depth=1, num_heads=3, image_size=32, num_registers=0)
+    >>> head = ProjectionHead(dim=48, hidden=64, bottleneck=16, num_prototypes=32)
+    >>> crops, local = torch.zeros(4, 3, 32, 32), torch.zeros(2, 3, 16, 16)
+    >>> batch = make_batch(crops, local, torch.zeros(4, 0, dtype=torch.bool))
+    >>> list(SelfDistillation(backbone, head, {"dino": 1.0})(batch, {"teacher_temperature": 0.04}))
+    ['dino']
+    """
 
     def __init__(
         self,
@@ -187,6 +197,24 @@ class SelfDistillation(Method):
         super().train(mode)
         self.teacher.eval()
         return self
+
+    def forward(
+        self, batch: Batch, values: Mapping[str, float], generator: torch.Generator | None = None
+    ) -> dict[str, Tensor]:
+        """DINO: the student's frame tokens of all crops predict the teacher's of the global ones."""
+        with torch.no_grad():
+            seen = self.teacher.backbone(batch.teacher_crops, wanted="frames").frame
+            targets, _ = self.teach(seen, seen[:0], values["teacher_temperature"])
+            if self.observing:  # losses need no patches: they are made for the health figures alone
+                patches = self.teacher.backbone(batch.teacher_crops[:HEALTH_CROPS]).patches
+                self.take_health_sample(seen, patches, targets)
+        global_ = self.student.backbone(batch.global_crops, None, generator, wanted="frames")
+        local = self.student.backbone(batch.local_crops, None, generator, wanted="frames")
+        frames = torch.cat([global_.frame, local.frame])
+        if not self.fused:
+            return {"dino": self.plain_dino(batch, targets, frames)}
+        head = self.student.head
+        return {"dino": self.dino(batch, targets, head.project(frames), head.prototypes.weights())}
 
     @torch.no_grad()
     def teach(
@@ -358,3 +386,29 @@ def judge(collapsed: bool, entropy_share: float, information: float, dino_share:
     if collapsed:
         return "collapse"
     return "plateau" if nothing or dino_share > 1 - BETTER_THAN_UNIFORM else "learning"
+
+
+def build_head(head: HeadConfig, dim: int) -> ProjectionHead:
+    """The projection head of a run."""
+    return ProjectionHead(
+        dim=dim,
+        hidden=head.hidden,
+        bottleneck=head.bottleneck,
+        num_prototypes=head.prototypes,
+        train_gains=head.train_gains,
+    )
+
+
+def build_dino(config: Config, settings: DinoSettings) -> SelfDistillation:
+    """DINO's networks, with weights drawn from torch's generator."""
+    backbone = build_vit(config.vit, config.views.global_size)
+    backbone.mask_token.requires_grad_(False)  # nothing is masked
+    return SelfDistillation(
+        backbone,
+        build_head(settings.head, config.vit.dim),
+        {"dino": 1.0},
+        teacher=settings.teacher,
+        targets=settings.teacher.targets,
+        student_temperature=settings.loss.student_temperature,
+        center_momentum=settings.teacher.center_momentum,
+    )

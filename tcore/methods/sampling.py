@@ -13,7 +13,7 @@ from tcore.data.source import Counts
 from tcore.data.views import Size, ViewPlan, sample_views
 from tcore.errors import InputError
 from tcore.methods.distillation import Batch, make_batch
-from tcore.methods.settings import MaskingConfig, Range, SandwichConfig, Sides, TCoReSettings
+from tcore.methods.settings import FrameConfig, MaskingConfig, Range, SandwichConfig, Sides, TCoReSettings
 
 MASKS = 3  # the stream of randomness that masks are drawn from; data/source.py has the others
 
@@ -201,6 +201,74 @@ class SandwichSampling:
         if masking.probability > 0 and int(crops * masking.probability) == 0:
             share = masking.probability
             return [f"warning: masking.probability={share} of {crops} crops masks none: no patch losses."]
+        return []
+
+
+@dataclass(frozen=True)
+class FrameSampling:
+    """One frame of a video and crops of it, nothing masked: for methods that know no time."""
+
+    settings: FrameConfig
+    view_settings: ViewsConfig
+    batch_size: int
+
+    names = ("current",)
+    only_masked = ()
+    repeats_short = False
+
+    @property
+    def split_at_cuts(self) -> bool:
+        """Whether each shot counts as a video, where the store knows shot cuts."""
+        return self.settings.cuts == "split"
+
+    @property
+    def sides(self) -> dict[str, int]:
+        """Views in the order they are rendered, with their sides in pixels."""
+        return {"global": self.view_settings.global_size, "local": self.view_settings.local_size}
+
+    def usable(self, lengths: Integer[np.ndarray, "videos"]) -> Bool[np.ndarray, "videos"]:
+        """Every video has a frame."""
+        return np.ones(len(lengths), dtype=bool)
+
+    def why_unusable(self) -> str:
+        """Only a store without videos has none that can be used."""
+        return "a sample; give a store that holds videos."
+
+    def masks(self, step: int) -> Bool[np.ndarray, "2 videos n"]:
+        """None."""
+        return np.zeros((2, self.batch_size, 0), dtype=bool)
+
+    def needs(self, masked: bool) -> tuple[str, ...]:
+        """The one frame."""
+        return self.names
+
+    def frames(self, length: int, rng: np.random.Generator) -> dict[str, int]:
+        """A frame, uniform over the wanted stretch of the video."""
+        first, last = (int(fraction * length) for fraction in self.settings.current)
+        return {"current": int(rng.integers(first, max(first + 1, last)))}
+
+    def views(self, sizes: dict[str, Size], rng: np.random.Generator) -> dict[str, ViewPlan]:
+        """Global and local crops of the frame."""
+        views = self.view_settings
+        plan = sample_views(
+            rng,
+            (sizes["current"],) * 3,
+            num_local=views.num_local,
+            global_area=views.global_area,
+            local_area=views.local_area,
+            color=views.color,
+            photometry=views.photometry,
+            flip_global=views.flip_global,
+        )
+        # The views of a sandwich call its middle frame 1; here it is the only one.
+        return {name: plan[name].with_frame(plan[name].frame * 0) for name in self.sides}
+
+    def batch(self, crops: dict[str, Tensor], mask: Bool[Tensor, "two_b n"], counts: Counts) -> Batch:
+        """The batch that the method takes."""
+        return make_batch(crops["global"], crops["local"], mask, counts=counts)
+
+    def warnings(self) -> list[str]:
+        """None."""
         return []
 
 

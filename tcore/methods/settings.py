@@ -243,5 +243,52 @@ class TCoReSettings:
             )
 
 
-MethodSettings = TCoReSettings
-METHODS: tuple[type[MethodSettings], ...] = (TCoReSettings,)
+@dataclass(frozen=True)
+class FrameConfig:
+    """Which frame of a video makes a sample, for methods that know no time."""
+
+    current: Stretch = (0.3, 0.7)
+    """Where the frame lies, as fractions of the video; 0 1 is any frame."""
+    cuts: Literal["ignore", "split"] = "ignore"
+    """Where the store knows shot cuts: ignore them, or treat each shot as a video."""
+
+
+@dataclass(frozen=True)
+class PredictionConfig:
+    """The student's predictions."""
+
+    student_temperature: Positive = 0.1
+    """Temperature of the student's predictions."""
+
+
+@dataclass(frozen=True)
+class DinoSettings:
+    """DINO (arXiv:2104.14294): self-distillation of the frame token over crops of one frame."""
+
+    name: ClassVar[str] = "dino"
+    unused: ClassVar[tuple[str, ...]] = (
+        "views.auxiliary_box",
+        "views.fixed_space",
+        "views.fixed_time",
+        "vit.auxiliary_drop_path",
+        "optim.matching_lr",
+    )
+    needs_neighbors: ClassVar[bool] = False
+
+    frame: FrameConfig = field(default_factory=FrameConfig)
+    head: HeadConfig = field(default_factory=HeadConfig)
+    teacher: TeacherConfig = field(default_factory=TeacherConfig)
+    loss: PredictionConfig = field(default_factory=PredictionConfig)
+
+    def without_neighbors(self) -> "DinoSettings":
+        """DINO never needs any."""
+        return self
+
+    def check(self, shared: Shared) -> None:
+        """Refuse combinations that cannot work."""
+        if shared.source == "images" and self.frame != FrameConfig():
+            raise InputError("frame.* has no effect with source=images: leave those settings out.")
+
+
+MethodSettings = TCoReSettings | DinoSettings
+METHODS: tuple[type[MethodSettings], ...] = (TCoReSettings, DinoSettings)

@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from tcore.config import Config
-from tcore.methods.distillation import Batch, SelfDistillation
+from tcore.methods.distillation import Batch, SelfDistillation, build_head
 from tcore.methods.matching import PatchMatchingModule
 from tcore.methods.method import Part, named_parameters
 from tcore.methods.settings import LossConfig, LossForm, Targets, TCoReSettings, TeacherConfig
@@ -197,18 +197,6 @@ class TCoRe(SelfDistillation):
         return []
 
 
-def build_head(config: Config, settings: TCoReSettings) -> ProjectionHead:
-    """The projection head of a run."""
-    head = settings.head
-    return ProjectionHead(
-        dim=config.vit.dim,
-        hidden=head.hidden,
-        bottleneck=head.bottleneck,
-        num_prototypes=head.prototypes,
-        train_gains=head.train_gains,
-    )
-
-
 def build_matching(settings: TCoReSettings, dim: int) -> PatchMatchingModule:
     """The patch matching module of a run."""
     matching = settings.matching
@@ -224,7 +212,7 @@ def build_matching(settings: TCoReSettings, dim: int) -> PatchMatchingModule:
 def build_tcore(config: Config, settings: TCoReSettings) -> TCoRe:
     """The networks of a run, with weights drawn from torch's generator."""
     backbone = build_vit(config.vit, config.views.global_size)
-    head = build_head(config, settings)
+    head = build_head(settings.head, config.vit.dim)
     match = None if settings.auxiliary == "none" else build_matching(settings, config.vit.dim)
     return TCoRe(
         backbone,
