@@ -127,8 +127,7 @@ def check_training(words: list[str], seen: set[object]) -> int:
     read_init(config)
     if scoring is not None and scoring not in seen:
         scoring.check(config.vit.patch_size)
-    alone = config.method.auxiliary == "none"
-    data = (train.frames, train.neighbors, config.source, alone, config.method.sandwich, config.fps)
+    data = (train.frames, train.neighbors, config.source, config.method, config.fps)
     if train.frames not in (None, "rendered") and data not in seen:
         open_source(config, train.frames, train.neighbors)
     seen |= {scoring, data}

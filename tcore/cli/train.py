@@ -13,7 +13,7 @@ from tcore.errors import InputError, PeerError
 from tcore.recipes import RECIPES, recipe
 
 if TYPE_CHECKING:
-    pass
+    from tcore.pretrain import Scoring
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Train:
             if self.evaluate_every is None and getattr(self, name) not in (None, False):
                 raise InputError(f"--{name.replace('_', '-')} goes with --evaluate-every STEPS.")
 
-    def scoring(self) -> "Watch | None":
+    def scoring(self) -> "Scoring | None":
         """How the run is scored while it trains, if it is."""
         from tcore.pretrain import Scoring
 
@@ -109,20 +109,21 @@ def train(argv: list[str]) -> None:
             raise
         raise PeerError(str(error)) from error
     from tcore.evaluation.sharing import leave
+    from tcore.pretrain import read_init
+    from tcore.pretrain import train as pretrain
     from tcore.training.guard import StopRequested
-    from tcore.training.loop import train as train_run
     from tcore.training.plan import plan
 
     scoring = command.scoring()
     if command.plan or command.plan_memory is not None:
         if scoring is not None:
             scoring.check(command.config.vit.patch_size)
-        said = plan(command.config, command.store, command.neighbors, command.plan_memory)
+        said = plan(command.config, command.store, command.neighbors, command.plan_memory, read_init)
         said += "\n(scoring during training is not counted)" if scoring is not None else ""
     else:
         run = command.run or Path("runs") / command.recipe
         try:
-            train_run(command.config, run, command.store, neighbors=command.neighbors, watch=scoring)
+            pretrain(command.config, run, command.store, neighbors=command.neighbors, scoring=scoring)
         except StopRequested:  # saved, and stopping as requested
             leave()
             raise

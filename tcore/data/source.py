@@ -8,7 +8,7 @@ rounding: frames of different sizes are padded to the largest of a part).
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -35,6 +35,7 @@ class Counts(NamedTuple):
     masked_patches: int = 0
 
 
+@runtime_checkable
 class Sampling(Protocol):
     """A method's side of the data: plain numbers, no pixels, picklable to reading processes."""
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
 
 from tcore.errors import InputError
 
@@ -34,6 +34,7 @@ LossForm = Literal["paper", "release"]
 Targets = Literal["centering", "sinkhorn"]
 
 
+@runtime_checkable
 class Shared(Protocol):
     """The settings of a run that every method has, as far as methods check them against their own."""
 

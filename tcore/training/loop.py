@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -56,6 +56,7 @@ class ScoreNow(NamedTuple):
     say: Callable[[str], None]
 
 
+@runtime_checkable
 class Scoring(Protocol):
     """Scores encoders during training."""
 
