@@ -26,9 +26,9 @@ from tcore.evaluation.encoder import Encoder
 from tcore.evaluation.encoders import load_encoder
 from tcore.evaluation.protocols import RENDERED
 from tcore.files import write_text
-from tcore.show.propagation import compare_rendered, comparison_figure
 from tcore.methods import build
 from tcore.pretrain import train
+from tcore.show.propagation import compare_rendered, comparison_figure
 from tcore.show.report import write_report
 from tcore.text import format_seconds
 
