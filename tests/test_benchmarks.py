@@ -10,7 +10,7 @@ import pytest
 from torch import Tensor, nn
 
 import tcore
-from tests.model import tiny_models
+from tests.methods import tiny_models
 from tests.tiny import TINY
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))

@@ -12,6 +12,7 @@ from tcore.data.masking import sample_step_masks
 from tcore.data.views import sample_views
 from tcore.evaluation import scores
 from tcore.evaluation.propagate import Propagator, propagate_features
+from tcore.methods.schedules import cosine, warmup_linear
 from tcore.methods.settings import MaskKind
 from tcore.recipes import RECIPES, recipe
 from tcore.training.optim import Schedule
@@ -26,7 +27,7 @@ sides = st.integers(1, 400)
 def test_every_view_lies_inside_its_frame(seed: int, height: int, width: int, num_local: int) -> None:
     sizes = ((height, width),) * 3
     plan = sample_views(np.random.default_rng(seed), sizes, num_local=num_local)
-    for views in (plan.global_, plan.local, plan.past, plan.future):
+    for views in plan.values():
         top, left, tall, wide = views.box.T
         assert (views.box[:, :2] >= 0).all()
         assert (views.box[:, 2:] >= 1).all()
@@ -35,7 +36,7 @@ def test_every_view_lies_inside_its_frame(seed: int, height: int, width: int, nu
         assert np.isfinite(views.jitter).all()
         assert (views.blur >= 0).all()
     again = sample_views(np.random.default_rng(seed), sizes, num_local=num_local)
-    assert np.array_equal(again.global_.box, plan.global_.box)
+    assert np.array_equal(again["global"].box, plan["global"].box)
 
 
 @quick
@@ -66,27 +67,29 @@ def test_masks_keep_their_counts_and_do_not_depend_on_other_groups(
 @quick
 @given(st.integers(1, 500), st.data())
 def test_schedules_stay_between_their_ends(num_steps: int, data: st.DataObject) -> None:
+    warmup = data.draw(st.integers(0, num_steps))
     schedule = Schedule(
         num_steps=num_steps,
         warmup_steps=data.draw(st.integers(0, num_steps - 1)),
         lr=1e-3,
-        matching_lr=1e-4,
         end_lr=1e-6,
         weight_decay=(0.04, 0.4),
-        momentum=(0.992, 1.0),
-        teacher_temperature=(0.04, 0.07),
-        temperature_steps=data.draw(st.integers(0, num_steps)),
+        factors={"match": 0.1},
+        own=lambda step: {
+            "momentum": cosine(step, 0.992, 1.0, num_steps),
+            "teacher_temperature": warmup_linear(step, 0.04, 0.07, warmup),
+        },
     )
-    values = [schedule.at(step) for step in range(num_steps)]
+    values = [schedule.at(step).logged() for step in range(num_steps)]
     rounding = 1e-12
     for value in values:
-        assert -rounding <= value.lr <= 1e-3 + rounding
-        assert -rounding <= value.matching_lr <= 1e-4 + rounding
-        assert 0.04 - rounding <= value.weight_decay <= 0.4 + rounding
-        assert 0.992 - rounding <= value.momentum <= 1 + rounding
-        assert 0.04 - rounding <= value.teacher_temperature <= 0.07 + rounding
+        assert -rounding <= value["lr"] <= 1e-3 + rounding
+        assert -rounding <= value["lr_match"] <= 1e-4 + rounding
+        assert 0.04 - rounding <= value["weight_decay"] <= 0.4 + rounding
+        assert 0.992 - rounding <= value["momentum"] <= 1 + rounding
+        assert 0.04 - rounding <= value["teacher_temperature"] <= 0.07 + rounding
     for name in ("weight_decay", "momentum", "teacher_temperature"):
-        rising = np.diff([getattr(value, name) for value in values])
+        rising = np.diff([value[name] for value in values])
         assert (rising >= -rounding).all(), name
 
 

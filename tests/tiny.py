@@ -2,7 +2,10 @@
 
 from typing import Any
 
-from tcore import Config, recipe
+from tcore import Config, methods, recipe
+from tcore.config import override
+from tcore.methods.method import Method
+from tcore.methods.tcore import TCoRe
 
 TINY: dict[str, Any] = {
     "vit.dim": 32,
@@ -30,3 +33,19 @@ TINY: dict[str, Any] = {
 def tiny(**changes: Any) -> Config:
     """Tiny settings, some of them changed; a dot in a name is written as two underscores."""
     return recipe("quickstart", TINY | {name.replace("__", "."): value for name, value in changes.items()})
+
+
+def change(config: Config, **values: Any) -> Config:
+    """The same settings with some changed: whole groups, or single ones as in `tiny`."""
+    return override(config, {name.replace("__", "."): value for name, value in values.items()})
+
+
+def as_tcore(method: Method) -> TCoRe:
+    """A method of which a test knows that it is T-CoRe."""
+    assert isinstance(method, TCoRe)
+    return method
+
+
+def build(config: Config) -> TCoRe:
+    """The T-CoRe model of a run."""
+    return as_tcore(methods.build(config))

@@ -1,7 +1,6 @@
 """Videos whose colors say where they come from, and what a batch shows of them."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 import torch
@@ -12,7 +11,7 @@ from tcore.config import Config, OptimConfig, RuntimeConfig, ViewsConfig, VitSpe
 from tcore.data.render import MEAN, STD
 from tcore.data.source import RawBatch
 from tcore.data.stores import FrameStore
-from tcore.methods.settings import MaskingConfig
+from tests.tiny import change
 
 GRID = 4
 TINY = Config(
@@ -22,7 +21,7 @@ TINY = Config(
     runtime=RuntimeConfig(workers=0),
 )
 # Every crop is masked, so that all three frames of every sample are looked at.
-ALL_MASKED = replace(TINY, masking=MaskingConfig(probability=1.0))
+ALL_MASKED = change(TINY, masking__probability=1.0)
 
 PastCurrentFuture = tuple[int, int, int]
 
@@ -58,7 +57,7 @@ def paint(video: int, frame: int) -> tuple[int, int, int]:
 
 def videos_of(raw: RawBatch) -> list[int]:
     """The video of each sample, by the frame of its first global crop."""
-    current = raw.global_.frame[: len(raw.mask) // 2]
+    current = raw.plans["global"].frame[: len(raw.mask) // 2]
     return [(red - 5) // 10 for red in raw.frames[torch.from_numpy(current), 0, 0, 0].tolist()]
 
 

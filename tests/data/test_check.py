@@ -18,9 +18,9 @@ from tcore.data.inspect import choose_frames, look_at
 from tcore.data.stores import FrameStore
 from tcore.data.video import VideoFiles, probe
 from tcore.errors import InputError
-from tcore.methods.sampling import offset_in_frames
+from tcore.methods import build_sampling
 from tcore.recipes import recipe
-from tcore.show.check import SandwichSampling, check
+from tcore.show.check import check
 from tests.data.clips import break_jpeg, write_clip
 from tests.data.packing import pack
 from tests.data.painted import Painted
@@ -34,8 +34,7 @@ def told(findings: Findings, level: str) -> str:
 
 def checked(store: FrameStore, **settings: Any) -> Findings:
     config = recipe("quickstart", {"runtime.workers": 1} | settings)
-    sampling = SandwichSampling(config.method.sandwich, offset_in_frames(store, config))
-    return check_store(store, "store", config, sampling)
+    return check_store(store, "store", config, build_sampling(config, store.fps))
 
 
 @pytest.fixture
@@ -271,6 +270,5 @@ def test_first_middle_and_last_part_are_seen_and_frames_come_from_their_time(
 
 
 def test_a_folder_without_videos_is_refused(tmp_path: Path) -> None:
-    sampling = SandwichSampling(CONFIG.sandwich, None)
     with pytest.raises(InputError, match="no video files under"):
-        check_videos(tmp_path, CONFIG, sampling)
+        check_videos(tmp_path, CONFIG, build_sampling(CONFIG))

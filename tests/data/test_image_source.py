@@ -1,7 +1,6 @@
 """Images as videos of one frame, and a neighbor in the place of the past."""
 
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,24 +11,26 @@ from PIL import Image
 from tcore.config import Config
 from tcore.data.loader import render_batch
 from tcore.data.neighbors import ImageSource
-from tcore.data.source import RawBatch, Source
+from tcore.data.source import RawBatch
 from tcore.data.stores import FrameStore, ImageStore, open_images
 from tcore.errors import InputError
+from tcore.methods import build_sampling, build_source
 from tests.data.painted import ALL_MASKED, TINY, Painted, videos_of
 from tests.data.photos import ring, save_images
+from tests.tiny import change
 
-IMAGES = replace(ALL_MASKED, source="images", auxiliary="past")
+IMAGES = change(ALL_MASKED, source="images", auxiliary="past")
 NUMBER = 12
 
 
 def image_source(config: Config = IMAGES, first: int = 1, k: int = 5) -> ImageSource:
     store = Painted([1] * NUMBER)
-    return ImageSource(store, config, ring(NUMBER, k, store.fingerprint(), first))
+    return ImageSource(store, config, build_sampling(config), ring(NUMBER, k, store.fingerprint(), first))
 
 
 def past_of(raw: RawBatch) -> list[int]:
     """The image that each sample has for a past, by the frame of its past view for the first global crop."""
-    frames = raw.past.frame[: len(raw.mask) // 2]
+    frames = raw.plans["past"].frame[: len(raw.mask) // 2]
     return [(red - 5) // 10 for red in raw.frames[torch.from_numpy(frames), 0, 0, 0].tolist()]
 
 
@@ -65,7 +66,7 @@ def test_a_store_of_videos_is_not_taken_for_images(monkeypatch: pytest.MonkeyPat
 
 def test_images_in_video_mode_are_told_what_to_do() -> None:
     with pytest.raises(InputError, match=r"single images, 12 of them.*tcore neighbors.*vits16-imagenet"):
-        Source(Painted([1] * NUMBER), TINY)
+        build_source(Painted([1] * NUMBER), TINY)
 
 
 def test_the_past_of_an_image_is_always_one_of_its_neighbors() -> None:
@@ -89,7 +90,7 @@ def test_a_draw_follows_seed_step_and_slot_alone() -> None:
         source = image_source(config)
         return [source.neighbor(step, slot, 3) for step in range(8) for slot in range(4)]
 
-    assert drawn(IMAGES) == drawn(IMAGES) != drawn(replace(IMAGES, seed=1))
+    assert drawn(IMAGES) == drawn(IMAGES) != drawn(change(IMAGES, seed=1))
     late = image_source().read(7, 0)
     source = image_source()
     assert [past_of(source.read(step, 0)) for step in range(8)][7] == past_of(late)
@@ -99,7 +100,7 @@ def test_other_neighbors_change_the_past_and_nothing_else() -> None:
     mine, others = (image_source(first=first).read(0, 0) for first in (1, 6))
     assert videos_of(mine) == videos_of(others)
     assert set(past_of(mine)) != set(past_of(others))
-    mine_batch, other_batch = (render_batch(raw, IMAGES, torch.device("cpu")) for raw in (mine, others))
+    mine_batch, other_batch = (render_batch(raw, torch.device("cpu")) for raw in (mine, others))
     assert torch.equal(mine_batch.global_crops, other_batch.global_crops)
     assert torch.equal(mine_batch.local_crops, other_batch.local_crops)
     assert mine_batch.past is not None
@@ -110,30 +111,30 @@ def test_other_neighbors_change_the_past_and_nothing_else() -> None:
 
 def test_the_views_of_the_image_are_those_of_the_run_without_neighbors() -> None:
     store = Painted([1] * NUMBER)
-    alone = Source(store, replace(IMAGES, auxiliary="none")).read(3, 0)
+    alone = build_source(store, change(IMAGES, auxiliary="none")).read(3, 0)
     with_neighbors = image_source().read(3, 0)
-    assert np.array_equal(alone.global_.box, with_neighbors.global_.box)
-    assert np.array_equal(alone.global_.jitter, with_neighbors.global_.jitter)
+    assert np.array_equal(alone.plans["global"].box, with_neighbors.plans["global"].box)
+    assert np.array_equal(alone.plans["global"].jitter, with_neighbors.plans["global"].jitter)
     assert alone.frames.shape[0] == 4
     assert with_neighbors.frames.shape[0] == 8
 
 
 def test_an_image_without_a_mask_reads_no_neighbor() -> None:
-    config = replace(IMAGES, masking=replace(IMAGES.masking, probability=0.0))
+    config = change(IMAGES, masking__probability=0.0)
     assert image_source(config).read(0, 0).frames.shape[0] == 4
 
 
 def test_neighbors_are_part_of_what_a_run_was_trained_on() -> None:
     prints = {image_source(first=first).fingerprint() for first in (1, 2, 1)}
     assert len(prints) == 2
-    assert Source(Painted([1] * NUMBER), replace(IMAGES, auxiliary="none")).fingerprint() not in prints
+    assert build_source(Painted([1] * NUMBER), change(IMAGES, auxiliary="none")).fingerprint() not in prints
 
 
 def test_images_of_several_sizes_go_together(tmp_path: Path) -> None:
     for index, size in enumerate([(30, 50), (60, 20), (33, 33), (64, 48), (20, 70), (48, 48)]):
         save_images(tmp_path / str(index), 1, size=size, seed=index)
     store = open_images(tmp_path)
-    source = ImageSource(store, IMAGES, ring(6, 5, store.fingerprint()))
-    batch = render_batch(source.read(0, 0), IMAGES, torch.device("cpu"))
+    source = ImageSource(store, IMAGES, build_sampling(IMAGES), ring(6, 5, store.fingerprint()))
+    batch = render_batch(source.read(0, 0), torch.device("cpu"))
     assert batch.past is not None
     assert batch.past.shape == (8, 3, 32, 32)

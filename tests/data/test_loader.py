@@ -10,13 +10,14 @@ import torch
 from tcore.config import OptimConfig, RuntimeConfig
 from tcore.data.loader import load, render_batch
 from tcore.data.render import render
-from tcore.data.source import Counts, RawBatch, Source
+from tcore.data.source import Counts, RawBatch
 from tcore.data.stores import FrameStore
 from tcore.data.views import ViewPlan
 from tcore.device import num_cores
-from tcore.methods.sampling import step_masks
+from tcore.methods import build_sampling, build_source
 from tcore.methods.settings import Auxiliary, MaskingConfig
 from tests.data.painted import ALL_MASKED, GRID, TINY, Painted, sandwiches_of, videos_of
+from tests.tiny import change
 
 CPU = torch.device("cpu")
 
@@ -31,8 +32,7 @@ def same(first: RawBatch, second: RawBatch) -> bool:
         and torch.equal(first.mask, second.mask)
         and first.counts == second.counts
         and all(
-            same_plan(getattr(first, name), getattr(second, name))
-            for name in ("global_", "local", "past", "future")
+            same_plan(first.plans[name], second.plans[name]) for name in ("global", "local", "past", "future")
         )
     )
 
@@ -44,40 +44,40 @@ def rendered() -> FrameStore:
 
 
 def test_a_batch_is_a_function_of_seed_and_step(rendered: FrameStore) -> None:
-    source = Source(rendered, TINY)
+    source = build_source(rendered, TINY)
     first = source.read(3, 0)
     source.read(4, 0)  # reading something else in between changes nothing
     assert same(first, source.read(3, 0))
-    assert same(first, Source(FrameStore.rendered(videos=6, frames=8, size=32), TINY).read(3, 0))
+    assert same(first, build_source(FrameStore.rendered(videos=6, frames=8, size=32), TINY).read(3, 0))
     assert not same(first, source.read(4, 0))
-    assert not same(first, Source(rendered, replace(TINY, seed=1)).read(3, 0))
+    assert not same(first, build_source(rendered, change(TINY, seed=1)).read(3, 0))
 
 
 def test_every_kind_of_randomness_follows_step_and_seed() -> None:
     store = Painted([20] * 8)
-    here = Source(store, ALL_MASKED).read(0, 0)
+    here = build_source(store, ALL_MASKED).read(0, 0)
     for other in (
-        Source(store, ALL_MASKED).read(2, 0),
-        Source(store, replace(ALL_MASKED, seed=1)).read(0, 0),
+        build_source(store, ALL_MASKED).read(2, 0),
+        build_source(store, change(ALL_MASKED, seed=1)).read(0, 0),
     ):
         assert videos_of(here) != videos_of(other)
         assert sandwiches_of(here) != sandwiches_of(other)
         assert not torch.equal(here.mask, other.mask)
-        assert not np.array_equal(here.global_.box, other.global_.box)
-        assert not np.array_equal(here.local.jitter, other.local.jitter)
+        assert not np.array_equal(here.plans["global"].box, other.plans["global"].box)
+        assert not np.array_equal(here.plans["local"].jitter, other.plans["local"].jitter)
 
 
 def test_samples_of_one_step_differ_even_for_the_same_video() -> None:
-    raw = Source(Painted([20]), ALL_MASKED).read(0, 0)
+    raw = build_source(Painted([20]), ALL_MASKED).read(0, 0)
     assert videos_of(raw) == [0, 0, 0, 0]
     assert len(set(sandwiches_of(raw))) > 1
-    assert len({box.tobytes() for box in raw.global_.box}) == 8
+    assert len({box.tobytes() for box in raw.plans["global"].box}) == 8
 
 
 @pytest.mark.parametrize("accumulate", [2, 4])
 def test_parts_of_a_step_are_the_whole_step(rendered: FrameStore, accumulate: int) -> None:
-    divided = Source(rendered, replace(TINY, optim=OptimConfig(batch=4, accumulate=accumulate)))
-    whole = Source(rendered, TINY).read(1, 0)
+    divided = build_source(rendered, change(TINY, optim=OptimConfig(batch=4, accumulate=accumulate)))
+    whole = build_source(rendered, TINY).read(1, 0)
     assert len(whole.frames) == 10  # a video without a mask has but one
     parts = [divided[accumulate + part] for part in range(accumulate)]
     size = 4 // accumulate
@@ -87,29 +87,29 @@ def test_parts_of_a_step_are_the_whole_step(rendered: FrameStore, accumulate: in
     masks = torch.cat([part.mask.reshape(2, size, -1) for part in parts], dim=1)
     assert torch.equal(masks.reshape(8, -1), whole.mask)
     assert all(part.counts == whole.counts for part in parts)
-    for name, crops in (("global_", 2), ("local", 3)):
-        boxes = [getattr(part, name).box.reshape(crops, size, 4) for part in parts]
+    for name, crops in (("global", 2), ("local", 3)):
+        boxes = [part.plans[name].box.reshape(crops, size, 4) for part in parts]
         together = np.concatenate(boxes, axis=1).reshape(-1, 4)
-        assert np.array_equal(together, getattr(whole, name).box)
+        assert np.array_equal(together, whole.plans[name].box)
         frames = [
-            getattr(part, name).frame.reshape(crops, size) + start
+            part.plans[name].frame.reshape(crops, size) + start
             for part, start in zip(parts, first, strict=True)
         ]
-        assert np.array_equal(np.concatenate(frames, axis=1).ravel(), getattr(whole, name).frame)
-    assert sum(len(part.past) for part in parts) == len(whole.past)
+        assert np.array_equal(np.concatenate(frames, axis=1).ravel(), whole.plans[name].frame)
+    assert sum(len(part.plans["past"]) for part in parts) == len(whole.plans["past"])
     for name in ("past", "future"):
-        of_parts = [getattr(part, name).frame + start for part, start in zip(parts, first, strict=True)]
-        assert sorted(np.concatenate(of_parts)) == sorted(getattr(whole, name).frame)
+        of_parts = [part.plans[name].frame + start for part, start in zip(parts, first, strict=True)]
+        assert sorted(np.concatenate(of_parts)) == sorted(whole.plans[name].frame)
 
 
 def test_counts_are_those_of_the_whole_step() -> None:
-    config = replace(TINY, optim=OptimConfig(batch=4, accumulate=2))
-    masks = step_masks(config, 5)
+    config = change(TINY, optim=OptimConfig(batch=4, accumulate=2))
+    masks = build_sampling(config).masks(5)
     assert masks.shape == (2, 4, GRID * GRID)
-    raw = Source(Painted([20] * 4), config).read(5, 1)
+    raw = build_source(Painted([20] * 4), config).read(5, 1)
     assert raw.counts == Counts(4, 4, int(masks.sum()))
     assert torch.equal(raw.mask, torch.from_numpy(masks[:, 2:].reshape(4, -1)))
-    assert render_batch(raw, config, CPU).counts == raw.counts
+    assert render_batch(raw, CPU).counts == raw.counts
 
 
 @pytest.mark.parametrize("auxiliary", ["none", "past", "future", "both"])
@@ -118,25 +118,26 @@ def test_crops_that_are_made_together_are_those_of_their_plans(
     rendered: FrameStore, auxiliary: Auxiliary, fixed_space: bool
 ) -> None:
     views = replace(TINY.views, fixed_space=fixed_space)
-    config = replace(TINY, auxiliary=auxiliary, views=views, masking=MaskingConfig(probability=0.5))
-    raw = Source(rendered, config).read(3, 0)
-    batch = render_batch(raw, config, CPU)
-    student = raw.global_ if raw.student is None else raw.student
-    assert (raw.student is None) == fixed_space
-    kinds = {"teacher_crops": raw.global_, "global_crops": student, "past": raw.past, "future": raw.future}
-    for name, plan in kinds.items():
+    config = change(TINY, auxiliary=auxiliary, views=views, masking=MaskingConfig(probability=0.5))
+    raw = build_source(rendered, config).read(3, 0)
+    batch = render_batch(raw, CPU)
+    assert ("student" in raw.plans) == (not fixed_space)
+    kinds = {"teacher_crops": "global", "past": "past", "future": "future", "local_crops": "local"}
+    for name, view in (kinds | {"global_crops": "global" if fixed_space else "student"}).items():
         found = getattr(batch, name)
         if name in ("past", "future") and auxiliary not in (name, "both"):
             assert found is None
+            assert view not in raw.plans
         else:
-            torch.testing.assert_close(found, render(raw.frames, plan, views.global_size))
+            size = views.local_size if view == "local" else views.global_size
+            torch.testing.assert_close(found, render(raw.frames, raw.plans[view], size))
 
 
 def test_masks_do_not_depend_on_the_videos_and_follow_their_settings() -> None:
-    config = replace(TINY, masking=MaskingConfig(probability=0.75, ratio=(0.5, 0.5), group=2))
+    config = change(TINY, masking=MaskingConfig(probability=0.75, ratio=(0.5, 0.5), group=2))
     for step in range(10):
-        masks = Source(Painted([20] * 4), config).read(step, 0).mask
-        assert torch.equal(masks, Source(Painted([30] * 9), config).read(step, 0).mask)
+        masks = build_source(Painted([20] * 4), config).read(step, 0).mask
+        assert torch.equal(masks, build_source(Painted([30] * 9), config).read(step, 0).mask)
         per_group = masks.reshape(2, 2, 2, -1).any(dim=3).sum(dim=(0, 2))  # crop, group, video
         assert per_group.tolist() == [3, 3]
         assert set(masks.sum(dim=1).tolist()) == {0, 8}
@@ -146,7 +147,8 @@ def test_masks_are_blocks_or_independent_patches_as_set() -> None:
     views = replace(TINY.views, global_size=112)  # 14 x 14 patches
     pairs = []
     for masking in (MaskingConfig(kind="block"), MaskingConfig(kind="random")):
-        masks = step_masks(replace(TINY, views=views, masking=masking, optim=OptimConfig(batch=16)), 0)
+        config = change(TINY, views=views, masking=masking, optim=OptimConfig(batch=16))
+        masks = build_sampling(config).masks(0)
         grid = masks.reshape(32, 14, 14)
         pairs.append(int((grid[:, 1:] & grid[:, :-1]).sum()))
     assert pairs[0] > 1.5 * pairs[1]
@@ -154,34 +156,34 @@ def test_masks_are_blocks_or_independent_patches_as_set() -> None:
 
 def test_areas_of_the_crops_are_those_set() -> None:
     views = replace(TINY.views, global_area=(0.8, 0.9), local_area=(0.1, 0.15))
-    raw = Source(Painted([20] * 4, sizes=[(90, 90)]), replace(TINY, views=views)).read(0, 0)
-    for plan, low, high in [(raw.global_, 0.8, 0.9), (raw.local, 0.1, 0.15)]:
+    raw = build_source(Painted([20] * 4, sizes=[(90, 90)]), change(TINY, views=views)).read(0, 0)
+    for plan, low, high in [(raw.plans["global"], 0.8, 0.9), (raw.plans["local"], 0.1, 0.15)]:
         shares = plan.box[:, 2] * plan.box[:, 3] / 90**2
         assert np.all((low - 0.02 < shares) & (shares < high + 0.02))  # sides are rounded
 
 
 def test_crops_and_their_auxiliary_views_keep_their_photometric_recipe() -> None:
-    source = Source(Painted([20] * 4), ALL_MASKED)
+    source = build_source(Painted([20] * 4), ALL_MASKED)
     batches = [source.read(step, 0) for step in range(25)]
-    for name in ("global_", "past", "future"):
-        blur = np.stack([getattr(raw, name).blur.reshape(2, 4) > 0 for raw in batches])
-        solarize = np.stack([getattr(raw, name).solarize.reshape(2, 4) for raw in batches])
+    for name in ("global", "past", "future"):
+        blur = np.stack([raw.plans[name].blur.reshape(2, 4) > 0 for raw in batches])
+        solarize = np.stack([raw.plans[name].solarize.reshape(2, 4) for raw in batches])
         assert not blur[:, 0].any()
         assert not solarize[:, 0].any()
         assert 0.8 < blur[:, 1].mean() <= 1  # .9
         assert 0.05 < solarize[:, 1].mean() < 0.35  # .2
-        assert not any(getattr(raw, name).flip.any() for raw in batches)
-    assert 0.4 < np.mean([raw.local.flip.mean() for raw in batches]) < 0.6
+        assert not any(raw.plans[name].flip.any() for raw in batches)
+    assert 0.4 < np.mean([raw.plans["local"].flip.mean() for raw in batches]) < 0.6
 
 
 def test_auxiliary_views_of_a_masked_second_crop_keep_its_recipe() -> None:
-    source = Source(Painted([20] * 4), TINY)
+    source = build_source(Painted([20] * 4), TINY)
     first, second = [], []
     for step in range(25):
         raw = source.read(step, 0)
         masked = raw.mask.any(dim=1).nonzero().squeeze(1).numpy()
-        first += [raw.past.blur[masked < 4], raw.future.blur[masked < 4]]
-        second += [raw.past.blur[masked >= 4], raw.future.blur[masked >= 4]]
+        first += [raw.plans["past"].blur[masked < 4], raw.plans["future"].blur[masked < 4]]
+        second += [raw.plans["past"].blur[masked >= 4], raw.plans["future"].blur[masked >= 4]]
     assert not np.concatenate(first).any()
     assert (np.concatenate(second) > 0).mean() > 0.8
 
@@ -192,7 +194,7 @@ def test_the_number_of_readers_does_not_change_the_batches() -> None:
         config = replace(
             TINY, runtime=RuntimeConfig(workers=workers), optim=OptimConfig(batch=2, accumulate=2)
         )
-        source = Source(FrameStore.rendered(videos=3, frames=8, size=32), config)
+        source = build_source(FrameStore.rendered(videos=3, frames=8, size=32), config)
         batches.append(list(load(source, 1, 3, CPU)))
     alone, together = batches
     assert len(alone) == len(together) == 4
@@ -202,7 +204,7 @@ def test_the_number_of_readers_does_not_change_the_batches() -> None:
 def test_frames_of_differing_sizes_are_padded_with_zeros_by_every_reader() -> None:
     store = Painted([20] * 4, sizes=[(8, 20), (20, 8), (6, 6), (24, 10)])
     for workers in (0, 1):
-        source = Source(store, replace(ALL_MASKED, runtime=RuntimeConfig(workers=workers)))
+        source = build_source(store, change(ALL_MASKED, runtime=RuntimeConfig(workers=workers)))
         (raw,) = load(source, 0, 1, CPU)
         assert raw.frames.shape == (12, 24, 20, 3)
         for slot, clip in enumerate(source.chosen(0).tolist()):
@@ -213,29 +215,31 @@ def test_frames_of_differing_sizes_are_padded_with_zeros_by_every_reader() -> No
 
 
 def test_more_readers_than_cores_are_a_choice_without_a_warning() -> None:
-    source = Source(Painted([20] * 4), replace(ALL_MASKED, runtime=RuntimeConfig(workers=num_cores() + 1)))
+    source = build_source(
+        Painted([20] * 4), change(ALL_MASKED, runtime=RuntimeConfig(workers=num_cores() + 1))
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert len(list(load(source, 0, 2, CPU))) == 2
 
 
 def test_some_samples_of_a_step_are_those_of_the_whole() -> None:
-    source = Source(Painted([20] * 8), ALL_MASKED)
+    source = build_source(Painted([20] * 8), ALL_MASKED)
     whole, middle = source.read(2, 0), source.read_slots(2, range(1, 3))
     assert torch.equal(middle.frames, whole.frames[3:9])
     assert torch.equal(middle.mask, whole.mask[[1, 2, 5, 6]])
-    assert np.array_equal(middle.global_.box, whole.global_.box[[1, 2, 5, 6]])
+    assert np.array_equal(middle.plans["global"].box, whole.plans["global"].box[[1, 2, 5, 6]])
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="only a GPU needs pinned memory")
 def test_what_goes_to_the_device_is_pinned() -> None:
-    (raw,) = load(Source(Painted([20] * 4), TINY), 0, 1, torch.device("cuda"))
+    (raw,) = load(build_source(Painted([20] * 4), TINY), 0, 1, torch.device("cuda"))
     assert raw.frames.is_pinned()
     assert raw.mask.is_pinned()
 
 
 def test_loading_starts_at_any_step_and_ends_before_the_last() -> None:
-    source = Source(Painted([20] * 8), TINY)
+    source = build_source(Painted([20] * 8), TINY)
     loaded = list(load(source, 3, 5, CPU))
     assert len(loaded) == 2
     assert same(loaded[0], source.read(3, 0))

@@ -23,10 +23,11 @@ from tcore.data.packed import ShardWriter, shard_path
 from tcore.data.packing import Settings, Task, read_record, write_guarded, write_shard
 from tcore.data.prepare import merge, prepare
 from tcore.data.rendered import render_video
-from tcore.data.source import RawBatch, Source
+from tcore.data.source import RawBatch
 from tcore.data.sources import Item, list_source, plan_shards
 from tcore.data.stores import FrameStore, PackedStore
 from tcore.errors import InputError
+from tcore.methods import build_source
 from tests.evaluation.clips import cut, need_av, write_file
 from tests.tiny import tiny
 
@@ -176,7 +177,7 @@ def test_nothing_is_written_into_the_source(folders: Path, inside: str) -> None:
 
 
 def batches(frames: Path) -> list[RawBatch]:
-    source = Source(FrameStore.open(frames), tiny(optim__batch=4))
+    source = build_source(FrameStore.open(frames), tiny(optim__batch=4))
     return [source.read(step, 0) for step in range(3)]
 
 
@@ -188,7 +189,7 @@ def test_folder_form_and_packed_form_give_the_same_samples(folders: Path, tmp_pa
     for one, other in zip(batches(folders), batches(tmp_path / "store"), strict=True):
         assert np.array_equal(one.frames, other.frames)
         assert np.array_equal(one.mask, other.mask)
-        assert repr(one.global_) == repr(other.global_)
+        assert repr(one.plans["global"]) == repr(other.plans["global"])
 
 
 def test_frame_folders_can_be_made_smaller(folders: Path, tmp_path: Path) -> None:
@@ -366,7 +367,7 @@ def test_the_end_says_what_was_made_and_what_comes_next(
 def test_training_on_a_truncated_shard_names_it(folders: Path, tmp_path: Path) -> None:
     store = prepare_here(folders, tmp_path / "store")
     os.truncate(shard_path(tmp_path / "store", 2), 5000)
-    batches = load(Source(store, tiny(runtime__workers=1)), 0, 6, torch.device("cpu"))
+    batches = load(build_source(store, tiny(runtime__workers=1)), 0, 6, torch.device("cpu"))
     assert any("000002.tar is cut off" in line for raw in batches for line in raw.bad)
 
 

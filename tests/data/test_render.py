@@ -64,7 +64,7 @@ def mixed_batch(count: int = 6) -> tuple[UInt8[Tensor, "f 60 80 3"], ViewPlan]:
     plans = []
     for index in range(count):
         sample = sample_views(np.random.default_rng(index), ((60, 80), (60, 80), (60, 80)))
-        plan = ViewPlan.concatenate([sample.global_, sample.local, sample.past, sample.future])
+        plan = ViewPlan.concatenate([sample["global"], sample["local"], sample["past"], sample["future"]])
         plans.append(plan.with_frame(plan.frame + 3 * index))
     return torch.from_numpy(noise(3 * count, 60, 80, 3)), ViewPlan.concatenate(plans)
 

@@ -11,10 +11,10 @@ from jaxtyping import UInt8
 from PIL import Image
 
 from tcore.config import Config, OptimConfig
-from tcore.data.source import Source
 from tcore.data.stores import FrameStore
 from tcore.errors import InputError
-from tcore.methods.sampling import offset_in_frames, step_masks
+from tcore.methods import build_sampling, build_source
+from tcore.methods.sampling import SandwichSampling
 from tcore.methods.settings import Auxiliary, SandwichConfig, Sides
 from tests.data.painted import (
     ALL_MASKED,
@@ -26,12 +26,13 @@ from tests.data.painted import (
     sandwiches_of,
     videos_of,
 )
+from tests.tiny import change
 
 # Epochs
 
 
 def test_an_epoch_uses_every_video_at_most_once_in_an_order_of_its_own() -> None:
-    source = Source(Painted([20] * 11), TINY)
+    source = build_source(Painted([20] * 11), TINY)
     assert source.steps_per_epoch == 2  # floor(11 / 4)
     epochs = [[v for step in (2 * e, 2 * e + 1) for v in videos_of(source.read(step, 0))] for e in range(6)]
     for videos in epochs:
@@ -43,16 +44,16 @@ def test_an_epoch_uses_every_video_at_most_once_in_an_order_of_its_own() -> None
 
 def test_an_order_follows_the_seed_and_the_epoch_alone() -> None:
     store = Painted([20] * 8)
-    orders = [Source(store, replace(TINY, seed=seed)).chosen(0).tolist() for seed in (0, 1, 0)]
+    orders = [build_source(store, change(TINY, seed=seed)).chosen(0).tolist() for seed in (0, 1, 0)]
     assert orders[0] == orders[2] != orders[1]
     # Steps of the last epoch, asked for first: no state is carried on.
-    source = Source(store, TINY)
+    source = build_source(store, TINY)
     late = source.chosen(7).tolist()
     assert [source.chosen(step).tolist() for step in range(8)][7] == late
 
 
 def test_a_store_smaller_than_a_batch_is_gone_through_repeatedly() -> None:
-    source = Source(Painted([20] * 3), replace(TINY, optim=OptimConfig(batch=8)))
+    source = build_source(Painted([20] * 3), change(TINY, optim=OptimConfig(batch=8)))
     assert source.steps_per_epoch == 1
     counts = np.bincount(videos_of(source.read(0, 0)), minlength=3)
     assert sorted(counts.tolist()) == [2, 3, 3]
@@ -70,7 +71,7 @@ def test_settings_of_the_sandwich_decide_which_frames_are_read(
     frames: Sides, expected: PastCurrentFuture
 ) -> None:
     sandwich = SandwichConfig(current=(0.5, 0.525), offset=(0.1, 0.1), frames=frames)
-    raw = Source(Painted([40] * 4), replace(ALL_MASKED, sandwich=sandwich)).read(0, 0)
+    raw = build_source(Painted([40] * 4), change(ALL_MASKED, sandwich=sandwich)).read(0, 0)
     assert set(sandwiches_of(raw)) == {expected}
 
 
@@ -88,20 +89,20 @@ class Counting(Painted):
 
 def has_mask(config: Config, step: int) -> list[bool]:
     """Which videos of a step are masked, in either crop."""
-    return [bool(masks.any()) for masks in step_masks(config, step).swapaxes(0, 1)]
+    return [bool(masks.any()) for masks in build_sampling(config).masks(step).swapaxes(0, 1)]
 
 
 @pytest.mark.parametrize(
     ("auxiliary", "of_masked"), [("none", (1,)), ("past", (0, 1)), ("future", (1, 2)), ("both", (0, 1, 2))]
 )
 def test_frames_that_nobody_looks_at_are_not_read(auxiliary: Auxiliary, of_masked: tuple[int, ...]) -> None:
-    config = replace(TINY, auxiliary=auxiliary)
+    config = change(TINY, auxiliary=auxiliary)
     num_masked = 0
     for step in range(6):
-        samples = samples_of(Source(Painted([20] * 6), ALL_MASKED).read(step, 0))
+        samples = samples_of(build_source(Painted([20] * 6), ALL_MASKED).read(step, 0))
         masked = has_mask(config, step)
         store = Counting([20] * 6)
-        raw = Source(store, config).read(step, 0)
+        raw = build_source(store, config).read(step, 0)
         expected = [
             (video, tuple(sandwich[position] for position in (of_masked if is_masked else (1,))))
             for (video, sandwich), is_masked in zip(samples, masked, strict=True)
@@ -118,15 +119,15 @@ def test_a_student_that_looks_at_the_past_has_it_read_with_and_without_masks(
     fixed_space: bool, fixed_time: bool, positions: tuple[int, ...]
 ) -> None:
     views = replace(TINY.views, fixed_space=fixed_space, fixed_time=fixed_time)
-    samples = samples_of(Source(Painted([20] * 6), ALL_MASKED).read(0, 0))
+    samples = samples_of(build_source(Painted([20] * 6), ALL_MASKED).read(0, 0))
     store = Counting([20] * 6)
-    Source(store, replace(TINY, auxiliary="none", views=views)).read(0, 0)
+    build_source(store, change(TINY, auxiliary="none", views=views)).read(0, 0)
     assert store.log == [(video, tuple(s[position] for position in positions)) for video, s in samples]
 
 
 def test_without_any_mask_only_current_frames_are_read() -> None:
     store = Counting([20] * 6)
-    Source(store, replace(TINY, masking=replace(TINY.masking, probability=0.0))).read(0, 0)
+    build_source(store, change(TINY, masking__probability=0.0)).read(0, 0)
     assert [len(frames) for _, frames in store.log] == [1, 1, 1, 1]
 
 
@@ -136,8 +137,8 @@ def test_a_broken_frame_matters_only_where_it_is_looked_at(tmp_path: Path) -> No
         for frame in range(20):
             Image.new("RGB", (20, 20), paint(video, frame)).save(tmp_path / f"video-{video}" / f"{frame}.png")
     masked = has_mask(TINY, 0)
-    samples = samples_of(Source(FrameStore.open(tmp_path), ALL_MASKED).read(0, 0))
-    source = Source(FrameStore.open(tmp_path), TINY)
+    samples = samples_of(build_source(FrameStore.open(tmp_path), ALL_MASKED).read(0, 0))
+    source = build_source(FrameStore.open(tmp_path), TINY)
     whole = source.read(0, 0)
 
     def broken(slot: int, position: int) -> Path:
@@ -159,11 +160,11 @@ def test_an_unreadable_clip_is_replaced_by_another_that_seed_step_and_slot_decid
         (tmp_path / f"video-{video}").mkdir()
         for frame in range(20):
             Image.new("RGB", (20, 20), paint(video, frame)).save(tmp_path / f"video-{video}" / f"{frame}.png")
-    source = Source(FrameStore.open(tmp_path), ALL_MASKED)
+    source = build_source(FrameStore.open(tmp_path), ALL_MASKED)
     whole = [videos_of(source.read(step, 0)) for step in range(6)]
     for path in (tmp_path / "video-1").iterdir():
         path.write_bytes(b"")
-    again = Source(FrameStore.open(tmp_path), ALL_MASKED)
+    again = build_source(FrameStore.open(tmp_path), ALL_MASKED)
     for step, before in enumerate(whole):
         raw = source.read(step, 0)
         after = videos_of(raw)
@@ -180,15 +181,15 @@ def test_an_unreadable_clip_is_replaced_by_another_that_seed_step_and_slot_decid
 
 
 def test_short_videos_are_counted_and_left_out() -> None:
-    source = Source(Painted([6, 7, 1, 20, 3, 8]), replace(TINY, optim=OptimConfig(batch=3)))
+    source = build_source(Painted([6, 7, 1, 20, 3, 8]), change(TINY, optim=OptimConfig(batch=3)))
     assert source.num_short == 3
     assert source.steps_per_epoch == 1
     assert {v for step in range(4) for v in videos_of(source.read(step, 0))} == {1, 3, 5}
 
 
 def test_short_videos_are_repeated_on_request() -> None:
-    config = replace(ALL_MASKED, sandwich=SandwichConfig(short_videos="repeat"), optim=OptimConfig(batch=4))
-    source = Source(Painted([6, 7, 1, 2]), config)
+    config = change(ALL_MASKED, sandwich=SandwichConfig(short_videos="repeat"), optim=OptimConfig(batch=4))
+    source = build_source(Painted([6, 7, 1, 2]), config)
     assert source.num_short == 3
     shown = dict(samples_of(source.read(0, 0)))
     assert set(shown) == {0, 1, 2, 3}
@@ -201,7 +202,7 @@ def test_a_store_of_short_videos_alone_is_refused() -> None:
     with pytest.raises(
         InputError, match=r"no usable video among 3: the longest has 6 frames.*\(0\.15, 0\.25\)"
     ):
-        Source(Painted([6, 5, 1]), TINY)
+        build_source(Painted([6, 5, 1]), TINY)
 
 
 # Cuts
@@ -209,8 +210,8 @@ def test_a_store_of_short_videos_alone_is_refused() -> None:
 
 def test_cuts_keep_a_sandwich_within_its_shot_when_split() -> None:
     store = Painted([10 + 12 + 4], cuts=(10, 22))
-    split = Source(
-        store, replace(ALL_MASKED, sandwich=SandwichConfig(cuts="split"), optim=OptimConfig(batch=2))
+    split = build_source(
+        store, change(ALL_MASKED, sandwich=SandwichConfig(cuts="split"), optim=OptimConfig(batch=2))
     )
     assert split.num_short == 1  # the shot of four frames
     for step in range(20):
@@ -223,7 +224,7 @@ def test_cuts_keep_a_sandwich_within_its_shot_when_split() -> None:
 
 
 def test_cuts_are_crossed_when_ignored() -> None:
-    source = Source(Painted([20], cuts=(10,)), replace(ALL_MASKED, optim=OptimConfig(batch=1)))
+    source = build_source(Painted([20], cuts=(10,)), change(ALL_MASKED, optim=OptimConfig(batch=1)))
     crossing = [min(s) < 10 <= max(s) for step in range(20) for s in sandwiches_of(source.read(step, 0))]
     assert sum(crossing) > 10
     assert source.num_short == 0
@@ -234,19 +235,24 @@ def test_cuts_are_crossed_when_ignored() -> None:
 
 def in_seconds(*seconds: float) -> Config:
     first, last = seconds
-    return replace(ALL_MASKED, sandwich=SandwichConfig(offset_seconds=(first, last)))
+    return change(ALL_MASKED, sandwich=SandwichConfig(offset_seconds=(first, last)))
 
 
 def test_offsets_in_seconds_become_frames_of_the_store() -> None:
+    def offsets(store: Painted, config: Config) -> tuple[int, int] | None:
+        sampling = build_source(store, config).sampling
+        assert isinstance(sampling, SandwichSampling)
+        return sampling.offset_frames
+
     config = in_seconds(1.5, 2.5)
-    assert offset_in_frames(Painted([20]), TINY) is None
-    assert offset_in_frames(Painted([20]), config) == (3, 5)  # 2 frames per second
-    assert offset_in_frames(Painted([20]), replace(config, fps=10.0)) == (15, 25)
-    assert offset_in_frames(Painted([20], fps=4.0), replace(config, fps=10.0)) == (6, 10)
+    assert offsets(Painted([90]), TINY) is None
+    assert offsets(Painted([90]), config) == (3, 5)  # 2 frames per second
+    assert offsets(Painted([90]), change(config, fps=10.0)) == (15, 25)
+    assert offsets(Painted([90], fps=4.0), change(config, fps=10.0)) == (6, 10)
 
 
 def test_offsets_in_seconds_do_not_grow_with_the_video() -> None:
-    source = Source(Painted([250] * 4), in_seconds(1.5, 2.5))
+    source = build_source(Painted([250] * 4), in_seconds(1.5, 2.5))
     for step in range(8):
         for past, current, future in sandwiches_of(source.read(step, 0)):
             assert 75 <= current <= 174
@@ -255,7 +261,7 @@ def test_offsets_in_seconds_do_not_grow_with_the_video() -> None:
 
 
 def test_videos_without_room_for_offsets_in_seconds_are_short() -> None:
-    source = Source(Painted([10, 11, 12, 20]), in_seconds(1.5, 2.5))
+    source = build_source(Painted([10, 11, 12, 20]), in_seconds(1.5, 2.5))
     assert source.num_short == 1
     current = {(video, s[1]) for step in range(30) for video, s in samples_of(source.read(step, 0))}
     assert {c for v, c in current if v == 1} == {5}
@@ -266,13 +272,13 @@ def test_videos_without_room_for_offsets_in_seconds_are_short() -> None:
 def test_offsets_below_one_frame_are_refused() -> None:
     config = in_seconds(0.4, 2.0)
     with pytest.raises(InputError, match=r"offset_seconds=\(0\.4, 2\.0\) is less than one frame at 2 frames"):
-        Source(Painted([20] * 4), config)
-    Source(Painted([20] * 4, fps=2.5), config)  # one frame
+        build_source(Painted([20] * 4), config)
+    build_source(Painted([20] * 4, fps=2.5), config)  # one frame
 
 
 def test_offsets_in_seconds_that_fit_no_video_are_refused_with_advice_that_helps() -> None:
     config = in_seconds(9.0, 10.0)
     with pytest.raises(InputError) as caught:
-        Source(Painted([20] * 4), config)
+        build_source(Painted([20] * 4), config)
     assert "sandwich.offset_seconds=(9.0, 10.0)" in str(caught.value)
     assert "repeat" not in str(caught.value)  # offsets in seconds are never repeated

@@ -17,7 +17,6 @@ from tcore.data.views import (
     NO_JITTER,
     PAST,
     Photometry,
-    SamplePlan,
     ViewPlan,
     central_box,
     random_boxes,
@@ -27,6 +26,7 @@ from tcore.data.views import (
 from tcore.errors import InputError
 
 DRAWS = 4000
+Sample = dict[str, ViewPlan]
 SIZES = ((240, 320), (240, 320), (240, 320))
 
 
@@ -176,30 +176,30 @@ def test_central_box_is_the_frame_with_its_aspect_clamped(
 
 def test_a_sample_has_its_views_on_the_right_frames() -> None:
     sample = sample_views(np.random.default_rng(0), SIZES, num_local=5)
-    assert sample.global_.frame.tolist() == [CURRENT] * 2
-    assert sample.local.frame.tolist() == [CURRENT] * 5
-    assert sample.past.frame.tolist() == [PAST] * 2
-    assert sample.future.frame.tolist() == [FUTURE] * 2
-    assert sample.student is None
+    assert sample["global"].frame.tolist() == [CURRENT] * 2
+    assert sample["local"].frame.tolist() == [CURRENT] * 5
+    assert sample["past"].frame.tolist() == [PAST] * 2
+    assert sample["future"].frame.tolist() == [FUTURE] * 2
+    assert set(sample) == {"global", "local", "past", "future"}
 
 
 def test_no_local_views_leaves_an_empty_plan() -> None:
-    assert len(sample_views(np.random.default_rng(0), SIZES, num_local=0).local) == 0
+    assert len(sample_views(np.random.default_rng(0), SIZES, num_local=0)["local"]) == 0
 
 
 def test_past_and_future_share_the_central_box() -> None:
     sample = sample_views(np.random.default_rng(0), ((90, 160), (90, 160), (90, 160)))
-    assert sample.past.box.tolist() == sample.future.box.tolist() == [[0, 20, 90, 120]] * 2
+    assert sample["past"].box.tolist() == sample["future"].box.tolist() == [[0, 20, 90, 120]] * 2
 
 
 def test_past_and_future_can_show_the_box_of_the_crop_they_serve() -> None:
     central, current = (
         sample_views(np.random.default_rng(0), SIZES, auxiliary_box=box) for box in ("central", "current")
     )
-    assert (current.past.box == current.global_.box).all()
-    assert (current.future.box == current.global_.box).all()
-    assert same(current.global_, central.global_)
-    assert (current.past.jitter == central.past.jitter).all()
+    assert (current["past"].box == current["global"].box).all()
+    assert (current["future"].box == current["global"].box).all()
+    assert same(current["global"], central["global"])
+    assert (current["past"].jitter == central["past"].jitter).all()
 
 
 def test_colors_change_more_rarely_where_wanted_and_all_else_stays() -> None:
@@ -210,7 +210,7 @@ def test_colors_change_more_rarely_where_wanted_and_all_else_stays() -> None:
     )
     changes = {}
     for name, samples in (("published", published), ("half", half), ("never", never)):
-        plans = [plan for s in samples for plan in (s.global_, s.local, s.past, s.future)]
+        plans = [plan for s in samples for plan in (s["global"], s["local"], s["past"], s["future"])]
         jittered = np.concatenate([(plan.jitter != np.array(NO_JITTER)).any(axis=1) for plan in plans])
         gray, solarized = (np.concatenate([getattr(p, k) for p in plans]) for k in ("gray", "solarize"))
         changes[name] = np.stack([jittered, gray, solarized])
@@ -220,7 +220,7 @@ def test_colors_change_more_rarely_where_wanted_and_all_else_stays() -> None:
     assert not (changes["half"] & ~changes["published"]).any()
     for one, other in zip(published, never, strict=True):
         for name in ("box", "flip", "blur"):
-            assert (getattr(one.local, name) == getattr(other.local, name)).all()
+            assert (getattr(one["local"], name) == getattr(other["local"], name)).all()
 
 
 def test_the_box_of_a_crop_in_frames_of_other_sizes_is_refused() -> None:
@@ -232,32 +232,32 @@ def test_frames_of_other_sizes_get_boxes_of_their_own() -> None:
     sizes = ((90, 160), (64, 64), (300, 200))
     for seed in range(20):
         sample = sample_views(np.random.default_rng(seed), sizes)
-        assert sample.past.box.tolist() == [[0, 20, 90, 120]] * 2
-        assert sample.future.box.tolist() == [[16, 0, 267, 200]] * 2
-        for plan in (sample.global_, sample.local):
+        assert sample["past"].box.tolist() == [[0, 20, 90, 120]] * 2
+        assert sample["future"].box.tolist() == [[16, 0, 267, 200]] * 2
+        for plan in (sample["global"], sample["local"]):
             assert (plan.box[:, :2] + plan.box[:, 2:] <= 64).all()
 
 
 @pytest.fixture(scope="module")
-def samples() -> list[SamplePlan]:
+def samples() -> list[Sample]:
     return [sample_views(np.random.default_rng(seed), SIZES) for seed in range(400)]
 
 
-def test_areas_of_a_sample_are_those_asked_for(samples: list[SamplePlan]) -> None:
+def test_areas_of_a_sample_are_those_asked_for(samples: list[Sample]) -> None:
     def area(boxes: list[Int64[np.ndarray, "_ 4"]]) -> Float64[np.ndarray, "_"]:
         stacked = np.concatenate(boxes)
         return stacked[:, 2] * stacked[:, 3] / (240 * 320)
 
-    large, small = area([s.global_.box for s in samples]), area([s.local.box for s in samples])
+    large, small = area([s["global"].box for s in samples]), area([s["local"].box for s in samples])
     assert 0.31 < large.min() < 0.35
     assert 0.95 < large.max() <= 1
     assert 0.045 < small.min() < 0.06
     assert 0.31 < small.max() < 0.33
 
 
-def test_auxiliary_views_follow_the_recipe_of_their_global_crop(samples: list[SamplePlan]) -> None:
-    for name in ("global_", "past", "future"):
-        plans: list[ViewPlan] = [getattr(sample, name) for sample in samples]
+def test_auxiliary_views_follow_the_recipe_of_their_global_crop(samples: list[Sample]) -> None:
+    for name in ("global", "past", "future"):
+        plans: list[ViewPlan] = [sample[name] for sample in samples]
         assert not any(plan.flip.any() or plan.blur[0] or plan.solarize[0] for plan in plans)
         assert_frequency(sum(bool(plan.blur[1]) for plan in plans), 0.9, len(plans))
         assert_frequency(sum(bool(plan.solarize[1]) for plan in plans), 0.2, len(plans))
@@ -266,16 +266,16 @@ def test_auxiliary_views_follow_the_recipe_of_their_global_crop(samples: list[Sa
             assert_frequency(sum(plan.jitter[row, 0] != 1 for plan in plans), 0.8, len(plans))
 
 
-def test_local_views_follow_the_local_recipe(samples: list[SamplePlan]) -> None:
-    local = ViewPlan.concatenate([sample.local for sample in samples])
+def test_local_views_follow_the_local_recipe(samples: list[Sample]) -> None:
+    local = ViewPlan.concatenate([sample["local"] for sample in samples])
     assert_frequency(int(local.flip.sum()), 0.5, len(local))
     assert_frequency(int((local.blur > 0).sum()), 0.5, len(local))
     assert not local.solarize.any()
 
 
-def test_every_view_of_a_sample_draws_for_itself(samples: list[SamplePlan]) -> None:
+def test_every_view_of_a_sample_draws_for_itself(samples: list[Sample]) -> None:
     for sample in samples[:50]:
-        plan = ViewPlan.concatenate([sample.global_, sample.local, sample.past, sample.future])
+        plan = ViewPlan.concatenate([sample["global"], sample["local"], sample["past"], sample["future"]])
         hues = plan.jitter[plan.jitter[:, 3] != 0, 3]
         sigmas = plan.blur[plan.blur > 0]
         assert len(set(hues)) == len(hues)
@@ -285,9 +285,9 @@ def test_every_view_of_a_sample_draws_for_itself(samples: list[SamplePlan]) -> N
 
 def test_the_same_generator_state_gives_the_same_sample() -> None:
     first, second, other = (sample_views(np.random.default_rng(seed), SIZES) for seed in (5, 5, 6))
-    for name in ("global_", "local", "past", "future"):
-        assert same(getattr(first, name), getattr(second, name))
-        assert not same(getattr(first, name), getattr(other, name))
+    for name in ("global", "local", "past", "future"):
+        assert same(first[name], second[name])
+        assert not same(first[name], other[name])
 
 
 @pytest.mark.parametrize(
@@ -298,10 +298,9 @@ def test_a_student_that_is_not_aligned_differs_in_place_or_time_but_not_in_color
 ) -> None:
     aligned = sample_views(np.random.default_rng(0), SIZES)
     sample = sample_views(np.random.default_rng(0), SIZES, fixed_space=space, fixed_time=time)
-    student, teacher = sample.student, sample.global_
-    assert student is not None
-    assert same(teacher, aligned.global_)
-    assert same(sample.future, aligned.future)
+    student, teacher = sample["student"], sample["global"]
+    assert same(teacher, aligned["global"])
+    assert same(sample["future"], aligned["future"])
     assert student.frame.tolist() == [frame] * 2
     assert (student.box == teacher.box).all(axis=1).tolist() == [space] * 2
     assert same(student, ViewPlan.concatenate([teacher]).with_frame(student.frame)) == space
@@ -317,8 +316,7 @@ def test_the_box_of_a_student_in_another_frame_fits_that_frame() -> None:
             fixed_space=False,
             fixed_time=False,
         )
-        assert sample.student is not None
-        assert (sample.student.box[:, :2] + sample.student.box[:, 2:] <= (40, 30)).all()
+        assert (sample["student"].box[:, :2] + sample["student"].box[:, 2:] <= (40, 30)).all()
 
 
 def test_the_same_box_in_a_frame_of_another_size_is_refused() -> None:
@@ -327,7 +325,7 @@ def test_the_same_box_in_a_frame_of_another_size_is_refused() -> None:
 
 
 def test_plans_can_be_joined_cut_and_moved_to_other_frames() -> None:
-    parts = [sample_views(np.random.default_rng(seed), SIZES).local for seed in range(3)]
+    parts = [sample_views(np.random.default_rng(seed), SIZES)["local"] for seed in range(3)]
     joined = ViewPlan.concatenate(parts)
     assert len(joined) == 24
     assert same(joined.select(np.arange(8, 16)), parts[1])

@@ -73,7 +73,7 @@ def test_frames_of_any_size_are_brought_to_sixteen_patches() -> None:
 @pytest.mark.long
 def test_more_returns_with_a_trained_encoder_than_with_an_untrained_one(tmp_path: Path) -> None:
     config = recipe("quickstart", {"optim.steps": 150})
-    untrained = Encoder(build(config).teacher.backbone, "untrained")
+    untrained = Encoder(build(config).encoder(), "untrained")
     trained = load_encoder(train(config, tmp_path / "run", quiet=True))
     assert cycle_consistency(trained) > cycle_consistency(untrained) + 0.02
     assert len(list(rendered_clips(32, count=2, frames=3))) == 2

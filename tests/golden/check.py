@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tcore import methods
 from tcore.evaluation import pose, resize, scores
 from tcore.evaluation.propagate import Propagator, propagate_features
 from tcore.methods.distillation import Batch, make_batch
@@ -23,6 +24,7 @@ from tcore.methods.tcore import TCoRe
 from tcore.model import losses
 from tcore.model.heads import ProjectionHead
 from tcore.model.vit import VisionTransformer
+from tcore.recipes import recipe
 from tcore.training import optim
 
 Arrays = Mapping[str, np.ndarray[Any, Any]]
@@ -144,7 +146,16 @@ def golden_model(arrays: Arrays, settings: Mapping[str, Any], form: LossForm) ->
     match = PatchMatchingModule(
         dim=settings["embed_dim"], num_heads=settings["pmm_heads"], gain=settings["attn_mul"]
     )
-    model = TCoRe(backbone, head, match, form=form, student_temperature=settings["student_temp"])
+    weights = {
+        "dino": settings["w_dino"],
+        "past_teacher": settings["w_pt"],
+        "future_teacher": settings["w_ft"],
+        "past_future": settings["w_pf"],
+        "koleo": settings["w_koleo"],
+    }
+    model = TCoRe(
+        backbone, head, match, weights=weights, form=form, student_temperature=settings["student_temp"]
+    )
     centers = {
         "frame_center.value": state.pop("dino_loss.center").flatten(),
         "patch_center.value": state.pop("ibot_patch_loss.center").flatten(),
@@ -177,29 +188,22 @@ def check_losses_and_gradients(
     positions = batch.masked[batch.masked_patches // patches] * patches + batch.masked_patches % patches
     yield deviation("mask_indices_list", positions, arrays["batch/mask_indices_list"], 0.0)
     yield deviation("masks_weight", batch.patch_weights, arrays["batch/masks_weight"])
-    found = model(batch, settings["teacher_temp"])
-    weights = {
-        "dino": settings["w_dino"],
-        "past_teacher": settings["w_pt"],
-        "future_teacher": settings["w_ft"],
-        "past_future": settings["w_pf"],
-        "koleo": settings["w_koleo"],
-    }
-    total = found.total(weights)
+    found = model(batch, {"teacher_temperature": settings["teacher_temp"]})
+    total = model.total(found)
     total.backward()
-    for name, value in (found.named() | {"total": total}).items():
+    for name, value in (found | {"total": total}).items():
         yield deviation(f"loss_{form}/{name}", value, arrays[f"loss_{form}/{name}"])
-    assert model.glimpse is not None
-    yield deviation("targets/patches", model.glimpse.patch_targets, arrays["targets/patches"])
-    for side, tokens in (("past", model.glimpse.from_past), ("future", model.glimpse.from_future)):
-        assert tokens is not None
-        yield deviation(f"logits/{side}", model.student.head(tokens), arrays[f"logits/{side}"])
+    sample = model.health_sample
+    yield deviation("targets/patches", sample["patch_targets"], arrays["targets/patches"])
+    for side in ("past", "future"):
+        logits = model.student.head(sample[f"from_{side}"])
+        yield deviation(f"logits/{side}", logits, arrays[f"logits/{side}"])
     parameters = dict(model.named_parameters())
     trained = {name for name, parameter in parameters.items() if parameter.requires_grad}
     yield same_names(gradients, {our_name(name) for name in tensors(arrays, f"{gradients}/")}, trained)
     for name, golden in tensors(arrays, f"{gradients}/").items():
         yield deviation(f"{gradients}/{name}", parameters[our_name(name)].grad, golden, 1e-4)
-    model.update_centers()
+    model.finish_step({"momentum": 1.0})
     yield deviation("after/dino_center", model.frame_center.value, arrays["after/dino_center"].ravel())
     yield deviation("after/patch_center", model.patch_center.value, arrays["after/patch_center"].ravel())
 
@@ -221,15 +225,13 @@ def check_update(arrays: Arrays, settings: Mapping[str, Any]) -> Iterator[Deviat
     optimizer.step(
         optim.StepValues(
             lr=settings["lr"],
-            matching_lr=settings["matching_lr"],
-            last_layer_lr=settings["lr"],
-            backbone_lr=settings["lr"],
+            rates={"backbone": settings["lr"], "head": settings["lr"], "match": settings["matching_lr"]},
+            last_layer=True,
             weight_decay=settings["weight_decay"],
-            momentum=settings["teacher_momentum"],
-            teacher_temperature=settings["teacher_temp"],
+            own={},
         )
     )
-    model.update_teacher(settings["teacher_momentum"])
+    model.finish_step({"momentum": settings["teacher_momentum"]})
     after = {our_name(name) for name in tensors(arrays, "after/") if not name.endswith("_center")}
     yield same_names("after", after, set(parameters))
     for name, golden in tensors(arrays, "after/").items():
@@ -255,32 +257,26 @@ def check_sinkhorn(arrays: Arrays) -> Iterator[Deviation]:
 
 def check_schedules(arrays: Arrays) -> Iterator[Deviation]:
     """Learning rates, weight decay, momentum and temperature of 12 epochs of 7 steps."""
-    schedule = optim.Schedule(
-        num_steps=84,
-        warmup_steps=21,
-        lr=1e-3,
-        matching_lr=1e-4,
-        end_lr=1e-6,
-        weight_decay=(0.04, 0.4),
-        momentum=(0.992, 1.0),
-        teacher_temperature=(0.04, 0.07),
-        temperature_steps=35,
-    )
+    settings = {"vit.dim": 16, "vit.depth": 1, "vit.num_heads": 1, "head.hidden": 8, "head.prototypes": 8}
+    lengths = {"optim.epochs": 12, "optim.warmup_epochs": 3, "teacher.temperature_epochs": 5}
+    config = recipe("vits16-k400", settings | lengths)
+    schedule = optim.build_schedule(config, methods.build(config), steps_per_epoch=7)
     names = {
         "lr": "lr",
-        "pmm_lr": "matching_lr",
+        "pmm_lr": "lr_match",
         "wd": "weight_decay",
         "momentum": "momentum",
         "teacher_temp": "teacher_temperature",
     }
     for name, ours in names.items():
-        values = [getattr(schedule.at(step), ours) for step in range(arrays[name].shape[0])]
+        values = [schedule.at(step).logged()[ours] for step in range(arrays[name].shape[0])]
         yield deviation(name, values, arrays[name])
 
 
 def rule_deviation(part: str, name: str, golden: Mapping[str, Any], **decay: float) -> Deviation:
     """One parameter's rule beside the golden one."""
-    rule = optim.parameter_rule(part, name, depth=12, **decay)
+    last_layer = "prototypes." if part == "head" else ""
+    rule = optim.parameter_rule(part, name, depth=12, last_layer=last_layer, **decay)
     # The release decays the matching module's in_proj_bias by accident of its name; ours does not.
     decayed = 0.0 if name.endswith("in_proj_bias") else golden["wd_multiplier"]
     ours = (rule.lr_multiplier, float(rule.decayed), float(rule.is_last_layer))

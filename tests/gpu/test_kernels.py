@@ -78,22 +78,24 @@ def test_a_bf16_step_on_the_fast_path_is_near_an_fp32_step_on_the_plain_one(reac
 
     from tcore.config import Config
     from tcore.data.loader import render_batch
-    from tcore.data.source import Source
+    from tcore.methods import build_source
     from tcore.recipes import recipe
     from tcore.training.loop import open_store, resolve
     from tcore.training.step import Trainer
+    from tests.tiny import as_tcore
 
     def run(config: Config) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
         config = resolve(config)
         trainer = Trainer(config)
-        trainer.method.fused = config.runtime.compile != "off"
-        source = Source(open_store(config, None), config)
-        batch = render_batch(source[0], config, trainer.device, trainer.render)
+        method = as_tcore(trainer.method)
+        method.fused = config.runtime.compile != "off"
+        source = build_source(open_store(config, None), config)
+        batch = render_batch(source[0], trainer.device, trainer.render)
         with trainer._autocast():
-            losses = trainer.method(batch, 0.05, trainer.generator.manual_seed(0))
-        losses.total(config.method.loss.weights()).backward()
-        gradients = {name: p.grad for name, p in trainer.method.named_parameters() if p.grad is not None}
-        return {name: float(x) for name, x in losses.named().items()}, gradients
+            losses = method(batch, {"teacher_temperature": 0.05}, trainer.generator.manual_seed(0))
+        method.total(losses).backward()
+        gradients = {name: p.grad for name, p in method.named_parameters() if p.grad is not None}
+        return {name: float(x) for name, x in losses.items()}, gradients
 
     settings = {"vit.layer_scale": 0.1, "head.prototypes": 4096, "optim.batch": 16, "rendered.size": 256}
     base = recipe("vits16-k400", {**settings, "vit.depth": 4, "vit.reach": reach, "rendered.videos": 16})

@@ -17,7 +17,7 @@ from tcore.model.losses import (
     past_future_probability_distance,
     patch_loss,
 )
-from tests.model.tiny_models import TEMPERATURE, WEIGHTS, batch, model, perturb, seeded, values
+from tests.methods.tiny_models import STAY, VALUES, batch, model, perturb, seeded, values
 
 ROWS, WIDTH, PROTOTYPES, TEACHER, STUDENT = 11, 6, 40, 0.04, 0.1
 
@@ -27,7 +27,7 @@ def drawn(*shape: int, seed: int) -> Tensor:
     return F.normalize(torch.randn(*shape, generator=seeded(seed), dtype=torch.float64), dim=-1)
 
 
-def teaching(rows: int) -> Teaching:
+def teaching(rows: int) -> TeacherTargets:
     return TeacherTargets(
         drawn(rows, WIDTH, seed=1), drawn(PROTOTYPES, WIDTH, seed=2), drawn(PROTOTYPES, seed=3), 0.4
     )
@@ -107,10 +107,10 @@ def test_a_whole_step_is_the_same_fused_and_plain(
         tcore = model(form=form, auxiliary=auxiliary, targets=targets)
         perturb(tcore.teacher)
         tcore.fused = fast
-        tcore(batch(auxiliary=auxiliary, seed=3), TEMPERATURE)
-        tcore.update_centers()
-        losses = tcore(batch(auxiliary=auxiliary), TEMPERATURE)
-        losses.total(WEIGHTS).backward()
+        tcore(batch(auxiliary=auxiliary, seed=3), VALUES)
+        tcore.finish_step(STAY)
+        losses = tcore(batch(auxiliary=auxiliary), VALUES)
+        tcore.total(losses).backward()
         gradients = {name: p.grad for name, p in tcore.named_parameters() if p.requires_grad}
         results.append((values(losses), gradients))
     (plain, plain_gradients), (fast_values, fast_gradients) = results

@@ -4,12 +4,9 @@ import math
 
 import pytest
 import torch
-from tcore.data.batch import find_holes
 from torch import Tensor
 
-from tcore.methods.settings import LossConfig
 from tcore.model.losses import (
-    Losses,
     centering_targets,
     cross_entropy,
     dino_loss,
@@ -46,18 +43,23 @@ def slow_cross_entropy(target: Tensor, output: Tensor) -> float:
 def some_masks() -> Tensor:
     """Masks of eight crops: five carry one, of 1 to 6 patches."""
     mask = torch.zeros(2 * VIDEOS, PATCHES, dtype=torch.bool)
-    for crop, holes in ((0, [4]), (2, [0, 1, 8]), (3, [2, 3, 4, 5, 6, 7]), (5, [8, 7]), (7, [1, 3, 5, 7])):
-        mask[crop, holes] = True
+    for crop, patches in ((0, [4]), (2, [0, 1, 8]), (3, [2, 3, 4, 5, 6, 7]), (5, [8, 7]), (7, [1, 3, 5, 7])):
+        mask[crop, patches] = True
     return mask
 
 
-def holes_of_crops(mask: Tensor) -> list[list[int]]:
-    """For each masked crop the rows of its holes among all holes."""
+def weights_of(mask: Tensor) -> Tensor:
+    """1 / (masked patches of its crop) for each masked patch."""
+    return torch.cat([torch.full((int(n),), 1 / int(n)) for n in mask.sum(dim=1) if n])
+
+
+def rows_of_crops(mask: Tensor) -> list[list[int]]:
+    """For each masked crop the rows of its masked patches among all of them."""
     rows, first = [], 0
     for crop in mask:
-        if holes := int(crop.sum()):
-            rows.append(list(range(first, first + holes)))
-            first += holes
+        if count := int(crop.sum()):
+            rows.append(list(range(first, first + count)))
+            first += count
     return rows
 
 
@@ -123,17 +125,17 @@ def test_dino_of_uniform_outputs_is_ln_k() -> None:
 @pytest.mark.parametrize("divisor", [5, 2 * VIDEOS])
 def test_patch_loss_is_a_mean_within_each_crop(divisor: int) -> None:
     mask = some_masks()
-    crops = holes_of_crops(mask)
+    crops = rows_of_crops(mask)
     assert len(crops) == 5
     targets, out = probabilities(int(mask.sum()), 0), outputs(int(mask.sum()), 1)
     expected = sum(sum(slow_cross_entropy(targets[r], out[r]) for r in crop) / len(crop) for crop in crops)
-    got = patch_loss(targets, out, find_holes(mask).patch_weights, TEMPERATURE, divisor)
+    got = patch_loss(targets, out, weights_of(mask), TEMPERATURE, divisor)
     assert got.item() == pytest.approx(expected / divisor, rel=1e-5)
 
 
 def test_past_future_as_printed_is_a_distance_of_probabilities() -> None:
     mask = some_masks()
-    crops = holes_of_crops(mask)
+    crops = rows_of_crops(mask)
     past, future = outputs(int(mask.sum()), 0), outputs(int(mask.sum()), 1)
 
     def distance(row: int) -> float:
@@ -141,7 +143,7 @@ def test_past_future_as_printed_is_a_distance_of_probabilities() -> None:
         return sum((a - b) ** 2 for a, b in zip(p, q, strict=True))
 
     expected = sum(sum(distance(row) for row in crop) / len(crop) for crop in crops) / len(crops)
-    weights = find_holes(mask).patch_weights
+    weights = weights_of(mask)
     got = past_future_probability_distance(past, future, weights, TEMPERATURE, len(crops))
     assert got.item() == pytest.approx(expected, rel=1e-5)
     assert past_future_probability_distance(past, past, weights, TEMPERATURE, len(crops)) == 0
@@ -168,7 +170,7 @@ def test_parts_of_a_step_add_up_to_its_patch_losses() -> None:
     assert mask.sum() == 16
 
     def losses(rows: slice, part: Tensor) -> Tensor:
-        weights = find_holes(part).patch_weights
+        weights = weights_of(part)
         return torch.stack(
             [
                 patch_loss(targets[rows], past[rows], weights, TEMPERATURE, 5),
@@ -181,7 +183,7 @@ def test_parts_of_a_step_add_up_to_its_patch_losses() -> None:
     torch.testing.assert_close(parts, losses(slice(None), mask))
 
 
-def test_patch_losses_without_holes_are_zero_with_a_graph() -> None:
+def test_patch_losses_without_masked_patches_are_zero_with_a_graph() -> None:
     empty = torch.zeros(0, PROTOTYPES, requires_grad=True)
     weights = torch.zeros(0)
     for loss in (
@@ -299,16 +301,3 @@ def test_sinkhorn_targets_of_equal_outputs_are_uniform() -> None:
 def test_sinkhorn_neither_overflows_nor_fails_on_nothing() -> None:
     assert sinkhorn_targets(100 * outputs(6, 0), 0.5).isfinite().all()
     assert sinkhorn_targets(torch.zeros(0, PROTOTYPES), 0.04).shape == (0, PROTOTYPES)
-
-
-def test_total_is_the_weighted_sum_of_the_published_weights() -> None:
-    one, two, three, four, five = (torch.tensor(value) for value in (1.0, 2.0, 3.0, 4.0, 5.0))
-    losses = Losses(dino=one, koleo=two, past_teacher=three, future_teacher=four, past_future=five)
-    expected = 1.0 * 1 + 0.1 * 2 + 0.8 * (3 + 4) + 20 * 5
-    assert losses.total(LossConfig().weights()).item() == pytest.approx(expected)
-
-
-def test_terms_that_do_not_apply_are_neither_named_nor_counted() -> None:
-    losses = Losses(dino=torch.tensor(1.0), koleo=torch.tensor(2.0), patch_teacher=torch.tensor(3.0))
-    assert set(losses.named()) == {"dino", "koleo", "patch_teacher"}
-    assert losses.total(LossConfig().weights()).item() == pytest.approx(1 + 0.2 + 3)

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tcore.data.source import Source
 from tcore.errors import InputError
+from tcore.methods import build_source
 from tcore.show.sheet import CROP, HOLE, PAPER, Watched, draw_sheet, punch, take_samples
 from tests.data.clips import break_jpeg, write_clip
 from tests.data.painted import TINY, Painted, paint
@@ -16,14 +16,14 @@ from tests.tiny import tiny
 
 def test_samples_are_those_of_the_first_step_and_carry_a_mask() -> None:
     store, config = Painted([20] * 6), TINY
-    samples = take_samples(Source(Watched(store), config), 3)
-    first = Source(store, config).read(0, 0)
+    samples = take_samples(build_source(Watched(store), config), 3)
+    first = build_source(store, config).read(0, 0)
     # What is read by itself is the same as in the batch of the first step.
     masked = [i for i in range(4) if first.mask[i].any() or first.mask[4 + i].any()]
     assert len(samples) == min(3, len(masked))
     for sample, slot in zip(samples, masked, strict=False):
         assert sample.raw.mask.equal(first.mask[[slot, 4 + slot]])
-        assert np.array_equal(sample.raw.global_.box, first.global_.box[[slot, 4 + slot]])
+        assert np.array_equal(sample.raw.plans["global"].box, first.plans["global"].box[[slot, 4 + slot]])
         pixels = [tuple(frame[0, 0].tolist()) for frame in sample.raw.frames]
         assert pixels == [paint(sample.video, frame) for frame in sample.frames]
         assert len(sample.frames) == 3

@@ -1,24 +1,22 @@
 """From settings to networks, schedule, device and precision."""
 
 import math
-from dataclasses import replace
 
 import pytest
 import torch
 
-from tcore.config import Config, OptimConfig, ViewsConfig, VitSpec
+from tcore.config import Config, ViewsConfig, VitSpec
 from tcore.device import choose_device, choose_dtype
 from tcore.errors import InputError
-from tcore.methods import build
 from tcore.methods.settings import HeadConfig, LossConfig, MatchingConfig, TeacherConfig
 from tcore.model.vit import Block
-from tcore.recipes import recipe
-from tcore.training.optim import build_schedule
-from tests.model.tiny_models import LOCALS, PATCH, SIZE, SMALL, batch, seeded
+from tests.methods.tiny_models import LOCALS, PATCH, SIZE, SMALL, STAY, batch, seeded
+from tests.tiny import build, change
 
 
 def tiny_config() -> Config:
-    return Config(
+    return change(
+        Config(),
         views=ViewsConfig(global_size=SIZE, local_size=SMALL, num_local=LOCALS),
         vit=VitSpec(dim=48, depth=2, num_heads=3, patch_size=PATCH),
         matching=MatchingConfig(num_heads=4, gain=2.0, num_blocks=2, temperature=0.5),
@@ -49,8 +47,8 @@ def test_parts_are_what_is_trained() -> None:
     tcore = build(tiny_config())
     parts = tcore.parts()
     assert set(parts) == {"backbone", "head", "match"}
-    assert "prototypes.gains" not in dict(parts["head"])
-    assert set(build(replace(tiny_config(), auxiliary="none")).parts()) == {"backbone", "head"}
+    assert "prototypes.gains" not in dict(parts["head"].parameters)
+    assert set(build(change(tiny_config(), auxiliary="none")).parts()) == {"backbone", "head"}
 
 
 def test_model_is_a_function_of_the_seed_alone() -> None:
@@ -59,14 +57,14 @@ def test_model_is_a_function_of_the_seed_alone() -> None:
     assert torch.equal(torch.get_rng_state(), state)
     torch.rand(1)
     again = build(tiny_config()).state_dict()
-    other = build(replace(tiny_config(), seed=1)).state_dict()
+    other = build(change(tiny_config(), seed=1)).state_dict()
     assert all(torch.equal(first[name], again[name]) for name in first)
     assert not torch.equal(first["student.backbone.pos_embed"], other["student.backbone.pos_embed"])
 
 
 def test_model_with_published_settings_starts_at_the_uniform_answer() -> None:
     """Once the center has caught up; the targets of the very first steps are not centered yet."""
-    config = replace(
+    config = change(
         tiny_config(),
         vit=VitSpec(dim=96, depth=2, num_heads=3, patch_size=PATCH),
         head=HeadConfig(hidden=256, prototypes=512),
@@ -75,24 +73,9 @@ def test_model_with_published_settings_starts_at_the_uniform_answer() -> None:
     )
     tcore = build(config)
     for step in range(25):
-        losses = tcore(batch(seed=step), 0.04, seeded())
-        tcore.update_centers()
-    assert losses.dino.item() == pytest.approx(math.log(512), rel=0.05)
-
-
-def test_schedule_of_a_run_in_epochs_is_the_published_one() -> None:
-    schedule = build_schedule(recipe("vits16-k400"), 936)
-    assert (schedule.num_steps, schedule.warmup_steps) == (400 * 936, 20 * 936)
-    assert schedule.temperature_steps == 30 * 936
-    assert (schedule.lr, schedule.matching_lr, schedule.end_lr) == pytest.approx((1e-3, 1e-4, 1e-6))
-    large = build_schedule(recipe("vitb16-k400"), 1873)
-    assert large.lr == pytest.approx(1e-3 * math.sqrt(128 / 1024))
-    assert large.matching_lr == pytest.approx(0.13 * large.lr)
-
-
-def test_warm_ups_of_a_run_in_steps_are_fractions_of_it() -> None:
-    schedule = build_schedule(replace(Config(), optim=OptimConfig(steps=1200)), 7)
-    assert (schedule.num_steps, schedule.warmup_steps, schedule.temperature_steps) == (1200, 60, 90)
+        losses = tcore(batch(seed=step), {"teacher_temperature": 0.04}, seeded())
+        tcore.finish_step(STAY)
+    assert losses["dino"].item() == pytest.approx(math.log(512), rel=0.05)
 
 
 def test_device_that_is_none_is_refused_by_name() -> None:

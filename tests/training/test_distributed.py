@@ -17,9 +17,10 @@ import torch
 from safetensors.torch import load_file
 
 from tcore import InputError, load_encoder
-from tcore.data.source import Share, Source
+from tcore.data.source import Share
 from tcore.device import World, world
 from tcore.evaluation.trajectory import read_checkpoints
+from tcore.methods import build_source
 from tcore.model.peers import ALONE
 from tcore.training import distributed
 from tcore.training.loop import check_share, open_store
@@ -188,15 +189,15 @@ def test_processes_share_out_what_one_would_see(processes: int, accumulate: int)
     store = open_store(config, None)
     size = 8 // accumulate
     for index in (0, 3):
-        whole = Source(store, config)[index]
-        parts = [Source(store, config, Share(rank, processes))[index] for rank in range(processes)]
+        whole = build_source(store, config)[index]
+        parts = [build_source(store, config, Share(rank, processes))[index] for rank in range(processes)]
         masks = [part.mask.unflatten(0, (2, size // processes)) for part in parts]
         assert torch.equal(torch.cat(masks, dim=1).flatten(0, 1), whole.mask)
         assert torch.equal(torch.cat([part.frames for part in parts]), whole.frames)
         assert {part.counts for part in parts} == {whole.counts}
-        boxes = [part.global_.box.reshape(2, size // processes, -1) for part in parts]
+        boxes = [part.plans["global"].box.reshape(2, size // processes, -1) for part in parts]
         assert (torch.cat([torch.from_numpy(b) for b in boxes], dim=1).numpy().reshape(
-            whole.global_.box.shape) == whole.global_.box).all()  # fmt: skip
+            whole.plans["global"].box.shape) == whole.plans["global"].box).all()  # fmt: skip
 
 
 def test_a_batch_that_cannot_be_shared_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,21 +6,21 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tcore import Config, InputError, load_encoder, train
+from tcore import Config, InputError, load_encoder, pretrain, train
 from tcore.cli.main import main
 from tcore.data.loader import load
-from tcore.data.source import Source
 from tcore.evaluation.encoder import Encoder
 from tcore.evaluation.export import export
+from tcore.methods import build_source
 from tcore.model.vit import VisionTransformer
 from tcore.pretrain import read_init
-from tcore.training import init as starting
 from tcore.training.init import apply_init
 from tcore.training.loop import open_store
 from tcore.training.optim import build_schedule
 from tcore.training.plan import plan
 from tcore.training.step import Trainer
-from tests.tiny import TINY, tiny
+from tests.tiny import TINY, as_tcore, tiny
+from tests.training.jobs import StoppedError, stopping_at
 
 
 def network(**changes: Any) -> VisionTransformer:
@@ -44,8 +44,8 @@ def trained(config: Config, steps: int) -> Trainer:
     found = read_init(config)
     assert found is not None
     apply_init(found, trainer.method)
-    source = Source(open_store(config, None), config)
-    schedule = build_schedule(config, source.steps_per_epoch)
+    source = build_source(open_store(config, None), config)
+    schedule = build_schedule(config, trainer.method, source.steps_per_epoch)
     parts = load(source, 0, steps, trainer.device)
     for step in range(steps):
         trainer.step(parts, step, schedule.at(step))
@@ -57,7 +57,7 @@ def same(module: nn.Module, state: dict[str, Tensor]) -> bool:
 
 
 def test_student_and_teacher_start_as_the_encoder(file: Path) -> None:
-    model = trained(tiny(init=str(file)), steps=0).model
+    model = as_tcore(trained(tiny(init=str(file)), steps=0).method)
     expected = load_encoder(file).backbone.state_dict()
     assert same(model.student.backbone, expected)
     assert same(model.teacher.backbone, expected)
@@ -66,7 +66,7 @@ def test_student_and_teacher_start_as_the_encoder(file: Path) -> None:
 @pytest.mark.parametrize("steps", [2, 3])
 def test_backbone_stays_for_the_frozen_steps_and_moves_after(file: Path, steps: int) -> None:
     config = tiny(init=str(file), optim__freeze_backbone_steps=2, optim__weight_decay=(0.5, 0.5))
-    before, after = trained(config, 0).model, trained(config, steps).model
+    before, after = as_tcore(trained(config, 0).method), as_tcore(trained(config, steps).method)
     assert same(after.student.backbone, dict(before.student.backbone.state_dict())) == (steps == 2)
     assert not same(after.student.head, dict(before.student.head.state_dict()))
     assert before.match is not None
@@ -77,8 +77,8 @@ def test_backbone_stays_for_the_frozen_steps_and_moves_after(file: Path, steps: 
 def test_without_frozen_steps_the_backbone_moves_at_once(file: Path) -> None:
     config = tiny(init=str(file))
     assert not same(
-        trained(config, 2).model.student.backbone,
-        dict(trained(config, 0).model.student.backbone.state_dict()),
+        as_tcore(trained(config, 2).method).student.backbone,
+        dict(as_tcore(trained(config, 0).method).student.backbone.state_dict()),
     )
 
 
@@ -98,26 +98,17 @@ def test_another_reach_than_that_of_the_start_is_said(file: Path) -> None:
         assert init is not None
         return "\n".join(init.lines)
 
-    assert "looked everywhere, and will look 2 patches far (--vit.reach)" in lines(
+    assert "attended everywhere, and now attend up to 2 patches away (--vit.reach)" in lines(
         tiny(init=str(file), vit__reach=2)
     )
-    assert "look" not in lines(tiny(init=str(file)))
+    assert "attend" not in lines(tiny(init=str(file)))
 
 
 def test_resumed_run_equals_uninterrupted_run_and_needs_its_start_no_more(file: Path, tmp_path: Path) -> None:
     config = tiny(init=str(file), optim__freeze_backbone_steps=3, checkpoint_every=2)
     whole = train(config, tmp_path / "whole", quiet=True)
-
-    class StoppedError(Exception):
-        pass
-
-    def stop(*_: object) -> None:
-        raise StoppedError
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tcore.training.loop.keep_encoder", lambda run, done, _: stop() if done == 3 else None)
-        with pytest.raises(StoppedError):
-            train(config, tmp_path / "parts", quiet=True)
+    with pytest.raises(StoppedError):
+        train(config, tmp_path / "parts", quiet=True, on_step=stopping_at(3))
     file.unlink()
     parts = train(config, tmp_path / "parts", quiet=True)
     assert (parts / "encoder.safetensors").read_bytes() == (whole / "encoder.safetensors").read_bytes()
@@ -175,7 +166,7 @@ def test_positions_of_another_grid_are_resized_with_a_line(tmp_path: Path) -> No
     found = read_init(tiny(init=str(path)))
     assert found is not None
     assert "  positions resized from 7x7 to 4x4, as the encoder itself does" in found.lines
-    model = trained(tiny(init=str(path)), steps=0).model.eval()
+    model = as_tcore(trained(tiny(init=str(path)), steps=0).method).eval()
     images = torch.randn(1, 3, 32, 32)
     assert torch.equal(model.student.backbone(images).patches, vit(images).patches)
 
@@ -191,7 +182,7 @@ def test_what_the_file_lacks_is_said(tmp_path: Path) -> None:
     found = read_init(config)
     assert found is not None
     assert "  not in the file: LayerScale (1), mask token (0)" in found.lines
-    gains = trained(config, 0).model.student.backbone.state_dict()["blocks.1.ls2.gamma"]
+    gains = as_tcore(trained(config, 0).method).student.backbone.state_dict()["blocks.1.ls2.gamma"]
     assert torch.equal(gains, torch.ones(32))
 
 
@@ -199,7 +190,7 @@ def test_model_of_another_package_is_refused(monkeypatch: pytest.MonkeyPatch) ->
     from tcore.evaluation.encoder import Adapted
 
     foreign = Encoder(Adapted(nn.Identity(), lambda x: x, patch_size=8), "timm:someone")
-    monkeypatch.setattr(starting, "load_encoder", lambda _: foreign)
+    monkeypatch.setattr(pretrain, "load_encoder", lambda _: foreign)
     with pytest.raises(InputError, match="init=timm:someone runs in the code of another package"):
         read_init(tiny(init="timm:someone"))
 

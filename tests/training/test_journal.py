@@ -44,8 +44,8 @@ def test_time_left_is_told_by_the_steps_after_the_first_which_compiles(
     clock = iter([0.0, 50.0, 50.0, 52.0])  # made; the first step told and taken as the start; the second told
     monkeypatch.setattr(journal, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
     metrics = {"total": 1.0, "dino": 1.0, "samples_per_second": 1.0, "data_wait": 0.0}
-    health = Health(9.0, 9.0, 9.0, 1.0, 1.0, 0.1, None, "learning")
-    told = Journal(tmp_path, first_step=4, num_steps=10, num_prototypes=8, quiet=False)
+    health = Health("learning", {"frame_rank": 9.0}, "dino 1.000")
+    told = Journal(tmp_path, first_step=4, num_steps=10, quiet=False)
     told.record(5, metrics, health)
     told.record(6, metrics, health)
     told.close()
@@ -89,7 +89,7 @@ def test_terminal_of_80_columns_shows_step_loss_state_speed_wait_and_eta(tmp_pat
     last = [line for line in text.replace("\r", "\n").splitlines() if line.startswith("step")][-1]
     assert re.search(r"6/6 .* (learning|plateau|collapse) .*/s wait \d+% ETA 0:00:00", last)
     assert len(last.rstrip()) <= 80
-    assert re.search(r"step 4/6  total \d.*told apart", text)
+    assert re.search(r"step 4/6  total \d.*distinguished", text)
 
 
 def test_tensorboard_of_a_resumed_run_has_every_step_once(tmp_path: Path) -> None:
@@ -100,15 +100,11 @@ def test_tensorboard_of_a_resumed_run_has_every_step_once(tmp_path: Path) -> Non
     settings = TINY | {"runtime.log_every": 1}
     code = f"""
 import torch, tcore
-from tcore.training.loop import Trainer
 torch.set_num_threads(1)
-step = Trainer.step
-def stop(self, parts, index, *rest):
-    if index == 5:
+def stop(step):
+    if step == 5:
         raise SystemExit
-    return step(self, parts, index, *rest)
-Trainer.step = stop
-tcore.train(tcore.recipe("quickstart", {settings!r}), {str(run)!r}, quiet=True)
+tcore.train(tcore.recipe("quickstart", {settings!r}), {str(run)!r}, quiet=True, on_step=stop)
 """
     subprocess.run([sys.executable, "-c", code], check=True)
     train(tiny(runtime__log_every=1), run, quiet=True)

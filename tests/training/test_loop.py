@@ -13,12 +13,13 @@ from safetensors.torch import load_file
 
 from tcore import InputError, load_encoder, train
 from tcore.data.loader import render_batch
-from tcore.data.source import Source
 from tcore.errors import DivergedError
+from tcore.methods import build_source
 from tcore.training.loop import introduce, keeps, open_store
 from tcore.training.optim import build_schedule
 from tcore.training.step import Trainer
-from tests.tiny import TINY, tiny
+from tests.tiny import TINY, as_tcore, tiny
+from tests.training.jobs import StoppedError, stopping_at
 
 TIMINGS = {"samples_per_second", "data_wait", "memory_gib"}
 FIGURES = (
@@ -29,7 +30,9 @@ FIGURES = (
     "past_future",
     "koleo",
     "lr",
-    "matching_lr",
+    "lr_backbone",
+    "lr_head",
+    "lr_match",
     "weight_decay",
     "momentum",
     "teacher_temperature",
@@ -41,10 +44,6 @@ FIGURES = (
     "data_wait",
     "memory_gib",
 )
-
-
-class StoppedError(Exception):
-    """Stands for whatever ends a run from outside."""
 
 
 def metrics(run: Path) -> list[dict[str, Any]]:
@@ -106,7 +105,7 @@ def test_every_step_has_one_line_with_all_figures(finished: Path) -> None:
 
 
 def test_logged_total_is_the_weighted_sum_that_is_minimized(finished: Path) -> None:
-    weights = tiny().loss.weights()
+    weights = tiny().method.loss.weights()
     for line in metrics(finished):
         expected = sum(weights[name] * line[name] for name in weights if name in line)
         assert line["total"] == pytest.approx(expected, rel=1e-6)
@@ -135,7 +134,7 @@ def test_matching_export_holds_student_backbone_and_matching_module(finished: Pa
 
 
 def test_training_moves_student_and_teacher_but_not_alike(finished: Path) -> None:
-    start = Trainer(tiny()).model.state_dict()
+    start = Trainer(tiny()).method.state_dict()
     state = checkpoint(finished)["model"]
     name = "backbone.blocks.0.attn.qkv.weight"
     assert not torch.equal(state[f"student.{name}"], start[f"student.{name}"])
@@ -150,22 +149,11 @@ def test_finished_run_is_left_as_it_is(finished: Path) -> None:
     assert_same_state(checkpoint(finished), before[1])
 
 
-def test_run_stopped_at_any_step_and_resumed_equals_uninterrupted_run(
-    tmp_path: Path, finished: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    step = Trainer.step
+def test_run_stopped_at_any_step_and_resumed_equals_uninterrupted_run(tmp_path: Path, finished: Path) -> None:
     for stop in (1, 2, 5):
         run = tmp_path / f"stopped-{stop}"
-
-        def interrupted(self: Trainer, parts: Any, index: int, *rest: Any, stop: int = stop) -> Any:
-            if index == stop:
-                raise StoppedError
-            return step(self, parts, index, *rest)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(Trainer, "step", interrupted)
-            with pytest.raises(StoppedError):
-                train(tiny(keep_every=3), run, quiet=True)
+        with pytest.raises(StoppedError):
+            train(tiny(keep_every=3), run, quiet=True, on_step=stopping_at(stop))
         train(tiny(keep_every=3), run, quiet=True)
         assert_same_run(run, finished)
 
@@ -173,11 +161,9 @@ def test_run_stopped_at_any_step_and_resumed_equals_uninterrupted_run(
 def test_run_killed_with_sigkill_and_resumed_equals_uninterrupted_run(tmp_path: Path, finished: Path) -> None:
     run = tmp_path / "killed"
     settings = TINY | {"keep_every": 3}
-    slowly = "from tcore.training.loop import Trainer; step = Trainer.step; import time; "
-    slowly += "Trainer.step = lambda *a: (time.sleep(0.3), step(*a))[1]; "
     code = (
-        f"import torch, tcore; torch.set_num_threads(1); {slowly}"
-        f"tcore.train(tcore.recipe('quickstart', {settings!r}), {str(run)!r}, quiet=True)"
+        "import time, torch, tcore; torch.set_num_threads(1); slowly = lambda step: time.sleep(0.3); "
+        f"tcore.train(tcore.recipe('quickstart', {settings!r}), {str(run)!r}, quiet=True, on_step=slowly)"
     )
     process = subprocess.Popen([sys.executable, "-c", code])
     deadline = time.monotonic() + 60
@@ -251,18 +237,15 @@ def test_what_will_not_be_as_it_seems_is_said_at_the_start(
 def test_full_disk_is_one_line_with_tensorboard_too(tmp_path: Path) -> None:
     code = f"""
 import resource, torch, tcore
-from tcore.cli.main import main
-from tcore.training import loop
+import tcore.cli.main
 torch.set_num_threads(1)
-step = loop.Trainer.step
-def fill(self, parts, index, *rest):
-    if index == 1:  # nothing can grow any more: metrics, events, checkpoints
+def fill(step):
+    if step == 1:  # nothing can grow any more: metrics, events, checkpoints
         resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY))
-    return step(self, parts, index, *rest)
-loop.Trainer.step = fill
 config = tcore.recipe("quickstart", {TINY!r} | {{"runtime.log_every": 1}})
-cli.VERBS["train"] = lambda argv: tcore.train(config, {str(tmp_path / "run")!r}, quiet=True)
-cli.main(["train"])
+run = {str(tmp_path / "run")!r}
+tcore.cli.main.VERBS["train"] = lambda argv: tcore.train(config, run, quiet=True, on_step=fill)
+tcore.cli.main.main(["train"])
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 2, done.stderr
@@ -333,13 +316,12 @@ def test_non_finite_loss_stops_before_the_update_and_keeps_the_checkpoint(
 
 def test_non_finite_gradient_stops_before_the_update(monkeypatch: pytest.MonkeyPatch) -> None:
     config = tiny()
-    source, trainer = Source(open_store(config, None), config), Trainer(config)
+    source, trainer = build_source(open_store(config, None), config), Trainer(config)
     before = {name: value.clone() for name, value in trainer.method.state_dict().items()}
-    weight = trainer.method.student.head.mlp[0].weight
-    assert isinstance(weight, torch.Tensor)
+    weight = next(as_tcore(trainer.method).student.head.parameters())
     weight.register_hook(lambda gradient: gradient * float("nan"))
     with pytest.raises(DivergedError, match=r"gradient norm of head=nan at step 1"):
-        trainer.step(iter([source[0]]), 0, build_schedule(config, 1).at(3))
+        trainer.step(iter([source[0]]), 0, build_schedule(config, trainer.method, 1).at(3))
     assert_same_state(dict(trainer.method.state_dict()), before)
 
 
@@ -388,10 +370,12 @@ def test_accumulated_parts_equal_the_large_batch_where_the_losses_allow(tmp_path
 
 def test_bf16_runs_and_stays_near_fp32() -> None:
     config, results = tiny(), []
-    source = Source(open_store(config, None), config)
+    source = build_source(open_store(config, None), config)
     for precision in ("fp32", "bf16"):
         trainer = Trainer(tiny(optim__precision=precision))
-        results.append(trainer.step(iter([source[0]]), 0, build_schedule(config, 1).at(0)).metrics())
+        results.append(
+            trainer.step(iter([source[0]]), 0, build_schedule(config, trainer.method, 1).at(0)).metrics()
+        )
     assert all(p.dtype == torch.float32 for p in trainer.method.parameters())
     assert results[0]["dino"] != results[1]["dino"]
     assert results[0]["dino"] == pytest.approx(results[1]["dino"], rel=2e-2)
@@ -399,20 +383,21 @@ def test_bf16_runs_and_stays_near_fp32() -> None:
 
 def test_a_step_moves_both_centers_by_a_tenth_of_the_mean_teacher_output() -> None:
     config = tiny(teacher__targets="centering")
-    source, trainer = Source(open_store(config, None), config), Trainer(config)
-    batch = render_batch(source[0], config, trainer.device)
+    source, trainer = build_source(open_store(config, None), config), Trainer(config)
+    method = as_tcore(trainer.method)
+    batch, teacher = render_batch(source[0], trainer.device), method.teacher
     with torch.no_grad():
-        outputs = trainer.method.teacher.head(trainer.method.teacher.backbone(batch.teacher_crops).frame)
-    trainer.step(iter([source[0]]), 0, build_schedule(config, 1).at(0))
-    torch.testing.assert_close(trainer.method.frame_center.value, 0.1 * outputs.mean(dim=0))
-    assert trainer.method.patch_center.value.abs().max() > 0
+        outputs = teacher.head(teacher.backbone(batch.teacher_crops).frame)
+    trainer.step(iter([source[0]]), 0, build_schedule(config, trainer.method, 1).at(0))
+    torch.testing.assert_close(method.frame_center.value, 0.1 * outputs.mean(dim=0))
+    assert method.patch_center.value.abs().max() > 0
 
 
 def test_frozen_prototypes_do_not_move_and_others_do() -> None:
     config = tiny(optim__freeze_last_layer_epochs=1, rendered__videos=40, optim__weight_decay=(0.0, 0.0))
-    source, trainer = Source(open_store(config, None), config), Trainer(config)
-    schedule = build_schedule(config, source.steps_per_epoch)
-    head = trainer.method.student.head
+    source, trainer = build_source(open_store(config, None), config), Trainer(config)
+    schedule = build_schedule(config, trainer.method, source.steps_per_epoch)
+    head = as_tcore(trainer.method).student.head
     before = {name: value.clone() for name, value in head.state_dict().items()}
     for step in range(2):
         trainer.step(iter([source[step]]), step, schedule.at(step))
@@ -427,19 +412,19 @@ def test_compiled_blocks_give_the_same_losses() -> None:
     code = f"""
 import torch, tcore
 from tcore.data.loader import render_batch
-from tcore.data.source import Source
+from tcore.methods import build_source
 from tcore.training.loop import open_store
 from tcore.training.step import Trainer
 settings = {TINY!r} | {{"vit.depth": 1, "vit.drop_path": 0.3, "vit.reach": 1}}
 found = []
 for compiled in ("off", "on"):
     config = tcore.recipe("quickstart", settings | {{"runtime.compile": compiled}})
-    source, trainer = Source(open_store(config, None), config), Trainer(config)
-    batch = render_batch(source[0], config, trainer.device, trainer.render)
-    losses = trainer.method(batch, 0.05, torch.Generator().manual_seed(0))
-    losses.total(config.method.loss.weights()).backward()
+    source, trainer = build_source(open_store(config, None), config), Trainer(config)
+    batch = render_batch(source[0], trainer.device, trainer.render)
+    losses = trainer.method(batch, {{"teacher_temperature": 0.05}}, torch.Generator().manual_seed(0))
+    trainer.method.total(losses).backward()
     gradient = trainer.method.student.backbone.blocks[0].attn.qkv.weight.grad
-    found.append((losses.named(), gradient))
+    found.append((losses, gradient))
 for name, value in found[0][0].items():
     torch.testing.assert_close(found[1][0][name], value, rtol=1e-4, atol=1e-5)
 torch.testing.assert_close(found[1][1], found[0][1], rtol=1e-3, atol=1e-5)
@@ -461,5 +446,5 @@ def test_unknown_device_is_an_error_that_names_it() -> None:
 def test_a_first_step_that_takes_long_is_announced(wish: str, said: int) -> None:
     trainer = Trainer(tiny(runtime__device="cpu"))  # not compiled itself: that would take the minute
     config = tiny(runtime__compile=wish)
-    lines = introduce(Source(open_store(config, None), config), trainer, num_steps=6, first_step=0)
+    lines = introduce(build_source(open_store(config, None), config), trainer, num_steps=6, first_step=0)
     assert sum("the first step compiles the model" in line for line in lines) == said

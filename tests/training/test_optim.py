@@ -1,3 +1,6 @@
+import math
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -8,18 +11,23 @@ from torch import nn
 from tcore.methods import build
 from tcore.methods.schedules import warmup_cosine
 from tcore.recipes import recipe
-from tcore.training.optim import StepValues, build_optimizer, build_schedule, parameter_rule
+from tcore.training.optim import Schedule, StepValues, build_optimizer, build_schedule, parameter_rule
 from tests.tiny import tiny
 
 VALUES = StepValues(
     lr=1e-2,
-    matching_lr=1e-3,
-    last_layer_lr=0.0,
-    backbone_lr=1e-2,
+    rates={"backbone": 1e-2, "head": 1e-2, "match": 1e-3},
+    last_layer=False,
     weight_decay=0.1,
-    momentum=0.9,
-    teacher_temperature=0.05,
+    own={},
 )
+
+
+def schedule_of(name: str, steps_per_epoch: int, changes: dict[str, Any] | None = None) -> Schedule:
+    """The schedule of a recipe; its networks, which have no part in it, are tiny."""
+    small = {"vit.dim": 32, "vit.depth": 1, "vit.num_heads": 2, "head.hidden": 8, "head.prototypes": 8}
+    config = recipe(name, small | {"matching.num_heads": 2} | (changes or {}))
+    return build_schedule(config, build(config), steps_per_epoch)
 
 
 @given(st.integers(0, 50), st.integers(1, 200))
@@ -36,7 +44,7 @@ def test_warmup_and_cosine_equal_numpy(warmup: int, rest: int) -> None:
 
 
 def test_peak_occurs_twice_and_the_end_is_not_reached() -> None:
-    schedule = build_schedule(recipe("vits16-k400-100ep"), steps_per_epoch=10)
+    schedule = schedule_of("vits16-k400-100ep", 10)
     rates = [schedule.at(step).lr for step in range(schedule.num_steps)]
     assert rates[0] == 0.0
     assert rates[99] == rates[100] == max(rates) == pytest.approx(1e-3)
@@ -44,23 +52,30 @@ def test_peak_occurs_twice_and_the_end_is_not_reached() -> None:
 
 
 def test_run_given_in_steps_has_warmups_as_fractions() -> None:
-    schedule = build_schedule(recipe("quickstart", {"optim.steps": 200}), steps_per_epoch=3)
-    assert (schedule.num_steps, schedule.warmup_steps, schedule.temperature_steps) == (200, 10, 15)
+    schedule = schedule_of("quickstart", 3, {"optim.steps": 200, "teacher.temperature": (0.04, 0.07)})
+    assert (schedule.num_steps, schedule.warmup_steps) == (200, 10)
+    warm = [schedule.at(step).own["teacher_temperature"] for step in (0, 13, 14, 199)]
+    assert (warm[0], warm[2], warm[3]) == pytest.approx((0.04, 0.07, 0.07))  # a warm-up of 15 steps
+    assert warm[1] < 0.069
 
 
 def test_run_given_in_epochs_counts_steps_of_the_store() -> None:
-    schedule = build_schedule(recipe("vits16-k400"), steps_per_epoch=936)
+    schedule = schedule_of("vits16-k400", 936)
     assert (schedule.num_steps, schedule.warmup_steps) == (374_400, 18_720)
-    assert schedule.temperature_steps == 28_080
-    assert schedule.at(28_079).teacher_temperature == pytest.approx(0.07)
-    assert schedule.at(0).teacher_temperature == 0.04
-    assert schedule.at(0).momentum == pytest.approx(0.992)
+    assert (schedule.lr, schedule.rate(18_720, schedule.factors["match"])) == pytest.approx((1e-3, 1e-4))
+    temperatures = [schedule.at(step).own["teacher_temperature"] for step in (0, 28_078, 28_079, 28_080)]
+    assert temperatures[0] == 0.04
+    assert temperatures[1] < temperatures[2] == pytest.approx(0.07) == temperatures[3]
+    assert schedule.at(0).own["momentum"] == pytest.approx(0.992)
+    large = schedule_of("vitb16-k400", 1873)
+    assert large.lr == pytest.approx(1e-3 * math.sqrt(128 / 1024))
+    assert large.factors["match"] == 0.13
 
 
 def test_biases_norms_and_layer_scale_are_not_decayed_and_all_else_is() -> None:
     model = build(tiny())
     for part, named in model.parts().items():
-        for name, parameter in named:
+        for name, parameter in named.parameters:
             rule = parameter_rule(part, name, depth=2)
             vector = parameter.ndim == 1
             assert rule.decayed == (not vector), (part, name)
@@ -71,16 +86,16 @@ def test_each_part_is_clipped_by_itself() -> None:
     model = build(tiny())
     optimizer = build_optimizer(model, tiny())
     for part, named in model.parts().items():
-        for _, parameter in named:
+        for _, parameter in named.parameters:
             parameter.grad = torch.full_like(parameter, 10.0 if part == "head" else 1e-6)
     before = {
-        part: [p.grad.clone() for _, p in named if p.grad is not None]
+        part: [p.grad.clone() for _, p in named.parameters if p.grad is not None]
         for part, named in model.parts().items()
     }
     norms = optimizer.clip()
     assert set(norms) == {"backbone", "head", "match"}
     for part, named in model.parts().items():
-        after = [p.grad for _, p in named if p.grad is not None]
+        after = [p.grad for _, p in named.parameters if p.grad is not None]
         norm = float(nn.utils.get_total_norm(after))
         if part == "head":
             assert norm == pytest.approx(3.0, rel=1e-4)
@@ -99,4 +114,4 @@ def test_matching_module_and_prototypes_follow_their_own_rates() -> None:
     assert moved["student.head.prototypes.directions"] == 0.0
     assert moved["student.backbone.norm.bias"] == pytest.approx(1e-2, rel=1e-3)
     assert moved["match.blocks.0.linear.bias"] == pytest.approx(1e-3, rel=1e-3)
-    assert all(p.grad is None for _, named in model.parts().items() for _, p in named)
+    assert all(p.grad is None for _, named in model.parts().items() for _, p in named.parameters)

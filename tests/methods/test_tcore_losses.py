@@ -9,11 +9,11 @@ from torch import Tensor
 
 from tcore.methods.settings import Auxiliary, LossForm, Targets
 from tcore.model.subset import Wanted
-from tests.model.tiny_models import (
+from tests.methods.tiny_models import (
     MASKED,
     TEMPERATURE,
+    VALUES,
     VIDEOS,
-    WEIGHTS,
     batch,
     model,
     part_of,
@@ -37,9 +37,9 @@ from tests.model.tiny_models import (
 def test_auxiliary_setting_decides_which_losses_there_are(
     auxiliary: Auxiliary, terms: set[str], form: LossForm
 ) -> None:
-    losses = model(auxiliary=auxiliary, form=form)(batch(auxiliary=auxiliary), TEMPERATURE)
-    assert set(losses.named()) == {"dino", "koleo"} | terms
-    assert all(loss.shape == () and loss.isfinite() and loss != 0 for loss in losses.named().values())
+    losses = model(auxiliary=auxiliary, form=form)(batch(auxiliary=auxiliary), VALUES)
+    assert set(losses) == {"dino", "koleo"} | terms
+    assert all(loss.shape == () and loss.isfinite() and loss != 0 for loss in losses.values())
 
 
 @pytest.mark.parametrize("form", ["paper", "release"])
@@ -49,13 +49,13 @@ def test_without_masked_crops_the_patch_terms_are_zero_with_a_graph(
     auxiliary: Auxiliary, form: LossForm, targets: Targets
 ) -> None:
     tcore = model(auxiliary=auxiliary, form=form, targets=targets, drop_path=0.1)
-    losses = tcore(batch(masked=(), auxiliary=auxiliary), TEMPERATURE, seeded())
-    for name, loss in losses.named().items():
+    losses = tcore(batch(masked=(), auxiliary=auxiliary), VALUES, seeded())
+    for name, loss in losses.items():
         assert loss.requires_grad
         assert (loss.item() == 0) == (name not in ("dino", "koleo"))
-    losses.total(WEIGHTS).backward()
+    tcore.total(losses).backward()
     for part in tcore.parts().values():
-        for name, parameter in part:
+        for name, parameter in part.parameters:
             assert parameter.grad is not None, name
             assert parameter.grad.isfinite().all(), name
 
@@ -63,9 +63,9 @@ def test_without_masked_crops_the_patch_terms_are_zero_with_a_graph(
 @pytest.mark.parametrize("auxiliary", ["none", "past", "both"])
 def test_every_trained_parameter_gets_a_finite_gradient(auxiliary: Auxiliary) -> None:
     tcore = model(auxiliary=auxiliary, drop_path=0.1)
-    tcore(batch(auxiliary=auxiliary), TEMPERATURE, seeded()).total(WEIGHTS).backward()
+    tcore.total(tcore(batch(auxiliary=auxiliary), VALUES, seeded())).backward()
     for part in tcore.parts().values():
-        for name, parameter in part:
+        for name, parameter in part.parameters:
             assert parameter.grad is not None, name
             assert parameter.grad.isfinite().all(), name
             assert parameter.grad.abs().max() > 0, name
@@ -81,25 +81,40 @@ def test_a_mask_in_every_crop_takes_the_plain_way_to_the_same_gradients(drop_pat
     gradients = []
     for way in (plain, lean):
         tcore = model(form="release", drop_path=drop_path)
-        tcore(way, TEMPERATURE, seeded()).total(WEIGHTS).backward()
-        gradients.append({name: p.grad for part in tcore.parts().values() for name, p in part})
+        tcore.total(tcore(way, VALUES, seeded())).backward()
+        gradients.append({name: p.grad for part in tcore.parts().values() for name, p in part.parameters})
     torch.testing.assert_close(gradients[0], gradients[1])
 
 
 def test_a_single_video_trains() -> None:
     tcore = model()
-    losses = tcore(batch(videos=1, masked=(0,)), TEMPERATURE)
-    assert losses.koleo.item() == 0
-    losses.total(WEIGHTS).backward()
+    losses = tcore(batch(videos=1, masked=(0,)), VALUES)
+    assert losses["koleo"].item() == 0
+    tcore.total(losses).backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in tcore.student.parameters())
+
+
+@pytest.mark.parametrize(
+    ("terms", "expected"),
+    [
+        ((1.0, 2.0, 3.0, 4.0, 5.0), 1.0 * 1 + 0.1 * 2 + 0.8 * (3 + 4) + 20 * 5),
+        ((1.0, 2.0), 1.0 * 1 + 0.1 * 2),  # terms that do not apply are not counted
+    ],
+)
+def test_total_is_the_weighted_sum_of_the_published_weights(
+    terms: tuple[float, ...], expected: float
+) -> None:
+    names = ("dino", "koleo", "past_teacher", "future_teacher", "past_future")
+    found = {name: torch.tensor(term) for name, term in zip(names, terms, strict=False)}
+    assert model().total(found).item() == pytest.approx(expected)
 
 
 # What the losses are
 
 
 def test_release_form_counts_all_crops_and_paper_form_masked_ones() -> None:
-    paper = values(model(form="paper")(batch(), TEMPERATURE))
-    release = values(model(form="release")(batch(), TEMPERATURE))
+    paper = values(model(form="paper")(batch(), VALUES))
+    release = values(model(form="release")(batch(), VALUES))
     for name in ("past_teacher", "future_teacher"):
         assert release[name] == pytest.approx(paper[name] * len(MASKED) / (2 * VIDEOS), rel=1e-5)
     assert (release["dino"], release["koleo"]) == (paper["dino"], paper["koleo"])
@@ -111,10 +126,10 @@ def test_patch_losses_follow_the_formulas_crop_by_crop(form: LossForm) -> None:
     tcore, made = model(form=form), batch()
     assert made.past is not None
     assert made.future is not None
-    losses = values(tcore(made, TEMPERATURE))
+    losses = values(tcore(made, VALUES))
     with torch.no_grad():
         seen = tcore.teacher.backbone(made.global_crops).patches
-        holed = tcore.student.backbone(made.global_crops, made.mask).patches
+        masked = tcore.student.backbone(made.global_crops, made.mask).patches
         past, future = (tcore.student.backbone(x).patches for x in (made.past, made.future))
         assert tcore.match is not None
         of_crops: list[tuple[float, float, float]] = []
@@ -122,15 +137,15 @@ def test_patch_losses_follow_the_formulas_crop_by_crop(form: LossForm) -> None:
         for row, crop in enumerate(MASKED):
             target = (tcore.teacher.head(seen[crop]) / TEMPERATURE).softmax(dim=-1)
             sides = [
-                tcore.student.head(tcore.match(holed[crop][None], other[row][None])[0])
+                tcore.student.head(tcore.match(masked[crop][None], other[row][None])[0])
                 for other in (past, future)
             ]
             p, q = ((side / 0.1).softmax(dim=-1) for side in sides)
-            holes = made.mask[crop]
-            reconstruction = [-(target * x.log()).sum(dim=-1)[holes].mean().item() for x in (p, q)]
-            agreement = (p - q).square().sum(dim=-1)[holes].mean().item()
+            hidden = made.mask[crop]
+            reconstruction = [-(target * x.log()).sum(dim=-1)[hidden].mean().item() for x in (p, q)]
+            agreement = (p - q).square().sum(dim=-1)[hidden].mean().item()
             of_crops.append((reconstruction[0], reconstruction[1], agreement))
-            squares.append((sides[0] - sides[1]).square()[holes])
+            squares.append((sides[0] - sides[1]).square()[hidden])
     past_sum, future_sum, agreement_sum = (sum(terms) for terms in zip(*of_crops, strict=True))
     divisor = len(MASKED) if form == "paper" else 2 * VIDEOS
     assert losses["past_teacher"] == pytest.approx(past_sum / divisor, rel=1e-4)
@@ -142,14 +157,14 @@ def test_patch_losses_follow_the_formulas_crop_by_crop(form: LossForm) -> None:
 @pytest.mark.parametrize("form", ["paper", "release"])
 def test_patch_teacher_restores_from_the_student_alone(form: LossForm) -> None:
     tcore, made = model(auxiliary="none", form=form), batch(auxiliary="none")
-    got = values(tcore(made, TEMPERATURE))["patch_teacher"]
+    got = values(tcore(made, VALUES))["patch_teacher"]
     expected = 0.0
     with torch.no_grad():
         seen = tcore.teacher.backbone(made.global_crops).patches
-        holed = tcore.student.backbone(made.global_crops, made.mask).patches
+        masked = tcore.student.backbone(made.global_crops, made.mask).patches
         for crop in MASKED:
             target = (tcore.teacher.head(seen[crop]) / TEMPERATURE).softmax(dim=-1)
-            predicted = (tcore.student.head(holed[crop]) / 0.1).log_softmax(dim=-1)
+            predicted = (tcore.student.head(masked[crop]) / 0.1).log_softmax(dim=-1)
             expected -= (target * predicted).sum(dim=-1)[made.mask[crop]].mean().item()
     divisor = len(MASKED) if form == "paper" else 2 * VIDEOS
     assert got == pytest.approx(expected / divisor, rel=1e-4)
@@ -157,7 +172,7 @@ def test_patch_teacher_restores_from_the_student_alone(form: LossForm) -> None:
 
 def test_koleo_is_the_sum_over_the_two_global_crops() -> None:
     tcore, made = model(), batch()
-    got = values(tcore(made, TEMPERATURE))["koleo"]
+    got = values(tcore(made, VALUES))["koleo"]
     with torch.no_grad():
         frames = tcore.student.backbone(made.global_crops, made.mask).frame
     expected = 0.0
@@ -172,18 +187,19 @@ def test_koleo_is_the_sum_over_the_two_global_crops() -> None:
 @pytest.mark.parametrize("form", ["paper", "release"])
 def test_parts_of_a_step_add_up_to_the_whole(form: LossForm) -> None:
     whole = batch()
-    expected = values(model(form=form)(whole, TEMPERATURE))
-    split = [values(model(form=form)(part_of(whole, videos), TEMPERATURE)) for videos in ([0, 2], [1])]
+    expected = values(model(form=form)(whole, VALUES))
+    split = [values(model(form=form)(part_of(whole, videos), VALUES)) for videos in ([0, 2], [1])]
     for name in ("dino", "past_teacher", "future_teacher", "past_future"):
         assert sum(part[name] for part in split) == pytest.approx(expected[name], rel=1e-4)
 
 
 def test_gradients_of_the_parts_of_a_step_add_up_to_those_of_the_whole() -> None:
-    weights = WEIGHTS | {"koleo": 0.0}  # koleo looks at the videos of a part alone
     whole, tcore, in_parts = batch(), model(), model()
-    tcore(whole, TEMPERATURE).total(weights).backward()
+    for method in (tcore, in_parts):
+        method.weights["koleo"] = 0.0  # koleo looks at the videos of a part alone
+    tcore.total(tcore(whole, VALUES)).backward()
     for videos in ([0, 2], [1]):
-        in_parts(part_of(whole, videos), TEMPERATURE).total(weights).backward()
+        in_parts.total(in_parts(part_of(whole, videos), VALUES)).backward()
     for (name, one), other in zip(tcore.named_parameters(), in_parts.parameters(), strict=True):
         if one.requires_grad:
             torch.testing.assert_close(other.grad, one.grad, rtol=1e-3, atol=1e-5, msg=name)
@@ -193,7 +209,7 @@ def test_swapping_past_and_future_swaps_their_losses() -> None:
     made = batch()
     swapped = replace(made, past=made.future, future=made.past)
     for form in ("paper", "release"):
-        one, other = (values(model(form=form)(x, TEMPERATURE)) for x in (made, swapped))
+        one, other = (values(model(form=form)(x, VALUES)) for x in (made, swapped))
         assert one["past_teacher"] == pytest.approx(other["future_teacher"], rel=1e-5)
         assert one["future_teacher"] == pytest.approx(other["past_teacher"], rel=1e-5)
         assert one["past_teacher"] != pytest.approx(one["future_teacher"], rel=1e-4)
@@ -204,7 +220,7 @@ def test_swapping_past_and_future_swaps_their_losses() -> None:
 def test_equal_past_and_future_agree_completely() -> None:
     made = batch()
     for form in ("paper", "release"):
-        losses = values(model(form=form)(replace(made, future=made.past), TEMPERATURE))
+        losses = values(model(form=form)(replace(made, future=made.past), VALUES))
         assert losses["past_future"] == pytest.approx(0, abs=1e-9)
 
 
@@ -212,7 +228,7 @@ def test_auxiliary_views_belong_to_the_masked_crops_in_their_order() -> None:
     tcore, made = model(), batch()
     assert made.past is not None
     assert made.past.shape[0] == len(MASKED) < 2 * VIDEOS
-    before = values(tcore(made, TEMPERATURE))
-    shuffled = values(tcore(replace(made, past=made.past.flip(0)), TEMPERATURE))
+    before = values(tcore(made, VALUES))
+    shuffled = values(tcore(replace(made, past=made.past.flip(0)), VALUES))
     assert shuffled["past_teacher"] != pytest.approx(before["past_teacher"], rel=1e-6)
     assert shuffled["future_teacher"] == before["future_teacher"]

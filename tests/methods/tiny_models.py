@@ -5,16 +5,16 @@ from torch import Tensor, nn
 
 from tcore.methods.distillation import Batch, make_batch
 from tcore.methods.matching import PatchMatchingModule
-from tcore.methods.settings import Auxiliary, LossConfig, LossForm, Targets
+from tcore.methods.settings import Auxiliary, LossForm, Targets
 from tcore.methods.tcore import TCoRe
 from tcore.model.heads import ProjectionHead
-from tcore.model.losses import Losses
 from tcore.model.vit import VisionTransformer
 
 VIDEOS, LOCALS, SIZE, SMALL, PATCH, DIM, PROTOTYPES = 3, 2, 32, 16, 8, 16, 24
 MASKED = (1, 2, 4)
 TEMPERATURE = 0.05
-WEIGHTS = LossConfig().weights()
+VALUES = {"teacher_temperature": TEMPERATURE}
+STAY = {"momentum": 1.0}  # the teacher stays where it is
 
 
 def model(
@@ -95,8 +95,8 @@ def seeded(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def values(losses: Losses) -> dict[str, float]:
-    return {name: loss.item() for name, loss in losses.named().items()}
+def values(losses: dict[str, Tensor]) -> dict[str, float]:
+    return {name: loss.item() for name, loss in losses.items()}
 
 
 def perturb(module: nn.Module) -> None:

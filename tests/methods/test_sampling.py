@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from tcore.data.sandwich import Range
 
 from tcore.config import Config, validate
 from tcore.errors import InputError
 from tcore.methods.sampling import Sandwich, sample_sandwich, usable
-from tcore.methods.settings import SandwichConfig, Sides
+from tcore.methods.settings import Range, SandwichConfig, Sides
+from tests.tiny import change
 
 PUBLISHED_OFFSETS: list[Range] = [(0.05, 0.15), (0.10, 0.20), (0.15, 0.25), (0.20, 0.30)]
 
@@ -105,16 +105,16 @@ def test_settings_that_keep_the_rule_never_leave_the_video(
 
 def test_settings_that_leave_the_video_are_refused_by_name_and_value() -> None:
     for offset in PUBLISHED_OFFSETS:
-        validate(Config(sandwich=SandwichConfig(offset=offset)))
+        validate(change(Config(), sandwich=SandwichConfig(offset=offset)))
     for current in [(0.2, 0.6), (0.4, 0.8)]:
         with pytest.raises(InputError, match=r"sandwich\.offset=\(0\.2, 0\.3\).*outside the video"):
-            validate(Config(sandwich=SandwichConfig(current=current, offset=(0.2, 0.3))))
+            validate(change(Config(), sandwich=SandwichConfig(current=current, offset=(0.2, 0.3))))
 
 
 def test_current_range_that_is_too_wide_by_the_last_bit_is_refused() -> None:
     current, offset = (0.7 - 0.4, 0.7), (0.2, 0.3)  # 0.7 - 0.4 is 0.29999999999999993
     with pytest.raises(InputError, match="reaches outside the video"):
-        validate(Config(sandwich=SandwichConfig(current=current, offset=offset)))
+        validate(change(Config(), sandwich=SandwichConfig(current=current, offset=offset)))
 
 
 @pytest.mark.parametrize(("frames", "side"), [("past-past", -1), ("future-future", 1)])

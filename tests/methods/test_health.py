@@ -1,26 +1,28 @@
+"""Whether training learns, waits or collapses: figures, and what a run says of them."""
+
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 import torch
-from tcore.model.glimpse import Glimpse
-from tcore.training.health import measure as measure_parts
 
 from tcore import train
+from tcore.methods import build_source
+from tcore.methods.distillation import measure_health
 from tcore.methods.health import Health, effective_rank, entropy, mean_cosine
+from tcore.training.loop import open_store
+from tcore.training.optim import build_schedule
+from tcore.training.step import Trainer
 from tests.tiny import tiny
 
 K = 32
 
 
-def glimpse(frames: torch.Tensor, targets: torch.Tensor) -> Glimpse:
+def measure(frames: torch.Tensor, targets: torch.Tensor, dino: float = 0.5 * math.log(K)) -> Health:
     patches = torch.randn(64, 16, generator=torch.Generator().manual_seed(1))
-    return Glimpse(frames, patches, targets, targets, None, None)
-
-
-def measure(seen: Glimpse, dino: float = 0.5 * math.log(K)) -> Health:
-    return measure_parts([seen], dino)
+    return measure_health({"frames": frames, "patches": patches, "frame_targets": targets}, dino)
 
 
 def features() -> torch.Tensor:
@@ -32,45 +34,51 @@ def one_hot(classes: torch.Tensor) -> torch.Tensor:
 
 
 def test_uniform_targets_are_a_plateau() -> None:
-    health = measure(glimpse(features(), torch.full((64, K), 1 / K)))
+    health = measure(features(), torch.full((64, K), 1 / K))
     assert health.state == "plateau"
-    assert health.target_entropy == pytest.approx(math.log(K))
-    assert health.target_information == pytest.approx(0, abs=1e-5)
-    assert health.warning() is None
+    assert health.figures["target_entropy"] == pytest.approx(math.log(K))
+    assert health.figures["target_information"] == pytest.approx(0, abs=1e-5)
+    assert health.warning is None
 
 
 def test_sharp_targets_that_differ_are_learning() -> None:
-    health = measure(glimpse(features(), one_hot(torch.arange(64) % K)))
+    health = measure(features(), one_hot(torch.arange(64) % K))
     assert health.state == "learning"
-    assert health.prototypes_used == pytest.approx(K, rel=1e-4)
-    assert health.target_information == pytest.approx(math.log(K), rel=1e-4)
-    assert health.warning() is None
+    assert health.figures["prototypes_used"] == pytest.approx(K, rel=1e-4)
+    assert health.figures["target_information"] == pytest.approx(math.log(K), rel=1e-4)
+    assert health.warning is None
 
 
 def test_targets_that_the_student_does_not_follow_are_no_learning() -> None:
-    sharp = glimpse(features(), one_hot(torch.arange(64) % K))
-    assert measure(sharp, dino=1.1 * math.log(K)).state == "plateau"
-    assert measure(sharp, dino=0.9 * math.log(K)).state == "learning"
+    sharp = one_hot(torch.arange(64) % K)
+    assert measure(features(), sharp, dino=1.1 * math.log(K)).state == "plateau"
+    assert measure(features(), sharp, dino=0.9 * math.log(K)).state == "learning"
 
 
 def test_parts_of_a_step_are_judged_together() -> None:
-    whole = glimpse(features(), one_hot(torch.arange(64) % K))
-    parts = [
-        whole._replace(**{k: x[i : i + 4] for k, x in whole._asdict().items() if x is not None})
-        for i in range(0, 64, 4)
-    ]
-    assert measure_parts(parts, 1.0) == measure(whole, 1.0)
+    config = tiny(optim__accumulate=2, optim__batch=4)
+    source, trainer = build_source(open_store(config, None), config), Trainer(config)
+    judged: list[Mapping[str, torch.Tensor]] = []
+
+    def judge(rows: Mapping[str, torch.Tensor], losses: Mapping[str, float]) -> Health:
+        judged.append(rows)
+        return measure_health(rows, losses["dino"])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trainer.method, "health", judge)
+        values = build_schedule(config, trainer.method, 1).at(0)
+        trainer.step(iter([source[0], source[1]]), 0, values, look=True).health()
+    assert judged[0]["frames"].shape == judged[0]["frame_targets"].shape == (8, 32)
 
 
 def test_few_frames_are_not_called_a_collapse() -> None:
-    few = glimpse(features()[:4], one_hot(torch.zeros(4, dtype=torch.int64)))
-    assert measure(few).warning() is None
+    assert measure(features()[:4], one_hot(torch.zeros(4, dtype=torch.int64))).warning is None
 
 
 def test_frames_that_are_all_alike_are_a_collapse() -> None:
     alike = 1 + 1e-3 * features()
     assert mean_cosine(alike) > 0.999
-    assert measure(glimpse(alike, one_hot(torch.arange(64) % K))).state == "collapse"
+    assert measure(alike, one_hot(torch.arange(64) % K)).state == "collapse"
 
 
 def test_nothing_learns_without_a_learning_rate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -88,14 +96,14 @@ def test_small_parts_of_a_healthy_run_raise_no_alarm(
 
 
 def test_one_target_for_all_is_a_collapse() -> None:
-    health = measure(glimpse(features(), one_hot(torch.zeros(64, dtype=torch.int64))))
+    health = measure(features(), one_hot(torch.zeros(64, dtype=torch.int64)))
     assert health.state == "collapse"
-    assert "collapse" in (health.warning() or "")
+    assert "collapse" in (health.warning or "")
 
 
 def test_features_in_one_direction_are_a_collapse() -> None:
     line = torch.linspace(-1, 1, 64)[:, None] * torch.ones(16)
-    assert measure(glimpse(line, one_hot(torch.arange(64) % K))).state == "collapse"
+    assert measure(line, one_hot(torch.arange(64) % K)).state == "collapse"
 
 
 def test_effective_rank_counts_directions() -> None:

@@ -7,16 +7,17 @@ import numpy as np
 import pytest
 import torch
 from jaxtyping import UInt8
-from tcore.data.batch import find_holes
 
 from tcore.config import Config, OptimConfig
 from tcore.data.loader import render_batch
-from tcore.data.source import Counts, RawBatch, Source
+from tcore.data.source import Counts, RawBatch
 from tcore.data.stores import FrameStore
 from tcore.data.views import NO_JITTER, ViewPlan, central_box
+from tcore.methods import build_source
 from tcore.methods.distillation import Batch, make_batch
 from tcore.methods.settings import Auxiliary, MaskingConfig
 from tests.data.painted import ALL_MASKED, GRID, TINY, Painted, colors_of, samples_of
+from tests.tiny import change
 
 CPU = torch.device("cpu")
 SIZES = [(20, 30), (32, 24), (26, 26), (40, 18), (24, 33)]  # height, width
@@ -36,25 +37,19 @@ def plain(raw: RawBatch) -> RawBatch:
         jitter = np.tile(NO_JITTER, (n, 1))
         return replace(plan, jitter=jitter, gray=no, solarize=no, blur=np.zeros(n))
 
-    return replace(
-        raw,
-        global_=of(raw.global_),
-        local=of(raw.local),
-        past=of(raw.past),
-        future=of(raw.future),
-        student=None if raw.student is None else of(raw.student),
-    )
+    return replace(raw, plans={name: of(plan) for name, plan in raw.plans.items()})
 
 
 def batch_of(config: Config, store: FrameStore, step: int = 0) -> Batch:
-    return render_batch(Source(store, config).read(step, 0), config, CPU)
+    batch: Batch = render_batch(build_source(store, config).read(step, 0), CPU)
+    return batch
 
 
 def test_views_are_taken_from_the_frames_they_belong_to() -> None:
-    raw = Source(Painted([20] * 6), ALL_MASKED).read(0, 0)
+    raw = build_source(Painted([20] * 6), ALL_MASKED).read(0, 0)
     triples = samples_of(raw)
     assert all(past < current < future for _, (past, current, future) in triples)
-    batch = render_batch(plain(raw), ALL_MASKED, CPU)
+    batch = render_batch(plain(raw), CPU)
     # Crop-major: all videos of the first crop, then all of the second.
     assert colors_of(batch.global_crops) == [(v, s[1]) for v, s in triples] * 2
     assert colors_of(batch.local_crops) == [(v, s[1]) for v, s in triples] * 3
@@ -67,9 +62,9 @@ def test_views_are_taken_from_the_frames_they_belong_to() -> None:
 @pytest.mark.parametrize("step", range(3))
 def test_only_masked_crops_get_past_and_future_views(step: int) -> None:
     store = Painted([20] * 6)
-    samples = samples_of(Source(store, ALL_MASKED).read(step, 0))  # masks do not decide what is chosen
-    raw = Source(store, TINY).read(step, 0)
-    batch = render_batch(plain(raw), TINY, CPU)
+    samples = samples_of(build_source(store, ALL_MASKED).read(step, 0))  # masks do not decide what is chosen
+    raw = build_source(store, TINY).read(step, 0)
+    batch = render_batch(plain(raw), CPU)
     masked = raw.mask.any(dim=1).nonzero().squeeze(1)
     assert len(masked) == 4  # of 8 crops
     assert torch.equal(batch.masked, masked)
@@ -84,7 +79,7 @@ def test_only_masked_crops_get_past_and_future_views(step: int) -> None:
 
 @pytest.mark.parametrize("auxiliary", ["none", "past", "future", "both"])
 def test_shapes_follow_the_auxiliary_branch(rendered: FrameStore, auxiliary: Auxiliary) -> None:
-    config = replace(TINY, auxiliary=auxiliary)
+    config = change(TINY, auxiliary=auxiliary)
     batch = batch_of(config, rendered)
     assert batch.global_crops.shape == (8, 3, 32, 32)
     assert batch.local_crops.shape == (12, 3, 16, 16)
@@ -100,7 +95,7 @@ def test_shapes_follow_the_auxiliary_branch(rendered: FrameStore, auxiliary: Aux
 @pytest.mark.parametrize("step", range(3))
 @pytest.mark.parametrize("other", ["none", "past", "future"])
 def test_the_auxiliary_branch_changes_nothing_else(rendered: FrameStore, other: Auxiliary, step: int) -> None:
-    both, fewer = (batch_of(replace(TINY, auxiliary=a), rendered, step) for a in ("both", other))
+    both, fewer = (batch_of(change(TINY, auxiliary=a), rendered, step) for a in ("both", other))
     assert torch.equal(both.global_crops, fewer.global_crops)
     assert torch.equal(both.local_crops, fewer.local_crops)
     assert torch.equal(both.mask, fewer.mask)
@@ -126,25 +121,23 @@ class Growing(FrameStore):
 
 
 def test_frames_that_are_not_read_leave_no_trace_in_the_pixels() -> None:
-    configs = [replace(TINY, auxiliary=auxiliary) for auxiliary in ("both", "none")]
-    both, none = (Source(Growing(4, 20), config).read(0, 0) for config in configs)
+    configs = [change(TINY, auxiliary=auxiliary) for auxiliary in ("both", "none")]
+    both, none = (build_source(Growing(4, 20), config).read(0, 0) for config in configs)
     # Without those of the future the current frames are padded less.
     assert all(more > less for more, less in zip(both.frames.shape[:3], none.frames.shape[:3], strict=True))
-    for name in ("global_", "local"):
+    for name in ("global", "local"):
         for field in fields(ViewPlan):
             if field.name != "frame":
-                ours, theirs = (getattr(getattr(raw, name), field.name) for raw in (both, none))
+                ours, theirs = (getattr(raw.plans[name], field.name) for raw in (both, none))
                 assert np.array_equal(ours, theirs), field.name
-    ours, theirs = (
-        render_batch(plain(raw), config, CPU) for raw, config in zip((both, none), configs, strict=True)
-    )
+    ours, theirs = (render_batch(plain(raw), CPU) for raw in (both, none))
     # Not bit by bit: sums over rows of another length are rounded in another order.
     torch.testing.assert_close(ours.global_crops, theirs.global_crops, rtol=0, atol=1e-5)
     torch.testing.assert_close(ours.local_crops, theirs.local_crops, rtol=0, atol=1e-5)
 
 
 def test_without_masks_there_are_no_auxiliary_views() -> None:
-    batch = batch_of(replace(TINY, masking=MaskingConfig(probability=0.0)), Painted([20] * 4))
+    batch = batch_of(change(TINY, masking=MaskingConfig(probability=0.0)), Painted([20] * 4))
     assert batch.past is not None
     assert batch.past.shape == (0, 3, 32, 32)
     assert batch.masked_patches.shape == batch.patch_weights.shape == batch.masked.shape == (0,)
@@ -156,28 +149,28 @@ def test_without_masks_there_are_no_auxiliary_views() -> None:
 )
 def test_alignment_decides_which_box_and_frame_the_student_sees(fixed_space: bool, fixed_time: bool) -> None:
     views = replace(TINY.views, fixed_space=fixed_space, fixed_time=fixed_time)
-    config = replace(TINY, auxiliary="none", views=views)
+    config = change(TINY, auxiliary="none", views=views)
     store = Painted([20] * 4, sizes=[(64, 64)])
-    samples = samples_of(Source(store, ALL_MASKED).read(0, 0))
-    raw = Source(store, config).read(0, 0)
-    batch = render_batch(plain(raw), config, CPU)
+    samples = samples_of(build_source(store, ALL_MASKED).read(0, 0))
+    raw = build_source(store, config).read(0, 0)
+    batch = render_batch(plain(raw), CPU)
     teacher = [(v, s[1]) for v, s in samples] * 2
     past = [(v, s[0]) for v, s in samples] * 2
     assert colors_of(batch.teacher_crops) == teacher
     assert colors_of(batch.global_crops) == (teacher if fixed_time else past)
-    student = raw.global_ if raw.student is None else raw.student
-    assert np.array_equal(student.box, raw.global_.box) == fixed_space
+    student = raw.plans.get("student", raw.plans["global"])
+    assert np.array_equal(student.box, raw.plans["global"].box) == fixed_space
     if not fixed_space:
-        assert not (student.box == raw.global_.box).all(axis=1).any()
+        assert not (student.box == raw.plans["global"].box).all(axis=1).any()
 
 
 @pytest.mark.parametrize(("fixed_space", "fixed_time"), [(False, True), (True, False), (False, False)])
 def test_teacher_and_student_pixels_differ_only_in_the_alignment_ablations(
     rendered: FrameStore, fixed_space: bool, fixed_time: bool
 ) -> None:
-    aligned = batch_of(replace(TINY, auxiliary="none"), rendered)
+    aligned = batch_of(change(TINY, auxiliary="none"), rendered)
     views = replace(TINY.views, fixed_space=fixed_space, fixed_time=fixed_time)
-    moved = batch_of(replace(TINY, auxiliary="none", views=views), rendered)
+    moved = batch_of(change(TINY, auxiliary="none", views=views), rendered)
     assert torch.equal(aligned.global_crops, aligned.teacher_crops)
     assert torch.equal(moved.teacher_crops, aligned.teacher_crops)
     assert torch.equal(moved.local_crops, aligned.local_crops)
@@ -186,26 +179,26 @@ def test_teacher_and_student_pixels_differ_only_in_the_alignment_ablations(
 
 
 def test_frames_of_different_sizes_share_a_batch_without_showing_their_padding() -> None:
-    config = replace(ALL_MASKED, optim=OptimConfig(batch=5))
-    raw = Source(Painted([20] * 5, sizes=SIZES), config).read(0, 0)
+    config = change(ALL_MASKED, optim=OptimConfig(batch=5))
+    raw = build_source(Painted([20] * 5, sizes=SIZES), config).read(0, 0)
     videos = [video for video, _ in samples_of(raw)]
     assert raw.frames.shape == (15, 40, 33, 3)
-    batch = render_batch(plain(raw), config, CPU)
+    batch = render_batch(plain(raw), CPU)
     assert batch.past is not None
     assert batch.future is not None
     for crops in (batch.global_crops, batch.local_crops, batch.past, batch.future):
         shown = [video for video, _ in colors_of(crops)]  # one color each: no padding
         assert shown == videos * (len(crops) // 5)
     for sample, video in enumerate(videos):
-        assert raw.past.box[sample].tolist() == list(central_box(SIZES[video]))
-        assert np.array_equal(raw.past.box[sample], raw.future.box[sample])
+        assert raw.plans["past"].box[sample].tolist() == list(central_box(SIZES[video]))
+        assert np.array_equal(raw.plans["past"].box[sample], raw.plans["future"].box[sample])
 
 
-def test_holes_are_the_masked_patches_of_the_masked_crops() -> None:
+def test_masked_patches_are_indexed_within_the_masked_crops() -> None:
     mask = torch.tensor([[0, 1, 1, 0], [0, 0, 0, 0], [1, 0, 0, 0], [1, 1, 1, 1]]).bool()
-    found = find_holes(mask)
+    found = make_batch(torch.zeros(4, 3, 4, 4), torch.zeros(2, 3, 2, 2), mask)
     assert found.masked.tolist() == [0, 2, 3]
-    assert found.holes.tolist() == [1, 2, 4, 8, 9, 10, 11]
+    assert found.masked_patches.tolist() == [1, 2, 4, 8, 9, 10, 11]
     assert found.patch_weights.tolist() == [0.5, 0.5, 1, 0.25, 0.25, 0.25, 0.25]
 
 

@@ -4,8 +4,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tcore.data.batch import find_holes
-from tcore.model.tcore import at_holes
 from torch import Tensor
 
 from tcore.config import VitSpec
@@ -13,15 +11,14 @@ from tcore.data.source import Counts
 from tcore.methods.distillation import make_batch
 from tcore.methods.settings import LossForm
 from tcore.model.losses import given_targets
-from tests.model.tiny_models import (
+from tests.methods.tiny_models import (
     DIM,
     LOCALS,
     MASKED,
     PATCH,
     PROTOTYPES,
-    TEMPERATURE,
+    VALUES,
     VIDEOS,
-    WEIGHTS,
     batch,
     model,
     perturb,
@@ -32,16 +29,16 @@ from tests.model.tiny_models import (
 # Batches
 
 
-def test_holes_are_the_masked_patches_of_the_masked_crops_in_order() -> None:
+def test_masked_patches_are_found_in_the_masked_crops_in_order() -> None:
     made = batch()
     assert made.masked.tolist() == list(MASKED)
     patches = torch.randn(2 * VIDEOS, 16, DIM)
-    assert torch.equal(at_holes(patches[made.masked], made), patches[made.mask])
+    assert torch.equal(made.at_masked(patches[made.masked]), patches[made.mask])
 
 
-def test_holes_of_a_crop_weigh_one_together() -> None:
+def test_masked_patches_of_a_crop_weigh_one_together() -> None:
     made = batch()
-    of_crop = made.holes // 16
+    of_crop = made.masked_patches // 16
     for crop in range(len(MASKED)):
         weights = made.patch_weights[of_crop == crop]
         assert len(weights) == 2 + 3 * crop
@@ -57,9 +54,10 @@ def test_counts_of_a_batch_by_itself_are_its_own() -> None:
     )
 
 
-def test_nothing_masked_has_no_holes() -> None:
-    found = find_holes(torch.zeros(4, 9, dtype=torch.bool))
-    assert [len(part) for part in found] == [0, 4, 0, 0]  # all crops stay in order
+def test_nothing_masked_keeps_all_crops_in_order() -> None:
+    made = batch(masked=())
+    assert [len(x) for x in (made.masked, made.masked_patches, made.patch_weights)] == [0, 0, 0]
+    assert made.order.tolist() == list(range(2 * VIDEOS))
 
 
 # Branches
@@ -71,10 +69,10 @@ def test_student_does_not_see_masked_pixels_but_the_teacher_does() -> None:
     changed = torch.where(
         hidden, torch.randn(made.global_crops.shape, generator=seeded(5)), made.global_crops
     )
-    before = values(tcore(made, TEMPERATURE))
-    student_only = values(tcore(replace(made, global_crops=changed), TEMPERATURE))
+    before = values(tcore(made, VALUES))
+    student_only = values(tcore(replace(made, global_crops=changed), VALUES))
     assert student_only == before
-    teacher_only = values(tcore(replace(made, teacher_crops=changed), TEMPERATURE))
+    teacher_only = values(tcore(replace(made, teacher_crops=changed), VALUES))
     assert teacher_only["past_teacher"] != pytest.approx(before["past_teacher"], rel=1e-4)
     assert teacher_only["past_future"] == before["past_future"]
 
@@ -100,7 +98,7 @@ def test_auxiliary_branch_carries_no_gradient() -> None:
     for pixels in (made.past, made.future, made.global_crops, made.local_crops):
         assert pixels is not None
         pixels.requires_grad_()
-    tcore(made, TEMPERATURE).total(WEIGHTS).backward()
+    tcore.total(tcore(made, VALUES)).backward()
     for pixels in (made.past, made.future):
         assert pixels is not None
         assert pixels.grad is None
@@ -113,15 +111,15 @@ def test_auxiliary_branch_carries_no_gradient() -> None:
 @pytest.mark.parametrize("form", ["paper", "release"])
 def test_past_future_has_a_gradient_into_both_sides(form: LossForm, fused: bool) -> None:
     tcore, made = model(form=form), batch()
-    holes = len(made.holes)
-    sides = {side: torch.randn(holes, DIM, generator=seeded(n)) for n, side in enumerate(("past", "future"))}
+    masked = len(made.masked_patches)
+    sides = {side: torch.randn(masked, DIM, generator=seeded(n)) for n, side in enumerate(("past", "future"))}
     for tokens in sides.values():
         tokens.requires_grad_()
-    about_holes = given_targets(torch.full((holes, PROTOTYPES), 1 / PROTOTYPES))
+    about_patches = given_targets(torch.full((masked, PROTOTYPES), 1 / PROTOTYPES))
     about_frames = given_targets(torch.full((2 * VIDEOS, PROTOTYPES), 1 / PROTOTYPES))
     compare = tcore._compare_fused if fused else tcore._compare_plainly
     frames = torch.randn((2 + LOCALS) * VIDEOS, DIM, generator=seeded(9))
-    compare(made, about_frames, about_holes, frames, sides)["past_future"].backward()
+    compare(made, about_frames, about_patches, frames, sides)["past_future"].backward()
     for tokens in sides.values():
         assert tokens.grad is not None
         assert (tokens.grad.abs().amax(dim=1) > 0).all()
@@ -130,10 +128,10 @@ def test_past_future_has_a_gradient_into_both_sides(form: LossForm, fused: bool)
 @pytest.mark.parametrize("name", ["past_teacher", "future_teacher", "past_future"])
 def test_patch_losses_train_backbone_head_and_matching_module(name: str) -> None:
     tcore = model()
-    tcore(batch(), TEMPERATURE).named()[name].backward()
-    for part, parameters in tcore.parts().items():
-        reached = [p.grad is not None and bool(p.grad.abs().max() > 0) for _, p in parameters]
-        assert sum(reached) > len(reached) / 2, part
+    tcore(batch(), VALUES)[name].backward()
+    for name_of_part, part in tcore.parts().items():
+        reached = [p.grad is not None and bool(p.grad.abs().max() > 0) for _, p in part.parameters]
+        assert sum(reached) > len(reached) / 2, name_of_part
     assert tcore.student.backbone.mask_token.grad is not None
 
 
@@ -154,8 +152,8 @@ def test_same_seed_gives_the_same_losses_and_gradients() -> None:
     def run(seed: int) -> tuple[dict[str, float], Tensor | None]:
         tcore = model(drop_path=0.3)
         torch.manual_seed(torch.seed())  # nothing but the generator may matter
-        losses = tcore(batch(), TEMPERATURE, seeded(seed))
-        losses.total(WEIGHTS).backward()
+        losses = tcore(batch(), VALUES, seeded(seed))
+        tcore.total(losses).backward()
         return values(losses), tcore.student.backbone.pos_embed.grad
 
     (first, gradient), (again, gradient_again), (other, _) = run(3), run(3), run(4)
@@ -168,12 +166,12 @@ def test_same_seed_gives_the_same_losses_and_gradients() -> None:
 
 def test_losses_of_half_precision_arithmetic_are_in_full_precision() -> None:
     for targets in ("centering", "sinkhorn"):
-        exact = values(model(targets=targets)(batch(), TEMPERATURE))
+        exact = values(model(targets=targets)(batch(), VALUES))
         tcore = model(targets=targets, drop_path=0.1)
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            losses = tcore.eval()(batch(), TEMPERATURE, seeded())
-        losses.total(WEIGHTS).backward()
-        for name, loss in losses.named().items():
+            losses = tcore.eval()(batch(), VALUES, seeded())
+        tcore.total(losses).backward()
+        for name, loss in losses.items():
             assert loss.dtype == torch.float32
             assert loss.item() == pytest.approx(exact[name], rel=0.1)
         assert all(p.grad is not None and p.grad.isfinite().all() for p in tcore.student.parameters())

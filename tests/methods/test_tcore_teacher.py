@@ -5,10 +5,11 @@ import torch
 from torch import Tensor
 
 from tcore.methods.distillation import Batch, Center
-from tests.model.tiny_models import (
+from tests.methods.tiny_models import (
     PROTOTYPES,
+    STAY,
     TEMPERATURE,
-    WEIGHTS,
+    VALUES,
     batch,
     model,
     part_of,
@@ -42,7 +43,7 @@ def test_teacher_evaluates_while_the_student_trains() -> None:
 def test_teacher_has_no_gradient() -> None:
     tcore = model()
     assert not any(p.requires_grad for p in tcore.teacher.parameters())
-    tcore(batch(), TEMPERATURE).total(WEIGHTS).backward()
+    tcore.total(tcore(batch(), VALUES)).backward()
     assert all(p.grad is None for p in tcore.teacher.parameters())
 
 
@@ -53,7 +54,7 @@ def test_teacher_follows_the_student(momentum: float) -> None:
     before = {name: p.clone() for name, p in tcore.teacher.named_parameters()}
     student = dict(tcore.student.named_parameters())
     kept = {name: p.clone() for name, p in student.items()}
-    tcore.update_teacher(momentum)
+    tcore.finish_step({"momentum": momentum})
     for name, p in tcore.teacher.named_parameters():
         torch.testing.assert_close(p, momentum * before[name] + (1 - momentum) * student[name])
         assert torch.equal(student[name], kept[name])
@@ -107,20 +108,20 @@ def test_center_that_observed_nothing_stays() -> None:
 def test_centers_take_all_global_crops_and_masked_tokens_only() -> None:
     tcore, made = model(), batch()
     frames, patches = teacher_outputs(tcore, made)
-    tcore(made, TEMPERATURE)
+    tcore(made, VALUES)
     assert (tcore.frame_center.value == 0).all()
-    tcore.update_centers()
+    tcore.finish_step(STAY)
     torch.testing.assert_close(tcore.frame_center.value, 0.1 * frames.mean(dim=0))
     torch.testing.assert_close(tcore.patch_center.value, 0.1 * patches.mean(dim=0))
 
 
 def test_without_masked_tokens_only_the_frame_center_moves() -> None:
     tcore = model()
-    tcore(batch(), TEMPERATURE)
-    tcore.update_centers()
+    tcore(batch(), VALUES)
+    tcore.finish_step(STAY)
     frame, patch = tcore.frame_center.value.clone(), tcore.patch_center.value.clone()
-    tcore(batch(masked=()), TEMPERATURE)
-    tcore.update_centers()
+    tcore(batch(masked=()), VALUES)
+    tcore.finish_step(STAY)
     assert not torch.equal(tcore.frame_center.value, frame)
     assert torch.equal(tcore.patch_center.value, patch)
 
@@ -133,34 +134,31 @@ def test_targets_of_a_step_use_the_centers_of_the_steps_before() -> None:
 
     nothing_seen = torch.zeros(PROTOTYPES)
     for _ in range(2):  # a second part of the same step sees the same center
-        tcore(first, TEMPERATURE)
-        assert tcore.glimpse is not None
-        torch.testing.assert_close(tcore.glimpse.frame_targets, expected(nothing_seen, first))
-    tcore.update_centers()
-    tcore(second, TEMPERATURE)
+        tcore(first, VALUES)
+        torch.testing.assert_close(tcore.health_sample["frame_targets"], expected(nothing_seen, first))
+    tcore.finish_step(STAY)
+    tcore(second, VALUES)
     first_seen = 0.1 * teacher_outputs(tcore, first)[0].mean(dim=0)
-    assert tcore.glimpse is not None
-    torch.testing.assert_close(tcore.glimpse.frame_targets, expected(first_seen, second))
+    torch.testing.assert_close(tcore.health_sample["frame_targets"], expected(first_seen, second))
 
 
 def test_parts_of_a_step_move_the_centers_like_the_whole() -> None:
     whole, tcore, in_parts = batch(), model(), model()
-    tcore(whole, TEMPERATURE)
+    tcore(whole, VALUES)
     for videos in ([0, 2], [1]):
-        in_parts(part_of(whole, videos), TEMPERATURE)
-    tcore.update_centers()
-    in_parts.update_centers()
+        in_parts(part_of(whole, videos), VALUES)
+    tcore.finish_step(STAY)
+    in_parts.finish_step(STAY)
     torch.testing.assert_close(in_parts.frame_center.value, tcore.frame_center.value)
     torch.testing.assert_close(in_parts.patch_center.value, tcore.patch_center.value)
 
 
 def test_sinkhorn_targets_use_no_center() -> None:
     tcore = model(targets="sinkhorn")
-    tcore(batch(), TEMPERATURE)
-    tcore.update_centers()
+    tcore(batch(), VALUES)
+    tcore.finish_step(STAY)
     assert (tcore.frame_center.value == 0).all()
     assert (tcore.patch_center.value == 0).all()
-    assert tcore.glimpse is not None
-    for targets in (tcore.glimpse.frame_targets, tcore.glimpse.patch_targets):
+    for targets in (tcore.health_sample["frame_targets"], tcore.health_sample["patch_targets"]):
         torch.testing.assert_close(targets.sum(dim=1), torch.ones(targets.shape[0]))
         assert targets.sum(dim=0).max() < 3 * targets.shape[0] / PROTOTYPES

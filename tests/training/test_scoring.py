@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from tcore import InputError, Watch, evaluate, load_encoder, train
+from tcore import InputError, Scoring, evaluate, load_encoder, train
 from tcore.cli.main import main
 from tcore.data.rendered import render_video
 from tcore.evaluation.benchmarks.rendered import heldout_videos
@@ -30,7 +30,7 @@ TABLE = "checkpoints/checkpoints.json"
 
 
 @dataclass(frozen=True)
-class Rigged(Watch):
+class Rigged(Scoring):
     """Gives the scores it is told to, in turn; a signal or an error in their place happens."""
 
     scores: tuple[Any, ...] = ()
@@ -69,7 +69,7 @@ def rows(run: Path) -> dict[int, Any]:
 
 def test_training_does_not_notice_that_it_is_scored(plain: Path, tmp_path: Path) -> None:
     torch.manual_seed(5)
-    run = train(SETTINGS, tmp_path / "run", watch=Scoring(4, clips=1), quiet=True)
+    run = train(SETTINGS, tmp_path / "run", scoring=Scoring(4, clips=1), quiet=True)
     assert_same_run(run, plain)
     assert torch.equal(torch.get_rng_state(), torch.load(plain.with_suffix(".random"), weights_only=True))
     assert json.loads((run / "config.json").read_text()) == json.loads((plain / "config.json").read_text())
@@ -90,10 +90,10 @@ def test_the_best_is_kept_over_a_stop(
 ) -> None:
     run = tmp_path / "run"
     with pytest.raises(KeyboardInterrupt):
-        train(SETTINGS, run, watch=Rigged(2, scores=(0.5, KeyboardInterrupt())), quiet=True)
+        train(SETTINGS, run, scoring=Rigged(2, scores=(0.5, KeyboardInterrupt())), quiet=True)
     best = (run / BEST).read_bytes()
     # Killed while step 4 was scored: the run goes on there, and scores it now.
-    train(SETTINGS, run, watch=Rigged(2, scores=(None, 0.4, 0.3)))
+    train(SETTINGS, run, scoring=Rigged(2, scores=(None, 0.4, 0.3)))
     assert "resumes at step 4" in (said := capsys.readouterr().err)
     assert "step 4 scored: rendered J&F 40.0 (best 50.0 at step 2), cycle" in said
     assert list(rows(run)) == [2, 4, 6]
@@ -106,10 +106,10 @@ def test_the_best_is_kept_over_a_stop(
 def test_a_signal_while_it_scores_ends_the_run_at_that_step(tmp_path: Path) -> None:
     run = tmp_path / "run"
     with pytest.raises(StopRequested):
-        train(SETTINGS, run, watch=Rigged(4, scores=(None, signal.SIGTERM)), quiet=True)
+        train(SETTINGS, run, scoring=Rigged(4, scores=(None, signal.SIGTERM)), quiet=True)
     assert not (run / TABLE).exists()
     assert torch.load(run / "checkpoint.pt", weights_only=True)["step"] == 4
-    train(SETTINGS, run, watch=Rigged(4, scores=(None, 0.2, 0.3)), quiet=True)
+    train(SETTINGS, run, scoring=Rigged(4, scores=(None, 0.2, 0.3)), quiet=True)
     assert list(rows(run)) == [4, 6]
     assert read_best(run) == (6, 0.3, rows(run)[6]["way"])
 
@@ -118,7 +118,7 @@ def test_what_fails_while_it_scores_is_said_and_training_goes_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     failing = Rigged(2, scores=(InputError("clip is gone."), OSError(28, "No space left"), 0.3))
-    run = train(SETTINGS, tmp_path / "run", watch=failing)
+    run = train(SETTINGS, tmp_path / "run", scoring=failing)
     said = capsys.readouterr().err
     assert "warning: step 2 could not be scored: clip is gone." in said
     assert "warning: step 4 could not be scored: OSError: [Errno 28]" in said
@@ -126,10 +126,10 @@ def test_what_fails_while_it_scores_is_said_and_training_goes_on(
 
 
 def test_scored_another_way_the_best_is_scored_again(tmp_path: Path) -> None:
-    run = train(SETTINGS, tmp_path / "run", watch=Rigged(4, scores=(None, 0.9, 0.1)), quiet=True)
+    run = train(SETTINGS, tmp_path / "run", scoring=Rigged(4, scores=(None, 0.9, 0.1)), quiet=True)
     kept = load_encoder(run / BEST).fingerprint()
     other = Rigged(4, scores=(None, None, 0.2, 0.6), way="other")
-    train(SETTINGS, run, watch=other, quiet=True)
+    train(SETTINGS, run, scoring=other, quiet=True)
     assert read_best(run) == (4, 0.6, rows(run)[6]["way"])
     assert list(rows(run)) == [6], "scores of two ways in one table"
     kept_rows = json.loads((run / TABLE).read_text())["checkpoints"]
@@ -138,16 +138,18 @@ def test_scored_another_way_the_best_is_scored_again(tmp_path: Path) -> None:
 
 
 def test_a_damaged_best_is_said_and_begins_anew(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = train(SETTINGS, tmp_path / "run", watch=Rigged(9, scores=(None, None, 0.5)), quiet=True)
+    run = train(SETTINGS, tmp_path / "run", scoring=Rigged(9, scores=(None, None, 0.5)), quiet=True)
     (run / BEST).write_bytes(b"cut short")
-    train(SETTINGS, run, watch=Rigged(9, scores=(None, None, 0.4)))
+    train(SETTINGS, run, scoring=Rigged(9, scores=(None, None, 0.4)))
     assert "the best so far begins anew" in capsys.readouterr().err
     assert load_encoder(run / BEST).patch_size == 8
 
 
 def test_davis_is_scored_small_and_its_clips_are_spread(tmp_path: Path) -> None:
     davis = write_davis(tmp_path / "davis", heldout_videos(3, num_frames=4, size=32))
-    run = train(SETTINGS, tmp_path / "run", watch=Scoring(9, davis=davis, size=(32, 48), clips=2), quiet=True)
+    run = train(
+        SETTINGS, tmp_path / "run", scoring=Scoring(9, davis=davis, size=(32, 48), clips=2), quiet=True
+    )
     card = json.loads((run / "checkpoints/step-000006/results.json").read_text())["benchmarks"]["davis"]
     assert list(card["clips"]) == ["clip0", "clip2"]
     assert card["clips"]["clip0"]["input"] == [32, 48]
