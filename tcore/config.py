@@ -364,7 +364,7 @@ def _read_dataclass(kind: Any, value: Any, where: str) -> Any:
         raise InputError(f"{where.rstrip('.: ')}={value!r} should be a group of settings.")
     hints = get_type_hints(kind, include_extras=True)
     fields = {f.name for f in dataclasses.fields(kind)}
-    group = where.rpartition(" ")[2]  # after the name of a file: views.
+    group = where.rpartition(" ")[2].removeprefix("config.")  # views., also after the name of a file
     renamed = {old.removeprefix(group): new.removeprefix(group) for old, new in RENAMED.items()}
     value = {renamed.get(name, name): inner for name, inner in value.items()}
     for name in value:

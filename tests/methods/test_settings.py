@@ -1,0 +1,94 @@
+"""Settings of methods beside the shared ones: flat in JSON, checked together."""
+
+import json
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tcore import Config, InputError, recipe
+from tcore.config import (
+    differences,
+    flatten,
+    from_dict,
+    load_config,
+    override,
+    save_config,
+    to_dict,
+    validate,
+)
+from tcore.methods.settings import METHODS, LossConfig, TCoReSettings
+from tests.tiny import change
+
+OLD = Path(__file__).parents[1] / "training" / "old_run" / "config.json"
+
+
+def old_settings() -> dict[str, Any]:
+    """A config.json from before there were methods."""
+    values: dict[str, Any] = json.loads(OLD.read_text())
+    return values
+
+
+def test_an_old_file_is_tcores_with_every_value() -> None:
+    values = old_settings()
+    config = from_dict(values)
+    assert isinstance(config.method, TCoReSettings)
+    values["views"]["color"] = values["views"].pop("colour")
+    assert to_dict(config) == {"method": "tcore", **values}
+
+
+@pytest.mark.parametrize("config", [Config(), from_dict(old_settings()), recipe("vits16-imagenet")])
+def test_settings_survive_a_file(config: Config, tmp_path: Path) -> None:
+    save_config(config, tmp_path / "config.json")
+    assert load_config(tmp_path / "config.json") == config
+    assert json.loads((tmp_path / "config.json").read_text())["method"] == config.method.name
+
+
+def test_settings_of_the_method_have_no_prefix() -> None:
+    flat = flatten(Config())
+    assert flat["loss.koleo"] == 0.1
+    assert flat["auxiliary"] == "both"
+    assert not any(name.startswith("method") for name in flat)
+    for kind in METHODS:  # one flat list: no name may stand for two settings
+        assert not {f.name for f in fields(kind)} & {f.name for f in fields(Config)}
+
+
+def test_changes_reach_shared_settings_and_those_of_the_method_alike() -> None:
+    config = override(Config(), {"optim.batch": 8, "loss.koleo": 0.0, "auxiliary": "past", "seed": 3})
+    assert (config.optim.batch, config.seed) == (8, 3)
+    assert (config.method.loss.koleo, config.method.auxiliary) == (0.0, "past")
+    assert change(Config(), loss=LossConfig(koleo=0.0)).method.loss == config.method.loss
+    assert differences(Config(), config)["loss.koleo"] == (0.1, 0.0)
+    assert override(Config(), {"views.colour": 0.5}).views.color == 0.5  # as in commands of earlier versions
+
+
+@pytest.mark.parametrize("setting", ["name", "unused", "loss.nothing", "nothing.koleo", "check"])
+def test_a_change_of_no_setting_is_refused(setting: str) -> None:
+    with pytest.raises(InputError, match=setting):
+        override(Config(), {setting: 1})
+
+
+@pytest.mark.parametrize("name", ["tcor", "", 3, None])
+def test_a_method_that_there_is_none_of_is_named(name: Any) -> None:
+    with pytest.raises(InputError, match=rf"method={name!r}.*tcore"):
+        from_dict(to_dict(Config()) | {"method": name})
+
+
+def test_a_setting_that_no_method_has_is_refused() -> None:
+    with pytest.raises(InputError, match=r"unknown setting 'los'\. Did you mean loss"):
+        from_dict(to_dict(Config()) | {"los": {}})
+
+
+def test_shared_settings_without_effect_on_the_method_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TCoReSettings, "unused", ("optim.matching_lr",))
+    validate(Config())
+    with pytest.raises(InputError, match=r"optim\.matching_lr=0\.5 has no effect on tcore"):
+        validate(change(Config(), optim__matching_lr=0.5))
+
+
+def test_files_that_hold_no_settings_are_refused(tmp_path: Path) -> None:
+    for text in ("[]", "3", '{"loss": 3}', '{"views": []}'):
+        (tmp_path / "config.json").write_text(text)
+        with pytest.raises(InputError, match=r"config\.json"):
+            load_config(tmp_path / "config.json")

@@ -1,0 +1,49 @@
+"""A run folder from before there were methods: it loads, resumes, and trains on as it would have then."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from tcore import load_encoder, train
+from tcore.config import load_config
+from tcore.methods.settings import TCoReSettings
+
+OLD = Path(__file__).parent / "old_run"
+# Learning rates by part had other names.
+RENAMED = {"matching_lr": "lr_match", "last_layer_lr": "lr_head", "backbone_lr": "lr_backbone"}
+
+
+@pytest.fixture(scope="module")
+def resumed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the old run, trained to its end."""
+    run = tmp_path_factory.mktemp("runs") / "old"
+    shutil.copytree(OLD, run, ignore=shutil.ignore_patterns("README.md", "expected.json"))
+    return train(load_config(run / "config.json"), run, quiet=True)
+
+
+def test_settings_of_an_old_run_are_those_of_tcore() -> None:
+    written = json.loads((OLD / "config.json").read_text())
+    assert "method" not in written
+    config = load_config(OLD / "config.json")
+    assert isinstance(config.method, TCoReSettings)
+    assert config.views.color == written["views"]["colour"] == 0.5
+    assert config.method.head.prototypes == written["head"]["prototypes"] == 16
+
+
+def test_an_old_run_resumes_with_the_losses_of_the_uninterrupted_one(resumed: Path) -> None:
+    lines = [json.loads(line) for line in (resumed / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [1, 2, 3, 4]
+    for found, expected in zip(lines[2:], json.loads((OLD / "expected.json").read_text()), strict=True):
+        for name, value in expected.items():
+            assert found[RENAMED.get(name, name)] == pytest.approx(value, rel=1e-5, abs=1e-9), name
+
+
+def test_the_encoder_of_an_old_run_loads_before_and_after(resumed: Path) -> None:
+    frames = torch.randint(256, (1, 16, 24, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    before, after = (load_encoder(run)(frames) for run in (OLD, resumed))
+    assert before.shape == after.shape == (1, 12, 2, 3)
+    assert not torch.equal(before, after)
+    assert torch.equal(load_encoder(OLD / "encoder.safetensors")(frames), before)
