@@ -36,10 +36,10 @@ def test_quickstart_prints_the_table_and_saves_picture_and_scores(
 
 def test_copying_the_first_frame_scores_clearly_below_an_untrained_encoder() -> None:
     from tcore.evaluation.encoder import Encoder
-    from tcore.training.build import build_model
+    from tcore.methods import build
 
     videos = heldout_videos(3, seed=5)
-    untrained = Encoder(build_model(recipe("quickstart")).teacher.backbone, UNTRAINED)
+    untrained = Encoder(build(recipe("quickstart")).teacher.backbone, UNTRAINED)
     found = propagate_all(videos, {UNTRAINED: untrained})
     scores = {name: score_videos(videos, labels).region_and_boundary for name, labels in found.items()}
     assert scores[COPY] + 0.05 < scores[UNTRAINED]

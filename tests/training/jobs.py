@@ -22,7 +22,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
 
 import tcore.cli.main
-from tcore import Watch, device, train
+from tcore import device, train
 from tcore.data import render
 from tcore.evaluation.sharing import leave
 from tcore.training import distributed

@@ -17,10 +17,10 @@ from tcore.evaluation.benchmarks.rendered import heldout_videos
 from tcore.evaluation.card import Card
 from tcore.evaluation.encoder import Encoder
 from tcore.evaluation.trajectory import read_checkpoints
+from tcore.pretrain import BEST, BEST_CARD, read_best
 from tcore.show.dynamics import CYCLE, SCORES, curves, dynamics_figure
 from tcore.show.runs import read_run
 from tcore.training.guard import StopRequested
-from tcore.pretrain import BEST, BEST_CARD, read_best
 from tests.evaluation.layouts import write_davis
 from tests.tiny import tiny
 from tests.training.test_loop import assert_same_run
