@@ -17,9 +17,10 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from tcore.config_file import save_config
+from tcore.training.build import build_model
 
 from tcore.cli.main import main
-from tcore.config_file import save_config
 from tcore.data.rendered import RenderedVideo, render_video
 from tcore.data.video import open_video
 from tcore.demo.clips import SAMPLES
@@ -27,7 +28,6 @@ from tcore.demo.engine import CELLS, Engine, load_engine
 from tcore.demo.server import GUARD, Demo
 from tcore.evaluation.propagate import label_sources
 from tcore.evaluation.run_clip import run_clip
-from tcore.training.build import build_model
 from tcore.training.checkpoint import export
 from tcore.video.labels import Masks
 from tcore.video.propagate_video import propagate
