@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -37,7 +37,14 @@ from tests.tiny import tiny
 EXTREMES = (0, 1, 127, 128, 255, 256, 32767, 65535, 65536, 2**31 - 1, 2**31, 2**32 - 1, 2**63 - 1, 2**64 - 1)
 WORDS = (*b'null NaN 1e999 -1 99999999999999999999 " [ { } , ../'.split(), b"\n", b"\0")
 IMAGES = (("jpeg", "RGB"), ("png", "P"), ("png", "RGBA"), ("webp", "RGB"), ("gif", "P"), ("bmp", "L"))
-SIZES = {"dim": 64, "depth": 1, "num_heads": 1, "patch_size": 4, "image_size": 8, "num_registers": 1}
+SIZES: dict[str, Any] = {
+    "dim": 64,
+    "depth": 1,
+    "num_heads": 1,
+    "patch_size": 4,
+    "image_size": 8,
+    "num_registers": 1,
+}
 
 
 class Reader(NamedTuple):

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from tcore import Config, InputError, recipe
 from tcore.config import differences, from_dict, load_config, save_config, to_dict, validate
 from tcore.recipes import RECIPES
+from tests.tiny import settings_of
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -56,10 +57,10 @@ def test_published_recipes_hold_the_published_numbers() -> None:
     assert small.optim.peak_lr == pytest.approx(2e-3 * 0.25**0.5)
     assert base.optim.peak_lr == pytest.approx(1e-3 * 0.125**0.5)
     assert (small.optim.matching_lr, base.optim.matching_lr) == (0.1, 0.13)
-    assert {c.method.loss.form for c in (small, base, short)} == {"release"}
-    assert Config().method.loss.form == "paper"
-    assert small.method.head.prototypes == 65536
-    assert small.method.loss.weights() == {
+    assert {settings_of(c).loss.form for c in (small, base, short)} == {"release"}
+    assert settings_of(Config()).loss.form == "paper"
+    assert settings_of(small).head.prototypes == 65536
+    assert settings_of(small).loss.weights() == {
         "dino": 1.0,
         "past_teacher": 0.8,
         "future_teacher": 0.8,

@@ -39,7 +39,7 @@ def test_copying_the_first_frame_scores_clearly_below_an_untrained_encoder() -> 
     from tcore.methods import build
 
     videos = heldout_videos(3, seed=5)
-    untrained = Encoder(build(recipe("quickstart")).teacher.backbone, UNTRAINED)
+    untrained = Encoder(build(recipe("quickstart")).encoder(), UNTRAINED)
     found = propagate_all(videos, {UNTRAINED: untrained})
     scores = {name: score_videos(videos, labels).region_and_boundary for name, labels in found.items()}
     assert scores[COPY] + 0.05 < scores[UNTRAINED]

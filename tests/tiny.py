@@ -5,6 +5,7 @@ from typing import Any
 from tcore import Config, methods, recipe
 from tcore.config import override
 from tcore.methods.method import Method
+from tcore.methods.settings import TCoReSettings
 from tcore.methods.tcore import TCoRe
 
 TINY: dict[str, Any] = {
@@ -38,6 +39,12 @@ def tiny(**changes: Any) -> Config:
 def change(config: Config, **values: Any) -> Config:
     """The same settings with some changed: whole groups, or single ones as in `tiny`."""
     return override(config, {name.replace("__", "."): value for name, value in values.items()})
+
+
+def settings_of(config: Config) -> TCoReSettings:
+    """The method's settings of a run of T-CoRe."""
+    assert isinstance(config.method, TCoReSettings)
+    return config.method
 
 
 def as_tcore(method: Method) -> TCoRe:

@@ -17,10 +17,9 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from tcore.config_file import save_config
-from tcore.training.build import build_model
 
 from tcore.cli.main import main
+from tcore.config import save_config
 from tcore.data.rendered import RenderedVideo, render_video
 from tcore.data.video import open_video
 from tcore.demo.clips import SAMPLES
@@ -28,6 +27,7 @@ from tcore.demo.engine import CELLS, Engine, load_engine
 from tcore.demo.server import GUARD, Demo
 from tcore.evaluation.propagate import label_sources
 from tcore.evaluation.run_clip import run_clip
+from tcore.methods import build
 from tcore.training.checkpoint import export
 from tcore.video.labels import Masks
 from tcore.video.propagate_video import propagate
@@ -201,7 +201,9 @@ def test_a_patch_says_where_its_label_came_from(visitor: Visitor) -> None:
 def test_the_matching_module_of_a_run_attends_to_other_frames(tmp_path: Path) -> None:
     config = tiny()
     save_config(config, tmp_path / "config.json")
-    export(tmp_path, 0, build_model(config).state_dict(), config)
+    method = build(config)
+    modules = {"encoder": method.encoder(), **method.extras()}
+    export(tmp_path, 0, {f"{name}.safetensors": m.state_dict() for name, m in modules.items()}, config)
     engine = load_engine(tmp_path)
     frames = rendered("walker").frames[:, :64, :96]
     past, future = engine.attention(frames[1], [frames[0], frames[2]], (64, 96), 3, 5)

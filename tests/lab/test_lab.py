@@ -35,6 +35,7 @@ from tcore.lab import (
     read_table,
 )
 from tcore.recipes import recipe
+from tests.tiny import settings_of
 
 TINY = (
     "--views.global-size 32 --views.local-size 16 --views.num-local 1 --head.prototypes 16 --head.hidden 16 "
@@ -93,7 +94,9 @@ def test_every_row_of_the_paper_has_its_numbers_and_its_flags() -> None:
             both, region, boundary = row.published
             assert both == pytest.approx((region + boundary) / 2, abs=0.11)
     for name in ("vits16-k400-100ep", "vits16-short"):
-        masks = [parse_train([name, *row.flags.split()]).config.method.masking for row in TABLES["masks"]]
+        masks = [
+            settings_of(parse_train([name, *row.flags.split()]).config).masking for row in TABLES["masks"]
+        ]
         found = [(mask.probability, mask.ratio) for mask in masks]
         assert found[:4] == [(share, (0.1, 0.5)) for share in (0.1, 0.3, 0.5, 0.7)]
         assert found[4:] == [(0.5, (0.2, 0.6)), (0.5, (0.3, 0.7))]

@@ -12,8 +12,8 @@ from tcore.config import VitSpec
 from tcore.data.source import Counts
 from tcore.errors import InputError
 from tcore.methods.distillation import make_batch
-from tcore.model.subset import Subset, Wanted, add_residual, draw_subsets
-from tcore.model.vit import Block, Tokens, VisionTransformer, build_vit
+from tcore.model.subset import Share, Wanted, add_residual, draw_subsets
+from tcore.model.vit import Block, LayerScale, Tokens, VisionTransformer, build_vit
 from tcore.recipes import VIT_B, VIT_L, VIT_S, VIT_TI
 
 PATCH, DIM = 8, 24
@@ -242,8 +242,8 @@ def test_stochastic_depth_is_off_when_evaluating_and_on_request() -> None:
     assert_same(dropping.eval()(pixels, None, seeded(0)), expected)
 
 
-def subset(batch: int, drop: float, generator: torch.Generator) -> Subset:
-    return draw_subsets(1, batch, drop, generator, torch.device("cpu"))[0]
+def subset(batch: int, drop: float, generator: torch.Generator) -> Share:
+    return draw_subsets([drop], batch, generator, torch.device("cpu"))[0]
 
 
 def test_stochastic_depth_keeps_and_scales_as_specified() -> None:
@@ -266,9 +266,11 @@ def test_stochastic_depth_keeps_and_scales_as_specified() -> None:
 def test_block_leaves_skipped_rows_unchanged_and_scales_the_others(half: str) -> None:
     torch.manual_seed(0)
     block = Block(DIM, 3, layer_scale=1.0)
-    nn.init.zeros_((block.ls2 if half == "attention" else block.ls1).gamma)
+    silent = block.ls2 if half == "attention" else block.ls1
+    assert isinstance(silent, LayerScale)
+    nn.init.zeros_(silent.gamma)
     x = torch.randn(10, 3, DIM)
-    added = block(x, *draw_subsets(2, 10, 0.3, seeded(3), x.device)) - x
+    added = block(x, *draw_subsets([0.3, 0.3], 10, seeded(3), x.device)) - x
     whole = block(x) - x
     changed = (added != 0).any(dim=-1).any(dim=-1)
     assert changed.sum() == 7
@@ -279,13 +281,15 @@ def test_attention_and_mlp_draw_separate_subsets() -> None:
     """Each half may write to one channel only, which shows the rows that it was computed for."""
     torch.manual_seed(0)
     block = Block(DIM, 3, layer_scale=0.0)
+    assert isinstance(block.ls1, LayerScale)
+    assert isinstance(block.ls2, LayerScale)
     with torch.no_grad():
         block.ls1.gamma[0] = 1.0
         block.ls2.gamma[1] = 1.0
     x = torch.randn(8, 3, DIM)
     differ = 0
     for seed in range(20):
-        changed = (block(x, *draw_subsets(2, 8, 0.5, seeded(seed), x.device)) != x).any(dim=1)
+        changed = (block(x, *draw_subsets([0.5, 0.5], 8, seeded(seed), x.device)) != x).any(dim=1)
         attended, transformed = changed[:, 0], changed[:, 1]
         assert attended.sum() == transformed.sum() == 4
         differ += not torch.equal(attended, transformed)

@@ -22,7 +22,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
 
 import tcore.cli.main
-from tcore import device, train
+from tcore import Scoring, device, train
 from tcore.data import render
 from tcore.evaluation.sharing import leave
 from tcore.training import distributed
@@ -111,6 +111,16 @@ ACTS: dict[str, Callable[[ExitStack], None]] = {
 }
 
 
+def stopping_at(stop: int | None) -> Callable[[int], None]:
+    """Ends a run before the step of this number (the first one is 0)."""
+
+    def hook(step: int) -> None:
+        if step == stop:
+            raise StoppedError
+
+    return hook
+
+
 def work(
     run: Path,
     frames: str | None = None,
@@ -145,7 +155,7 @@ def work(
             due[-1](undo)
         scoring = None if watch is None else Scoring(watch, clips=1)
         with suppress(StoppedError):
-            train(tiny(**changes), run, frames, quiet=quiet, watch=scoring, on_step=on_step)
+            train(tiny(**changes), run, frames, quiet=quiet, scoring=scoring, on_step=on_step)
 
 
 def write_gradients(optimizer: Optimizer, path: Path) -> None:

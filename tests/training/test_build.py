@@ -9,7 +9,7 @@ from tcore.config import Config, ViewsConfig, VitSpec
 from tcore.device import choose_device, choose_dtype
 from tcore.errors import InputError
 from tcore.methods.settings import HeadConfig, LossConfig, MatchingConfig, TeacherConfig
-from tcore.model.vit import Block
+from tcore.model.vit import Block, LayerScale
 from tests.methods.tiny_models import LOCALS, PATCH, SIZE, SMALL, STAY, batch, seeded
 from tests.tiny import build, change
 
@@ -34,6 +34,7 @@ def test_settings_reach_the_networks() -> None:
     for block in vit.blocks:
         assert isinstance(block, Block)
         assert block.attn.num_heads == 3
+        assert isinstance(block.ls1, LayerScale)
         assert (block.ls1.gamma == 1e-5).all()
     assert tcore.match is not None
     assert len(tcore.match.blocks) == 2

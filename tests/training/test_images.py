@@ -13,7 +13,7 @@ from tcore.evaluation.neighbors import find_all
 from tcore.recipes import recipe
 from tcore.training.loop import open_source
 from tests.data.photos import ring, save_images
-from tests.tiny import tiny
+from tests.tiny import settings_of, tiny
 from tests.training.jobs import StoppedError, stopping_at
 
 NUMBER = 12
@@ -44,7 +44,7 @@ def test_two_stages_from_images_to_an_encoder(tmp_path: Path) -> None:
     line = json.loads((second / "metrics.jsonl").read_text().splitlines()[-1])
     assert "past_teacher" in line
     assert not {"future_teacher", "past_future", "patch_teacher"} & line.keys()
-    weights = settings().method.loss.weights()
+    weights = settings_of(settings()).loss.weights()
     assert weights["past_teacher"] == 0.8
     expected = line["dino"] + 0.8 * line["past_teacher"] + 0.1 * line["koleo"]
     assert line["total"] == pytest.approx(expected, rel=1e-6)
@@ -115,7 +115,11 @@ def test_settings_that_images_cannot_have_are_refused(
 
 def test_the_recipe_is_the_published_one() -> None:
     config = recipe("vits16-imagenet")
-    assert (config.source, config.method.auxiliary, config.method.loss.form) == ("images", "past", "release")
+    assert (config.source, settings_of(config).auxiliary, settings_of(config).loss.form) == (
+        "images",
+        "past",
+        "release",
+    )
     optim = config.optim
     assert (optim.epochs, optim.warmup_epochs, optim.batch, optim.base_lr) == (100, 10, 256, 2e-3)
     assert optim.matching_lr == 0.1

@@ -18,7 +18,7 @@ from tcore.methods import build_source
 from tcore.training.loop import introduce, keeps, open_store
 from tcore.training.optim import build_schedule
 from tcore.training.step import Trainer
-from tests.tiny import TINY, as_tcore, tiny
+from tests.tiny import TINY, as_tcore, settings_of, tiny
 from tests.training.jobs import StoppedError, stopping_at
 
 TIMINGS = {"samples_per_second", "data_wait", "memory_gib"}
@@ -105,7 +105,7 @@ def test_every_step_has_one_line_with_all_figures(finished: Path) -> None:
 
 
 def test_logged_total_is_the_weighted_sum_that_is_minimized(finished: Path) -> None:
-    weights = tiny().method.loss.weights()
+    weights = settings_of(tiny()).loss.weights()
     for line in metrics(finished):
         expected = sum(weights[name] * line[name] for name in weights if name in line)
         assert line["total"] == pytest.approx(expected, rel=1e-6)

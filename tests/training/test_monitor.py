@@ -11,9 +11,9 @@ import pytest
 from tcore import InputError, train
 from tcore.config import Config
 from tcore.data.images import Frame
-from tcore.data.source import Source
 from tcore.data.stores import FolderStore, FrameStore
 from tcore.device import num_cores
+from tcore.methods import build_source
 from tcore.training.monitor import WAIT_FEWEST, WAIT_PAUSE, WAIT_STEPS, BadSamples, DataWait
 from tests.data.packing import pack
 from tests.data.painted import Painted
@@ -32,7 +32,7 @@ def warnings(wait: DataWait, shares: Sequence[float], speed: float = 10.0) -> li
 
 
 def waiting(store: FrameStore, config: Config | None = None) -> DataWait:
-    return DataWait(Source(store, config or tiny(runtime__workers=0)))
+    return DataWait(build_source(store, config or tiny(runtime__workers=0)))
 
 
 def test_a_slow_store_is_warned_of_once_during_a_run(
