@@ -1,6 +1,7 @@
 """Self-supervised video representation by temporal correspondence."""
 
 import importlib
+import warnings
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -47,6 +48,9 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "Watch":
+        warnings.warn("tcore.Watch is now called tcore.Scoring.", DeprecationWarning, stacklevel=2)
+        name = "Scoring"
     if name not in _HOMES:
         raise AttributeError(f"module 'tcore' has no attribute {name!r}")
     globals()[name] = value = getattr(importlib.import_module(_HOMES[name]), name)

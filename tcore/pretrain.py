@@ -2,6 +2,7 @@
 
 import json
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -49,12 +50,13 @@ def train(
     scoring: "Scoring | None" = None,
     quiet: bool = False,
     on_step: OnStep | None = None,
+    watch: "Scoring | None" = None,
 ) -> Path:
     """Train in a run folder, or resume there; without `frames` on rendered videos.
 
     Neighbors of images are found inside or beside their store, unless `neighbors` is another file.
     With `scoring` the encoder is scored along the way, and the best is kept; what is trained stays the same.
-    `on_step` is called with the number of steps done, before each step.
+    `on_step` is called with the number of steps done, before each step. `watch` is the old name of `scoring`.
 
     >>> import tempfile, tcore
     >>> config = tcore.recipe("quickstart", {"optim.steps": 1, "optim.batch": 2, "rendered.videos": 2})
@@ -63,6 +65,9 @@ def train(
     ...     sorted(path.name for path in run.glob("encoder*"))
     ['encoder.json', 'encoder.safetensors', 'encoders']
     """
+    if watch is not None:
+        warnings.warn("watch= is now called scoring=.", DeprecationWarning, stacklevel=2)
+        scoring = scoring or watch
     return train_run(
         config,
         Path(run),

@@ -9,6 +9,7 @@ import numpy as np
 import PIL
 import torch
 
+from tcore import __version__
 from tcore.device import peak_memory_gib
 from tcore.evaluation.benchmarks import find_benchmark
 from tcore.evaluation.benchmarks.benchmark import Benchmark
@@ -59,8 +60,6 @@ SHOWN = tuple(PUBLISHED)[:8]
 
 def versions() -> dict[str, str]:
     """The versions of what computed the numbers."""
-    from tcore import __version__
-
     return {
         "tcore": __version__,
         "python": platform.python_version(),

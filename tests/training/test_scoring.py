@@ -189,3 +189,13 @@ def test_the_command_line_says_what_goes_together(tmp_path: Path, capsys: pytest
         assert stop.value.code == 2
         assert said in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
+
+
+def test_the_old_words_for_scoring_work_and_name_the_new_ones(tmp_path: Path) -> None:
+    import tcore
+
+    with pytest.warns(DeprecationWarning, match="Scoring"):
+        assert tcore.Watch is Scoring  # type: ignore[attr-defined, unused-ignore]
+    with pytest.warns(DeprecationWarning, match="scoring="):
+        train(SETTINGS, tmp_path / "run", watch=Rigged(6, scores=(None, None, 0.5)), quiet=True)
+    assert list(rows(tmp_path / "run")) == [6]
