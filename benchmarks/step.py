@@ -100,6 +100,7 @@ def report(config: Config, name: str, steps: int, breakdown: bool, kernels: int)
             outcome.metrics()
             idle += outcome.timing.idle()
     seconds = (now(trainer) - started) / steps
+    memory = peak_memory_gib(trainer.device)  # before the operations are counted, by a step of its own
     speed = config.optim.batch / seconds
     gpu = torch.cuda.get_device_name() if trainer.device.type == "cuda" else "CPU"
     tflops = speed * flops_per_sample(config) / 1e12
@@ -108,7 +109,7 @@ def report(config: Config, name: str, steps: int, breakdown: bool, kernels: int)
     print(f"{name}, {settings}, {gpu}")
     print(
         f"{speed:.1f} samples/s ({1000 * seconds:.1f} ms a step), {tflops:.1f} TFLOP/s{share}, "
-        f"peak memory {peak_memory_gib(trainer.device):.2f} GiB (warm-up {warm:.0f} s)"
+        f"peak memory {memory:.2f} GiB (warm-up {warm:.0f} s)"
     )
     per_step = 1000 / steps
     print(
