@@ -2,14 +2,14 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol, runtime_checkable
 
 import numpy as np
-from jaxtyping import Bool, Integer
+from jaxtyping import Bool
 
 from tcore.config import Config
 from tcore.data.findings import Findings, bars, commonest, count, for_each, name_some
 from tcore.data.inspect import FRAMES_PER_VIDEO, Look, change, look_at, same_bytes
+from tcore.data.source import Sampling
 from tcore.data.stores import FrameStore, PackedStore, list_clips
 from tcore.data.video import Probe, VideoFiles, list_videos, probe
 from tcore.device import num_cores
@@ -25,25 +25,6 @@ USUAL_GAP, PROPOSED = (0.8, 5.0), (1.5, 2.5)  # seconds; the published offsets i
 ODD_SHARE = 0.25  # of the videos: with more of them outside the usual gap, offsets in seconds are proposed
 CROSSING = 0.05  # of the samples: with more of them across a cut, splitting is proposed
 BAD_SHARE = 0.05  # of the video files: more bad ones are an error
-
-
-@runtime_checkable
-class Sampling(Protocol):
-    """What a check asks of the training method (a part of `Sampling` of the source)."""
-
-    @property
-    def split_at_cuts(self) -> bool:
-        """Whether each shot counts as a video."""
-
-    @property
-    def repeats_short(self) -> bool:
-        """Whether videos that are too short take part."""
-
-    def usable(self, lengths: Integer[np.ndarray, "videos"]) -> Bool[np.ndarray, "videos"]:
-        """Which videos are long enough."""
-
-    def frames(self, length: int, rng: np.random.Generator) -> dict[str, int]:
-        """Which frames of a video of this length make a sample, by name."""
 
 
 def check_store(

@@ -14,7 +14,6 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
-from PIL import Image
 
 from tcore.errors import InputError
 from tcore.files import atomic
@@ -104,15 +103,6 @@ def to_svg(figure: Figure, salt: str) -> str:
     for index, color in enumerate(COLORS):
         svg = svg.replace(color, f"var(--c{index})")
     return svg.replace(INK, "var(--ink)").replace(FAINT, "var(--faint)").replace(GRID, "var(--rule)")
-
-
-def save_picture(picture: Image.Image, out: Path) -> None:
-    """Write a drawn picture as PDF if its ending says so, otherwise as PNG."""
-    with atomic(out) as temporary:
-        if out.suffix.lower() == ".pdf":
-            picture.save(temporary, format="PDF", resolution=DPI)
-        else:
-            picture.save(temporary, format="PNG")
 
 
 def show_picture(axes: Axes, picture: Picture, title: str = "") -> None:

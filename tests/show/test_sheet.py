@@ -6,18 +6,18 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tcore import methods
+from tcore.data.stores import FrameStore
 from tcore.errors import InputError
-from tcore.methods import build_source
-from tcore.show.sheet import CROP, HOLE, PAPER, Watched, draw_sheet, punch, take_samples
+from tcore.show.sheet import draw_sheet, take_samples
 from tests.data.clips import break_jpeg, write_clip
 from tests.data.painted import TINY, Painted, paint
 from tests.tiny import tiny
 
 
 def test_samples_are_those_of_the_first_step_and_carry_a_mask() -> None:
-    store, config = Painted([20] * 6), TINY
-    samples = take_samples(build_source(Watched(store), config), 3)
-    first = build_source(store, config).read(0, 0)
+    source = methods.build_source(Painted([20] * 6), TINY)
+    samples, first = take_samples(source, 3), source.read(0, 0)
     # What is read by itself is the same as in the batch of the first step.
     masked = [i for i in range(4) if first.mask[i].any() or first.mask[4 + i].any()]
     assert len(samples) == min(3, len(masked))
@@ -25,23 +25,11 @@ def test_samples_are_those_of_the_first_step_and_carry_a_mask() -> None:
         assert sample.raw.mask.equal(first.mask[[slot, 4 + slot]])
         assert np.array_equal(sample.raw.plans["global"].box, first.plans["global"].box[[slot, 4 + slot]])
         pixels = [tuple(frame[0, 0].tolist()) for frame in sample.raw.frames]
-        assert pixels == [paint(sample.video, frame) for frame in sample.frames]
-        assert len(sample.frames) == 3
+        assert pixels == [paint(sample.video, frame) for frame in sample.frames.values()]
+        assert list(sample.frames) == ["past", "current", "future"]
 
 
-def test_masked_patches_become_holes() -> None:
-    mask = np.zeros(16, dtype=bool)
-    mask[5] = True
-    punched = np.asarray(punch(Image.new("RGB", (CROP, CROP), (9, 9, 9)), mask))
-    holes = (punched == HOLE).all(axis=2) | (punched == PAPER).all(axis=2)
-    cell = CROP // 4
-    assert holes[cell + 3 : 2 * cell - 3, cell + 3 : 2 * cell - 3].all()
-    assert holes.mean() == pytest.approx(1 / 16, rel=0.1)
-
-
-def test_the_sheet_has_a_row_for_each_sample_and_passes_over_what_cannot_be_read(tmp_path: Path) -> None:
-    from tcore.data.stores import FrameStore
-
+def test_the_sheet_has_a_row_for_each_sample_and_leaves_out_what_cannot_be_read(tmp_path: Path) -> None:
     for number in range(4):
         write_clip(tmp_path / "store" / f"v{number}", 20, seed=number)
     for path in (tmp_path / "store" / "v0").iterdir():
@@ -53,6 +41,10 @@ def test_the_sheet_has_a_row_for_each_sample_and_passes_over_what_cannot_be_read
     with Image.open(tmp_path / "sheet.png") as many, Image.open(tmp_path / "one.png") as one:
         assert many.width == one.width
         assert many.height > 2 * one.height
+    for path in (tmp_path / "store").glob("*/*"):
+        break_jpeg(path)
+    with pytest.raises(InputError, match="no sample could be read"):
+        draw_sheet(store, tiny(), tmp_path / "none.png", "store")
 
 
 def test_without_auxiliary_branch_the_sheet_has_no_past_and_future(tmp_path: Path) -> None:
@@ -61,13 +53,3 @@ def test_without_auxiliary_branch_the_sheet_has_no_past_and_future(tmp_path: Pat
     draw_sheet(Painted([20] * 4), tiny(masking__probability=0.0), tmp_path / "unmasked.png", "no masks")
     with Image.open(tmp_path / "both.png") as both, Image.open(tmp_path / "none.png") as none:
         assert none.width < both.width
-
-
-def test_a_store_that_cannot_be_read_has_no_sheet(tmp_path: Path) -> None:
-    from tcore.data.stores import FrameStore
-
-    write_clip(tmp_path / "store" / "v", 20)
-    for path in (tmp_path / "store" / "v").iterdir():
-        break_jpeg(path)
-    with pytest.raises(InputError, match="no sample could be read"):
-        draw_sheet(FrameStore.open(tmp_path / "store"), tiny(), tmp_path / "sheet.png", "store")
