@@ -23,9 +23,10 @@ def decode_only(path: Path) -> int:
 
 def prepare(source: Path, item: Item, spool: Path) -> None:
     task = Task(source, spool.parent, Settings("videos", 2.0, 256, 90), 0, (item,))
-    writer = ShardWriter(spool)
-    note = pack_item(task, item, writer, lambda: None)
-    writer.close()
+    with spool.open("wb+") as file:
+        writer = ShardWriter(file)
+        note = pack_item(task, item, writer, lambda: None)
+        writer.close()
     assert note is None, note
 
 

@@ -10,8 +10,8 @@ from tcore.config import Config
 from tcore.data.findings import Findings, bars, commonest, count, for_each, name_some
 from tcore.data.inspect import FRAMES_PER_VIDEO, Look, change, look_at, same_bytes
 from tcore.data.source import Sampling
-from tcore.data.stores import FrameStore, PackedStore, list_clips
-from tcore.data.video import Probe, VideoFiles, list_videos, probe
+from tcore.data.stores import VIDEO_SUFFIXES, FrameStore, PackedStore, list_clips, natural, walk_files
+from tcore.data.video import Probe, VideoFiles, probe
 from tcore.device import num_cores
 from tcore.errors import InputError
 from tcore.text import format_seconds
@@ -75,7 +75,7 @@ def check_videos(
     root: Path, config: Config, sampling: Sampling, *, sample: int = 2000, full: bool = False
 ) -> tuple[Findings, VideoFiles | None]:
     """Check video files; also returns those that can be read, as a store."""
-    names = list_videos(root)
+    names = sorted((p for p in walk_files(root) if Path(p).suffix.lower() in VIDEO_SUFFIXES), key=natural)
     if not names:
         raise InputError(f"no video files under {root}.")
     findings = Findings("a folder of video files", str(root))
@@ -136,7 +136,7 @@ def say_numbers(findings: Findings, store: FrameStore, config: Config) -> None:
     """Videos, frames, hours, lengths."""
     fps, lengths = store.fps or config.fps, store.lengths
     frames = int(lengths.sum())
-    rate = f"{fps:g} frames per second" + ("" if store.fps else " (assumed; set it with --fps)")
+    rate = f"{fps:g} frames per second{'' if store.fps else ' (assumed; set it with --fps)'}"
     findings.say(
         "videos",
         f"{len(store):,}: {frames:,} frames, {format_seconds(frames / fps)} at {rate}",
@@ -221,15 +221,13 @@ def _propose_seconds(findings: Findings, gaps: np.ndarray) -> None:
     if odd.mean() <= ODD_SHARE:
         return
     typical = float(np.median(gaps[odd]))
-    fact = (
-        f"in {odd.mean():.0%} of the videos the frames of a sample are {typical:.2g} s apart "
-        f"(published: {PROPOSED[0]}-{PROPOSED[1]} s)"
+    far = f"use --sandwich.offset-seconds {PROPOSED[0]} {PROPOSED[1]}"
+    findings.add(
+        "advice",
+        f"in {odd.mean():.0%} of the videos the frames of a sample are {typical:.2g} s apart (published: "
+        f"{PROPOSED[0]}-{PROPOSED[1]} s): "
+        f"{far if typical > USUAL_GAP[1] else 'use longer videos, or correct --fps'}.",
     )
-    if typical > USUAL_GAP[1]:
-        remedy = f"use --sandwich.offset-seconds {PROPOSED[0]} {PROPOSED[1]}"
-    else:
-        remedy = "use longer videos, or correct --fps"
-    findings.add("advice", f"{fact}: {remedy}.")
 
 
 def _say_cuts(findings: Findings, store: FrameStore, sampling: Sampling, crossing: float) -> None:
@@ -282,14 +280,11 @@ def take_looks(
     full: bool,
 ) -> list[Look]:
     """Decode frames of the chosen videos, and say how thoroughly."""
-    looks = list(
-        for_each(
-            lambda video: look_at(store, video, round(gaps.get(video, 1)), full),
-            chosen,
-            "decoding",
-            num_threads(config),
-        )
-    )
+
+    def take(video: int) -> Look:
+        return look_at(store, video, round(gaps.get(video, 1)), full)
+
+    looks = list(for_each(take, chosen, "decoding", num_threads(config)))
     frames = sum(look.num_frames for look in looks)
     every = "all" if len(chosen) == len(store) else f"{len(chosen):,} of"
     capped = not full and bool((store.lengths > FRAMES_PER_VIDEO).any())

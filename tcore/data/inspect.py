@@ -2,7 +2,7 @@
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Iterator
+from contextlib import suppress
 from typing import NamedTuple
 
 import numpy as np
@@ -107,47 +107,38 @@ def frame_bytes(store: FrameStore, video: int, frame: int) -> bytes | None:
 
 def same_bytes(store: FrameStore, threads: int) -> list[list[int]]:
     """Groups of videos with the same bytes; only those whose sizes in bytes agree are read."""
-    if not isinstance(store, FolderStore | ImageStore | PackedStore | VideoFiles):
-        return []
-    candidates: defaultdict[object, list[int]] = defaultdict(list)
-    videos = range(len(store))
-    for video, size in zip(
-        videos, for_each(lambda v: _size_of(store, v), videos, "comparing", threads), strict=True
-    ):
-        candidates[size].append(video)
+    by_size: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
+    sizes = for_each(lambda video: _size_of(store, video), range(len(store)), "comparing", threads)
+    for video, size in enumerate(sizes):
+        by_size[size].append(video)
     same: defaultdict[bytes, list[int]] = defaultdict(list)
-    for video in (video for group in candidates.values() if len(group) > 1 for video in group):
-        digest = hashlib.sha256()
-        try:
-            for data in _bytes_of(store, video):
-                digest.update(data)
-        except InputError:
-            continue  # reported as unreadable
-        same[digest.digest()].append(video)
+    for size, group in by_size.items():
+        for video in group if size and len(group) > 1 else ():
+            with suppress(InputError):  # reported as unreadable
+                same[_digest(store, video)].append(video)
     return [group for group in same.values() if len(group) > 1]
 
 
-def _size_of(store: FrameStore, video: int) -> object:
-    """Sizes in bytes, as far as they are cheap to get; unique where a file is missing."""
+def _size_of(store: FrameStore, video: int) -> tuple[int, ...]:
+    """Sizes in bytes, as far as they are cheap to get; none where nothing is stored."""
     if isinstance(store, PackedStore):
         return store.frame_sizes(video)
     length = int(store.lengths[video])
-    try:
+    with suppress(OSError):
         if isinstance(store, FolderStore | ImageStore):
             ends = (0, length // 2, length - 1)
             return length, *(store.path(video, frame).stat().st_size for frame in ends)
-        assert isinstance(store, VideoFiles)
-        return (store.root / store.names[video]).stat().st_size
-    except OSError:
-        return "missing", video
+        if isinstance(store, VideoFiles):
+            return ((store.root / store.names[video]).stat().st_size,)
+    return ()
 
 
-def _bytes_of(store: FrameStore, video: int) -> Iterator[bytes]:
-    """All that is stored of a video."""
+def _digest(store: FrameStore, video: int) -> bytes:
+    """A hash of all that is stored of a video."""
     if isinstance(store, VideoFiles):
         with (store.root / store.names[video]).open("rb") as file:
-            while data := file.read(2**20):
-                yield data
-    else:
-        for frame in range(int(store.lengths[video])):
-            yield frame_bytes(store, video, frame) or b""
+            return hashlib.file_digest(file, "sha256").digest()
+    digest = hashlib.sha256()
+    for frame in range(int(store.lengths[video])):
+        digest.update(frame_bytes(store, video, frame) or b"")
+    return digest.digest()

@@ -8,10 +8,10 @@ import io
 import json
 import os
 import tarfile
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -65,17 +65,16 @@ class PackedVideos:
         self.fps = None if fps is None else float(fps)
         self.names: Sequence[str] = Names(self._index["names"], self._index["name_ends"])
         self.lengths = np.diff(self._index["frame_ends"], prepend=0)
-        self._open: OrderedDict[int, _OpenShard] = OrderedDict()
+        sizes = [shard["bytes"] for shard in self.about["shards"]]
+        # The least recently used shard is closed when there are too many.
+        self._shard = lru_cache(OPEN_SHARDS)(
+            lambda number: _OpenShard(shard_path(root, number), sizes[number])
+        )
 
     @property
     def kind(self) -> str:
         """What it was made from: videos, frames (folders of them), images (one frame each) or rendered."""
         return str(self.about["kind"])
-
-    @property
-    def sizes(self) -> Int64[np.ndarray, "videos 2"]:
-        """Height and width of the first frame of every video."""
-        return np.stack([self._index["heights"], self._index["widths"]], axis=1).astype(np.int64)
 
     def read_bytes(self, video: int, frames: Sequence[int]) -> list[bytes]:
         """Some frames of one video as they are stored."""
@@ -119,68 +118,41 @@ class PackedVideos:
 
     def verify(self, full: bool = True) -> list[str]:
         """A line for each file that is missing or not as it was written; `full` compares every byte."""
-        return list(self._problems(full))
-
-    def _problems(self, full: bool) -> Iterator[str]:
+        problems = []
         for number, shard in enumerate(self.about["shards"]):
             path = shard_path(self.root, number)
-            if not path.is_file():
-                yield f"{path}: missing."
-            elif (found := path.stat().st_size) != shard["bytes"]:
-                yield f"{path}: {found} bytes instead of {shard['bytes']}."
+            found = path.stat().st_size if path.is_file() else None
+            if found != shard["bytes"]:
+                problems.append(f"{path}: {found or 0} bytes instead of {shard['bytes']}.")
             elif full and _sha256(path) != shard["sha256"]:
-                yield f"{path}: changed since it was written (sha256 differs)."
-        if not full:
-            return
-        for name, digest in self.about["index"].items():
+                problems.append(f"{path}: changed since it was written (sha256 differs).")
+        for name, digest in self.about["index"].items() if full else ():
             if name in INDEX and _sha256(index_path(self.root, name)) != digest:
-                yield f"{index_path(self.root, name)}: changed since it was written (sha256 differs)."
-        yield from self._outside()
-
-    def _outside(self) -> Iterator[str]:
-        """Videos whose index entries point outside their shard, or whose cuts lie outside the video."""
-        known = np.array([shard["bytes"] for shard in self.about["shards"]], dtype=np.int64)
-        offsets, sizes = self._index["offsets"], self._index["sizes"]
-        room = np.repeat(known[self._index["shards"]], self.lengths)
-        bad = (offsets < 0) | (sizes <= 0) | (sizes > room) | (offsets > room - sizes)
-        of = np.searchsorted(self._index["frame_ends"], np.flatnonzero(bad), side="right")
-        for video in np.unique(of).tolist():
-            yield f"{self.shard_of(video)}: the index of video {self.names[video]} points outside the file."
-        videos, frames = self.all_cuts()
-        wrong = (frames <= 0) | (frames >= self.lengths[videos])
-        for video in np.unique(videos[wrong]).tolist():
-            yield f"{index_path(self.root, 'cuts')}: a cut of video {self.names[video]} is outside the video."
+                problems.append(
+                    f"{index_path(self.root, name)}: changed since it was written (sha256 differs)."
+                )
+        return problems
 
     def _range(self, ends: str, video: int) -> tuple[int, int]:
         """First and last (exclusive) entry of a video."""
         return int(self._index[ends][video - 1]) if video else 0, int(self._index[ends][video])
 
-    def _shard(self, number: int) -> "_OpenShard":
-        """An open shard; the least recently used one is closed when there are too many."""
-        shard = self._open.pop(number, None)
-        if shard is None:
-            shard = _OpenShard(shard_path(self.root, number), self.about["shards"][number]["bytes"])
-        self._open[number] = shard
-        if len(self._open) > OPEN_SHARDS:
-            self._open.popitem(last=False)
-        return shard
-
     def _check_index(self) -> None:
         """Refuse an inconsistent index; frame positions are checked when they are read."""
-        index, root = self._index, self.root
-        videos, shards = len(index["shards"]), index["shards"]
-        if videos == 0 or any(len(index[name]) != videos for name in PER_VIDEO):
-            raise _damaged_index(root, "arrays of different lengths")
-        for ends, rows in ENDS.items():
-            steps = np.diff(index[ends], prepend=0)
-            if int(steps.min()) < (ends != "cut_ends") or int(index[ends][-1]) != len(index[rows]):
-                raise _damaged_index(root, f"{ends} do not fit {rows}")
-        if len(index["sizes"]) != len(index["offsets"]):
-            raise _damaged_index(root, "sizes do not fit offsets")
-        if int(shards.min()) < 0 or int(shards.max()) >= len(self.about["shards"]):
-            raise _damaged_index(root, "a video in a shard that does not exist")
-        if int(index["heights"].min()) < 1 or int(index["widths"].min()) < 1:
-            raise _damaged_index(root, "a frame without pixels")
+        index = self._index
+        shards, videos = index["shards"], len(index["shards"])
+        fine = (
+            videos > 0
+            and all(len(index[name]) == videos for name in PER_VIDEO)
+            and all(int(index[ends][-1]) == len(index[rows]) for ends, rows in ENDS.items())
+            and len(index["sizes"]) == len(index["offsets"])
+            # Every video has a name and frames, but not every one has cuts.
+            and all(int(np.diff(index[ends], prepend=0).min()) >= (ends != "cut_ends") for ends in ENDS)
+            and 0 <= int(shards.min()) <= int(shards.max()) < len(self.about["shards"])
+            and min(int(index[name].min()) for name in ("heights", "widths")) > 0
+        )
+        if not fine:
+            raise _damaged_index(self.root, "its arrays do not fit each other")
 
     def __getstate__(self) -> dict[str, Any]:
         # Another process maps the index and opens the shards itself.
@@ -262,16 +234,11 @@ def _read_about(root: Path) -> dict[str, Any]:
         and about.get("kind") in KINDS
         and isinstance(about.get("index"), dict)
         and isinstance(shards, list)
-        and all(isinstance(s, dict) and _is_size(s.get("bytes")) and "sha256" in s for s in shards)
+        and all(isinstance(s, dict) and isinstance(s.get("bytes"), int) and "sha256" in s for s in shards)
     )
     if not fine:
         raise InputError(f"{path} is damaged: copy it again, or prepare the store again.")
     return about
-
-
-def _is_size(value: Any) -> bool:
-    """Whether a value can be the size of a file."""
-    return isinstance(value, int) and 0 <= value < 2**62
 
 
 def _load(root: Path, name: str) -> np.ndarray:
@@ -326,8 +293,8 @@ class Shard:
 class ShardWriter:
     """A tar file that grows frame by frame; a video that fails can be taken back."""
 
-    def __init__(self, path: Path) -> None:
-        self._file = path.open("wb+")
+    def __init__(self, file: io.BufferedRandom) -> None:
+        self._file = file
         self.videos: list[PackedVideo] = []
         self._end = 0
         self.begin()
@@ -358,27 +325,16 @@ class ShardWriter:
     def close(self) -> Shard:
         """End the tar file."""
         self._file.write(bytes(2 * tarfile.BLOCKSIZE))
-        self._file.flush()
+        size = self._file.tell()
         self._file.seek(0)
-        digest = hashlib.file_digest(self._file, "sha256").hexdigest()
-        size = self._file.seek(0, os.SEEK_END)
-        self.abandon()
-        return Shard(size, digest, self.videos)
-
-    def abandon(self) -> None:
-        """Close the file, whatever state it is in."""
-        self._file.close()
+        return Shard(size, hashlib.file_digest(self._file, "sha256").hexdigest(), self.videos)
 
 
 @contextmanager
 def shard_writer(root: Path, number: int) -> Iterator[ShardWriter]:
     """A writer whose file becomes shard `number` when the block succeeds; close it inside the block."""
-    with atomic(shard_path(root, number)) as temporary:
-        writer = ShardWriter(temporary)
-        try:
-            yield writer
-        finally:
-            writer.abandon()
+    with atomic(shard_path(root, number)) as temporary, temporary.open("wb+") as file:
+        yield ShardWriter(file)
 
 
 def write_index(
@@ -396,9 +352,9 @@ def write_index(
         "shards": [number for number, _ in rows],
         "heights": [video.height for video in videos],
         "widths": [video.width for video in videos],
-        "offsets": _join([video.offsets for video in videos]),
-        "sizes": _join([video.sizes for video in videos]),
-        "cuts": _join([video.cuts for video in videos]),
+        "offsets": np.concatenate([video.offsets for video in videos]),
+        "sizes": np.concatenate([video.sizes for video in videos]),
+        "cuts": np.concatenate([video.cuts for video in videos]),
     }
     digests = {}
     for name, dtype in INDEX.items():
@@ -417,11 +373,6 @@ def write_index(
         "shards": [{"bytes": shard.bytes, "sha256": shard.sha256} for shard in shards],
     }
     write_text(root / STORE, json.dumps(about, indent=1) + "\n")
-
-
-def _join(rows: list[list[int]]) -> np.ndarray:
-    """Concatenated rows, without a Python list of all of them."""
-    return np.concatenate([np.asarray(row, np.int64) for row in rows]) if rows else np.zeros(0, np.int64)
 
 
 def _header(name: str, size: int) -> bytes:

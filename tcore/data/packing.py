@@ -77,7 +77,6 @@ class Note:
     reason: str
 
 
-Outcome = tuple[str, int]  # whole, partial or skipped; frames
 Beat = Callable[[], None]  # called after every frame: a process that stops calling it hangs
 
 
@@ -94,9 +93,9 @@ def read_record(path: Path) -> tuple[Shard, list[Note]]:
     return Shard(shard["bytes"], shard["sha256"], videos), [Note(**note) for note in record["notes"]]
 
 
-def write_shard(task: Task, beat: Beat = lambda: None) -> list[Outcome]:
+def write_shard(task: Task, beat: Beat = lambda: None) -> None:
     """Write a shard and its record; a video that killed a process before is read by a process of its own."""
-    suspects, notes, outcomes = task.suspects(), list[Note](), list[Outcome]()
+    suspects, notes = task.suspects(), list[Note]()
     remove_leftovers(task)
     task.trying.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -105,27 +104,25 @@ def write_shard(task: Task, beat: Beat = lambda: None) -> list[Outcome]:
                 task.trying.write_text(" ".join(map(str, [*sorted(suspects), place])))
                 note = (_pack_isolated if place in suspects else pack_item)(task, item, writer, beat)
                 notes += [note] if note else []
-                whole = len(writer.videos[-1].sizes) if note is None else 0
-                outcomes.append((note.outcome, note.frames) if note else ("whole", whole))
             shard = writer.close()
         record = {"shard": asdict(shard), "notes": [asdict(note) for note in notes]}
         write_text(task.record, json.dumps(record))
     finally:
         task.trying.unlink(missing_ok=True)
-    return outcomes
 
 
-def write_guarded(task: Task) -> list[Outcome]:
-    """Write a shard in a process that is killed (SIGALRM) when no frame comes for STALL_S seconds."""
+def write_guarded(task: Task) -> Task:
+    """Write a shard; no new frame for STALL_S seconds kills the process (SIGALRM). Returns the task."""
 
     def beat() -> None:
         signal.setitimer(signal.ITIMER_REAL, STALL_S)
 
     beat()
     try:
-        return write_shard(task, beat)
+        write_shard(task, beat)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
+    return task
 
 
 def remove_leftovers(task: Task) -> None:
@@ -262,10 +259,8 @@ def _write_alone(task: Task) -> None:
 def _why_died(code: int) -> str:
     if code == -signal.SIGALRM:
         return f"the decoder hangs: no frame for {STALL_S} s"
-    if code == -signal.SIGKILL:
-        return "decoding it was killed twice (out of memory?)"
     name = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-    return f"the decoder crashes on it ({name}), twice"
+    return f"reading it ended the process twice ({name})"
 
 
 @contextmanager

@@ -25,7 +25,6 @@ from tcore.data.packed import STORE, write_index
 from tcore.data.packing import (
     MIN_PARTIAL,
     Note,
-    Outcome,
     Settings,
     Task,
     read_record,
@@ -46,7 +45,7 @@ PLAN = "plan.json"
 SKIPPED = "skipped.csv"
 VIDEO_FPS, VIDEO_SHORT_SIDE = 2.0, 256
 TRIES = 3  # times that processes may die in a row without any new finding about which video kills them
-Report = Callable[[list[Outcome]], None]
+Report = Callable[[Task], None]  # called for every finished shard
 RESUME = "rerun the same tcore prepare command to resume"
 
 
@@ -120,8 +119,6 @@ def prepare(
         return Summary(PackedStore(store), read_skipped(store))
     number, parts = part or (1, 1)
     own = f"{number}-of-{parts}"
-    if part:
-        write_text(store / "parts" / f"{own}.part", "")
     tasks = [
         Task(listing.root.resolve(), store.resolve(), settings, n, tuple(shards[n]))
         for n in range(number - 1, len(shards), parts)
@@ -140,7 +137,11 @@ def merge(store: Path) -> Summary:
     plan = read_json(store / PLAN)
     missing = [n for n in range(plan["shards"]) if not record_path(store, n).is_file()]
     if missing:
-        raise InputError(_explain_missing(store, missing, plan["shards"]))
+        some = ", ".join(map(str, missing[:10])) + (" ..." if len(missing) > 10 else "")
+        raise InputError(
+            f"{store} is not complete: {len(missing)} of {plan['shards']} shards are missing ({some}; "
+            f"--part i/n writes i - 1, i - 1 + n, ...): run or finish the other parts first."
+        )
     records = [read_record(record_path(store, n)) for n in range(plan["shards"])]
     notes = [note for _, found in records for note in found]
     write_text(store / SKIPPED, _table(notes))
@@ -172,18 +173,20 @@ def _run(tasks: list[Task], workers: int, engine: str, say: Say) -> None:
     progress = Progress("videos", videos, videos - waiting, say=say)
     skipped = frames = 0
 
-    def report(outcomes: list[Outcome]) -> None:
+    def report(task: Task) -> None:
         nonlocal skipped, frames
-        for outcome, length in outcomes:
-            skipped, frames = skipped + (outcome == "skipped"), frames + length
-        progress.update(progress.done + len(outcomes), f"skipped {skipped:,}  frames {frames:,}")
+        shard, _ = read_record(task.record)
+        skipped += len(task.items) - len(shard.videos)
+        frames += sum(len(video.sizes) for video in shard.videos)
+        progress.update(progress.done + len(task.items), f"skipped {skipped:,}  frames {frames:,}")
 
     try:
         if left and engine == "ray":
             _run_ray(left, report)
         elif engine == "here":
             for task in left:
-                report(write_shard(task))
+                write_shard(task)
+                report(task)
         else:
             _run_processes(left, workers, report)
     finally:
@@ -209,23 +212,22 @@ def _run_pool(tasks: list[Task], workers: int, report: Report) -> list[Task]:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tcore.data.packing"])
     pool = ProcessPoolExecutor(workers, context, initializer=_start_process)
-    futures: dict[Future[list[Outcome]], Task] = {}
-    done: set[int] = set()
+    left = {task.number: task for task in tasks}
     try:
+        futures: list[Future[Task]] = []
         with without_main(), suppress(BrokenProcessPool):
-            for task in tasks:
-                futures[pool.submit(write_guarded, task)] = task
+            futures += (pool.submit(write_guarded, task) for task in tasks)
         for future in as_completed(futures):
             if not isinstance(future.exception(), BrokenProcessPool):
                 report(future.result())
-                done.add(futures[future].number)
+                del left[future.result().number]
     except BaseException:
         for process in list(pool._processes.values()):
             process.terminate()
         raise
     finally:
         pool.shutdown(cancel_futures=True)
-    return [task for task in tasks if task.number not in done]
+    return list(left.values())
 
 
 def _start_process() -> None:
@@ -315,17 +317,6 @@ def _difference(found: dict[str, Any], wanted: dict[str, Any]) -> str:
         if there.get(name) != value:
             return f"{name} {there.get(name)} there, {value} here"
     return "files of other names or sizes"
-
-
-def _explain_missing(store: Path, missing: list[int], shards: int) -> str:
-    """Which parts have to run first."""
-    parts = {int(path.stem.split("-of-")[1]) for path in (store / "parts").glob("*-of-*.part")}
-    problem = f"{store} is not complete: {len(missing)} of {shards} shards are missing"
-    if len(parts) != 1:
-        return f"{problem}; {RESUME}."
-    total = parts.pop()
-    wanted = sorted({n % total + 1 for n in missing})
-    return f"{problem}, of --part {', '.join(f'{n}/{total}' for n in wanted)}: run or finish these first."
 
 
 def _clean(store: Path) -> None:

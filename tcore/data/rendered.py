@@ -25,7 +25,7 @@ from tcore.data.rendered_scene import (
     draw_wave,
     to_local,
 )
-from tcore.data.rendered_textures import Stamp, Tile, blend, draw_backdrop, draw_texture, make_stamp
+from tcore.data.rendered_textures import Stamp, blend, draw_backdrop, draw_texture, make_stamp
 from tcore.errors import InputError
 
 __all__ = ["JOINT_NAMES", "LIMBS", "PART_NAMES", "RenderedVideo", "render_video"]
@@ -52,15 +52,6 @@ class RenderedVideo:
 
 
 @dataclass(frozen=True)
-class Paint:
-    """Colors of a scene: a texture for the ground, for every object and for every part of the figure."""
-
-    ground: Stamp
-    objects: tuple[Stamp, ...]
-    parts: tuple[Stamp, ...]
-
-
-@dataclass(frozen=True)
 class Light:
     """Brightness, contrast and tint that drift, and a shading that moves over the image."""
 
@@ -77,21 +68,16 @@ def render_video(
     seed: int, video: int, *, split: Split = "train", num_frames: int = 20, size: int = 128
 ) -> RenderedVideo:
     """Render one video; its content does not depend on `size`, nor a frame on `num_frames`."""
-    for name, value, least in (
-        ("seed", seed, 0),
-        ("video", video, 0),
-        ("num_frames", num_frames, 1),
-        ("size", size, 32),
-    ):
-        if value < least:
-            raise InputError(f"{name} of a rendered video is {value}; give {least} or more")
-    if split not in SPLITS:
-        raise InputError(f"split of a rendered video is {split!r}; give one of {', '.join(SPLITS)}")
+    if min(seed, video) < 0 or num_frames < 1 or size < 32:
+        raise InputError(
+            f"rendered video {video} of seed {seed}, {num_frames} frames of {size} pixels: need a seed and a "
+            "number from 0, 1 frame or more, of 32 pixels or more."
+        )
     # The split is part of the key, so that held-out videos are never training videos.
     key = (SPLITS.index(split), video)
     rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(*key, 0)))
     scene = _draw_scene(rng)
-    paint, light = _draw_paint(rng, len(scene.shapes), size), _draw_light(rng)
+    stamps, light = _draw_stamps(rng, len(scene.shapes), size), _draw_light(rng)
     noise_rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(*key, 1)))
     noise = noise_rng.standard_normal((3, 2 * size * size), np.float32) * np.float32(255 * SENSOR_NOISE)
     starts = (noise_rng.random(num_frames) * size * size).astype(int)
@@ -101,14 +87,14 @@ def render_video(
     for first in range(0, num_frames, PIECE):
         piece = slice(first, min(first + PIECE, num_frames))
         t = np.arange(piece.start, piece.stop, dtype=float)
-        colors = _paint(scene, paint, t, objects[piece], parts[piece])
+        colors = _paint(scene, stamps, t, objects[piece], parts[piece])
         _develop(colors, light, t, noise, starts[piece], frames[piece])
     return RenderedVideo(frames, objects, parts, _joints(scene, parts))
 
 
 def _paint(
     scene: Scene,
-    paint: Paint,
+    stamps: dict[tuple[int, int], Stamp],
     t: Float[np.ndarray, " time"],
     objects: UInt8[np.ndarray, "time size size"],
     parts: UInt8[np.ndarray, "time size size"],
@@ -117,11 +103,10 @@ def _paint(
     size = objects.shape[1]
     every = np.tile(np.arange(size), (len(t), 1))
     x, y = to_local(scene.view(t), every, every, size)
-    colors = paint.ground.at(x.ravel(), y.ravel())
+    colors = stamps[0, 0].at(x.ravel(), y.ravel())
     for layer in scene.layers(t):
         index, x, y, depth = cover(layer.shape, layer.place, size)
-        stamp = paint.parts[layer.part_id - 1] if layer.part_id else paint.objects[layer.object_id - 1]
-        color = stamp.at(x, y)
+        color = stamps[layer.object_id, layer.part_id].at(x, y)
         # Smooth edges: a pixel on the outline takes part of either color, but has one label.
         edge = np.flatnonzero(depth < 0.5)
         color[edge] = blend(colors[index[edge]], color[edge], depth[edge] + np.float32(0.5))
@@ -260,22 +245,24 @@ def _draw_shape(rng: np.random.Generator) -> Radial:
     return Radial((radii * np.sqrt(rng.uniform(0.05, 0.09) / area)).astype(np.float32), hole)
 
 
-def _draw_paint(rng: np.random.Generator, count: int, size: int) -> Paint:
-    """Draw the textures; mean colors differ moderately, sometimes hardly, from the ground's."""
+def _draw_stamps(rng: np.random.Generator, count: int, size: int) -> dict[tuple[int, int], Stamp]:
+    """Draw a texture for the ground, every object and every part of the figure, by object and part.
+
+    Mean colors differ moderately, sometimes hardly, from the ground's.
+    """
     ground = rng.uniform(0.4, 0.6) + rng.uniform(-0.08, 0.08, 3)
 
     def near(mean: Float[np.ndarray, "3"], low: float, high: float) -> Float[np.ndarray, "3"]:
         direction = rng.standard_normal(3)
         return mean + direction / np.linalg.norm(direction) * rng.uniform(low, high)
 
-    def stamp(tile: Tile) -> Stamp:
-        return make_stamp(tile, size)
-
-    backdrop = stamp(draw_backdrop(rng, 256, ground))
-    objects = tuple(stamp(draw_texture(rng, 128, near(ground, 0.03, 0.2))) for _ in range(count))
+    tiles = {(0, 0): draw_backdrop(rng, 256, ground)}
+    for index in range(1, count + 1):
+        tiles[index, 0] = draw_texture(rng, 128, near(ground, 0.03, 0.2))
     skin = near(ground, 0.05, 0.15)
-    parts = tuple(stamp(draw_texture(rng, 64, near(skin, 0.08, 0.28))) for _ in PART_NAMES[1:])
-    return Paint(backdrop, objects, parts)
+    for part in range(1, len(PART_NAMES)):
+        tiles[count + 1, part] = draw_texture(rng, 64, near(skin, 0.08, 0.28))
+    return {ids: make_stamp(tile, size) for ids, tile in tiles.items()}
 
 
 def _draw_light(rng: np.random.Generator) -> Light:

@@ -32,10 +32,6 @@ WINDOW = 0.7  # share of the photograph's sides that a frame shows at the widest
 TURN, ZOOM, LIGHT = math.radians(12), 1.25, 1.2
 
 
-class NoFramesError(InputError):
-    """A folder without any image in it."""
-
-
 class FrameStore(ABC):
     """Videos as ordered frames: how many there are, how long each one is, and their pixels.
 
@@ -94,11 +90,13 @@ class FolderStore(FrameStore):
     """A folder of frame folders at any depth: `<any>/<video>/00000.jpg`."""
 
     def __init__(self, root: Path) -> None:
-        _need_folder(root, "frame store", "a folder of frame folders")
+        if not root.is_dir():
+            problem = "is a file" if root.exists() else "does not exist"
+            raise InputError(f"{root} {problem}: give a folder of frame folders, or of images.")
         self.root = root
         files = dict(walk_frames(root))
         if not files:
-            raise NoFramesError(_explain_empty(root))
+            raise InputError(_explain_empty(root))
         self.names = sorted(files, key=natural)
         self.files = [files[name] for name in self.names]
         self.lengths = np.array([len(images) for images in self.files], dtype=np.int64)
@@ -307,26 +305,15 @@ def open_mixture(frames: str, seed: int) -> FrameStore:
 
 def open_images(path: str | Path) -> FrameStore:
     """A store of single images: a packed one, or any folder of images."""
-    _need_folder(Path(path), "image store", "a folder of images, at any depth")
-    try:
-        store = FrameStore.open(path)
-    except NoFramesError as error:
-        raise InputError(
-            f"no images under {path}: give a folder of JPEG or PNG files, at any depth."
-        ) from error
+    store = FrameStore.open(path)
     if isinstance(store, FolderStore):
         return ImageStore(store)
-    if not holds_images(store):
+    if store.lengths.max() > 1:
         raise InputError(
             f"{path} holds videos of up to {int(store.lengths.max())} frames, not single images: "
             "use --source videos, or pack images with tcore prepare IMAGES STORE --images."
         )
     return store
-
-
-def holds_images(store: FrameStore) -> bool:
-    """Whether every video of a store is a single image."""
-    return bool((np.asarray(store.lengths) == 1).all())
 
 
 class Clips(NamedTuple):
@@ -395,17 +382,11 @@ def natural(name: str) -> tuple[list[tuple[int, int, str]], str]:
     return [(0, int(x), "") if x[0] in "0123456789" else (1, 0, x) for x in pieces], name
 
 
-def _need_folder(path: Path, what: str, wanted: str) -> None:
-    if not path.is_dir():
-        problem = "is a file" if path.exists() else "does not exist"
-        raise InputError(f"{what} {path} {problem}: give {wanted}.")
-
-
 def _explain_empty(root: Path) -> str:
-    names = [name for _, _, files in os.walk(root) for name in files]
-    videos = sum(Path(name).suffix.lower() in VIDEO_SUFFIXES for name in names)
-    found = f"found {len(names)} other files" + (f", {videos} of them video files" if videos else "")
-    hint = f"; tcore prepare {root} STORE packs videos." if videos else "."
+    files = walk_files(root)
+    videos = sum(Path(name).suffix.lower() in VIDEO_SUFFIXES for name in files)
+    hint = f"; tcore prepare {root} STORE packs the {videos} video files" if videos else ""
     return (
-        f"no frames under {root} ({found}): expected folders of images such as {root}/VIDEO/00000.jpg{hint}"
+        f"no frames under {root} (found {len(files)} other files): expected folders of images such as "
+        f"{root}/VIDEO/00000.jpg{hint}."
     )

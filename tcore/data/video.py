@@ -7,13 +7,13 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from jaxtyping import UInt8
 
 from tcore.data.images import Frame, read_image
-from tcore.data.stores import VIDEO_SUFFIXES, FrameStore, list_images, natural, walk_files
+from tcore.data.stores import FrameStore, list_images
 from tcore.errors import InputError
 from tcore.files import atomic
 
@@ -45,22 +45,24 @@ def import_av(what: str) -> Any:
 
 @contextmanager
 def open_stream(path: Path, container_format: str | None = None) -> Iterator[tuple[Any, Any]]:
-    """The container and the main video stream of a file; `container_format` is the only one tried."""
+    """The container and the main video stream of a file; `container_format` is the only one tried.
+
+    Whatever is wrong with the file, here or inside the block, becomes an UnreadableError.
+    """
     av = import_av(f"video file {path}")
     try:
         if path.stat().st_size == 0:
             raise UnreadableError("the file is empty")
         # Strange characters in the metadata do not matter.
-        container = av.open(os.fspath(path), format=container_format, metadata_errors="ignore")
+        with av.open(os.fspath(path), format=container_format, metadata_errors="ignore") as container:
+            stream = container.streams.best("video")
+            if stream is None or stream.disposition & av.stream.Disposition.attached_pic:  # a cover picture
+                raise UnreadableError("no video stream in the file (audio only?)")
+            if stream.codec_context is None:
+                raise UnreadableError("no decoder for this kind of video")
+            yield container, stream
     except _faults() as error:
         raise UnreadableError(_reason(error)) from error
-    with container:
-        stream = container.streams.best("video")
-        if stream is None or stream.disposition & av.stream.Disposition.attached_pic:  # a cover picture
-            raise UnreadableError("no video stream in the file (audio only?)")
-        if stream.codec_context is None:
-            raise UnreadableError("no decoder for this kind of video")
-        yield container, stream
 
 
 class Decoding:
@@ -128,12 +130,7 @@ class FolderVideo(Video):
         self.path = path
         self.files = list_images(path)
         if not self.files:
-            inside = sorted(p.name for p in path.iterdir())
-            videos = [name for name in inside if Path(name).suffix.lower() in VIDEO_SUFFIXES]
-            hint = f"; give the video file itself, {path / videos[0]}" if videos else ""
-            raise InputError(
-                f"no frames in {path}: need .jpg or .png images, found {len(inside)} other files{hint}."
-            )
+            raise InputError(f"no frames in {path}: give a folder of .jpg or .png images, or a video file.")
         self.count = len(self.files)
         self.stems = {file.stem: index for index, file in enumerate(self.files)}
         if len(self.stems) < len(self.files):
@@ -201,16 +198,10 @@ def open_video(path: Path) -> Video:
 # Reading at a rate, for `tcore prepare`
 
 
-class Kept(NamedTuple):
-    """A frame, and for how many of the wanted times in a row it is the one on the screen."""
-
-    pixels: Frame
-    times: int
-
-
 class SampledVideo:
     """The frames on the screen at times 0, 1/fps, 2/fps, ... after the first one, shrunk where wanted.
 
+    Each comes with the number of these times in a row at which it is on the screen.
     Frames are taken up to the first damage, which `damage` then describes; an UnreadableError means that
     there is no frame at all.
     """
@@ -219,16 +210,12 @@ class SampledVideo:
         self.path, self.fps, self.short_side = path, fps, short_side
         self.damage = ""
 
-    def __iter__(self) -> Iterator[Kept]:
-        """Decode; whatever is wrong with a file ends in an UnreadableError or in a note about damage."""
-        try:
-            with open_stream(self.path) as (container, stream):
-                stream.codec_context.thread_count = 1  # processes share the cores between them
-                yield from self._sample(container, stream)
-        except _faults() as error:
-            raise UnreadableError(_reason(error)) from error
+    def __iter__(self) -> Iterator[tuple[Frame, int]]:
+        with open_stream(self.path) as (container, stream):
+            stream.codec_context.thread_count = 1  # processes share the cores between them
+            yield from self._sample(container, stream)
 
-    def _sample(self, container: Any, stream: Any) -> Iterator[Kept]:
+    def _sample(self, container: Any, stream: Any) -> Iterator[tuple[Frame, int]]:
         clock, frames = _Clock(stream), Decoding(container, stream)
         # Frame k is the last one whose time is not after k / fps; in integers, so that none is missed.
         ticks, unit = clock.unit.numerator * self.fps.numerator, clock.unit.denominator * self.fps.denominator
@@ -240,7 +227,7 @@ class SampledVideo:
                 break
             now = -(-clock.advance(frame) * ticks // unit)
             if before is not None and now > due:
-                yield Kept(convert(before), now - due)
+                yield convert(before), now - due
                 due = now
             before = frame
         self.damage = self.damage or frames.problem
@@ -248,7 +235,7 @@ class SampledVideo:
             raise UnreadableError(f"no frame could be decoded: {self.damage or 'there is none'}")
         now = max(-(-clock.end() * ticks // unit), 1)
         if now > due:
-            yield Kept(convert(before), now - due)
+            yield convert(before), now - due
         self.damage = self._describe_damage(stream, container, clock, frames.count)
 
     def _describe_damage(self, stream: Any, container: Any, clock: "_Clock", decoded: int) -> str:
@@ -367,20 +354,13 @@ class Probe:
     """First, middle and last frame, gray and small."""
 
 
-def list_videos(root: Path) -> list[str]:
-    """Video files at any depth under a folder, by their paths in it."""
-    return sorted((p for p in walk_files(root) if Path(p).suffix.lower() in VIDEO_SUFFIXES), key=natural)
-
-
 def probe(root: Path, name: str, full: bool) -> Probe:
     """Open a file and decode its first, middle and last part, or all of it."""
     try:
         with open_stream(root / name) as (container, stream):
             return _probe_stream(name, container, stream, full)
     except UnreadableError as error:
-        return Probe(name, f"cannot be opened ({error}): download it again")
-    except _faults() as error:
-        return Probe(name, f"cannot be decoded ({_reason(error)}): download it again")
+        return Probe(name, f"cannot be read ({error}): download it again")
 
 
 def _probe_stream(name: str, container: Any, stream: Any, full: bool) -> Probe:
@@ -455,11 +435,9 @@ class VideoFiles(FrameStore):
 
 def h264_encoder() -> str | None:
     """The name of an H.264 encoder, where there is one."""
-    try:
-        av = import_av("H.264")
-    except InputError:
-        return None
-    return next((name for name in H264 if name in av.codecs_available), None)
+    with suppress(InputError):
+        return next((name for name in H264 if name in import_av("H.264").codecs_available), None)
+    return None
 
 
 @contextmanager

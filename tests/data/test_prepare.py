@@ -104,9 +104,8 @@ def test_parts_make_the_same_bytes(videos: Path, whole: Path, tmp_path: Path) ->
     store = tmp_path / "store"
     for part in (3, 1):
         assert prepare(videos, store, engine="here", part=(part, 3)) is None
-    with pytest.raises(InputError, match=r"2 of 8 shards are missing|3 of 8 shards are missing") as caught:
+    with pytest.raises(InputError, match=r"3 of 8 shards are missing \(1, 4, 7;"):
         merge(store)
-    assert "of --part 2/3: run or finish" in str(caught.value)
     with pytest.raises(InputError, match="unfinished"):
         FrameStore.open(store)
     with pytest.raises(InputError, match=r"another store \(fps 2.0 there, 3 here\)"):
@@ -194,8 +193,7 @@ def test_folder_form_and_packed_form_give_the_same_samples(folders: Path, tmp_pa
 
 def test_frame_folders_can_be_made_smaller(folders: Path, tmp_path: Path) -> None:
     store = prepare_here(folders, tmp_path / "store", short_side=24, fps=4)
-    assert store.sizes.tolist() == [[24, 24]] * 5
-    assert store.read(3, [0])[0].shape == (24, 24, 3)
+    assert {store.read(video, [0])[0].shape for video in range(5)} == {(24, 24, 3)}
     assert store.fps == 4
 
 
@@ -280,7 +278,7 @@ def test_a_video_that_kills_its_process_again_is_skipped(
     task = one_task(videos, tmp_path / "store")
     task.trying.parent.mkdir(parents=True)
     task.trying.write_text("0")
-    assert write_shard(task) == [("skipped", 0), ("whole", 8)]
+    write_shard(task)
     shard, (note,) = read_record(task.record)
     assert [video.name for video in shard.videos] == ["b/x.mp4"]
     assert note.file == "b/x.mkv"
@@ -419,7 +417,7 @@ def test_a_video_that_crashes_the_decoder_is_skipped_and_the_rest_is_done(
     ) as child:
         said, errors = child.communicate()
     assert child.returncode == 0, errors
-    assert "b/shots.mp4: the decoder crashes on it (SIGABRT), twice" in said
+    assert "b/shots.mp4: reading it ended the process twice (SIGABRT)" in said
     assert list(PackedStore(tmp_path / "store").names) == ["a/x", "b/x.mkv", "b/x.mp4", "cut-late"]
 
 

@@ -87,12 +87,6 @@ def test_crop_and_resize_equals_pillow(size: int, frame_size: tuple[int, int]) -
         assert np.abs(view - pillow).max() <= 2
 
 
-def test_a_box_of_the_size_of_the_view_is_copied() -> None:
-    frame = noise(40, 50, 3)
-    view = render_pixels(torch.from_numpy(frame)[None], plain([(5, 7, 32, 32)]), 32)[0]
-    np.testing.assert_allclose(255 * view.permute(1, 2, 0).numpy(), frame[5:37, 7:39], atol=1e-3)
-
-
 def test_resampling_weights_sum_to_one_and_stay_in_the_box() -> None:
     start, length = torch.tensor([3.0, 0.0, 10.0]), torch.tensor([7.0, 20.0, 1.0])
     matrix = resampling_matrix(start, length, 20, 6)
@@ -238,14 +232,6 @@ def test_colors_for_all_views_at_once_are_those_of_view_by_view() -> None:
     at_once = rendering.Kernels(resampling_matrix, photometry.colors)
     by_rows = render_pixels(frames, plan, 16)
     torch.testing.assert_close(render_pixels(frames, plan, 16, at_once), by_rows, atol=1e-6, rtol=0)
-
-
-def test_a_view_without_colors_is_left_alone_among_others_that_have_them() -> None:
-    frames, plan = mixed_batch()
-    bare = plain([(3, 4, 40, 50)], frame=2)
-    middle = ViewPlan.concatenate([plan.select(slice(0, 9)), bare, plan.select(slice(9, 20))])
-    alone = render_pixels(frames, bare, 16)[0]
-    torch.testing.assert_close(render_pixels(frames, middle, 16)[9], alone, atol=1e-5, rtol=0)
 
 
 def test_render_is_normalized_float32() -> None:

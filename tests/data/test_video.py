@@ -75,7 +75,7 @@ def test_paths_without_frames_are_named(frames: np.ndarray, tmp_path: Path) -> N
         open_video(tmp_path / "nowhere")
     (tmp_path / "films").mkdir()
     (tmp_path / "films" / "one.mp4").touch()
-    with pytest.raises(InputError, match=r"films/one\.mp4"):
+    with pytest.raises(InputError, match=r"no frames in .*films"):
         open_video(tmp_path / "films")
     folder = write_folder(tmp_path / "clip", frames[:2])
     (folder / "00001.jpg").write_bytes((folder / "00001.png").read_bytes())
@@ -95,7 +95,7 @@ def test_rotated_videos_are_turned_upright(frames: np.ndarray, tmp_path: Path) -
     path = turn(write_file(tmp_path / "clip.mp4", frames))
     clockwise = np.rot90(frames, -1, axes=(1, 2))
     assert difference(open_video(path), clockwise) < 2
-    assert difference((kept.pixels for kept in SampledVideo(path, Fraction(10), None)), clockwise) < 4
+    assert difference((pixels for pixels, _ in SampledVideo(path, Fraction(10), None)), clockwise) < 4
     assert upright(frames[0], 0).shape == (64, 48, 3)
 
 
@@ -191,7 +191,7 @@ def test_large_frames_shrink_and_small_ones_stay(tmp_path: Path) -> None:
     need_av()
     path = write_file(tmp_path / "v.mp4", gray([50], (90, 130)))
     shapes = {
-        side: next(iter(SampledVideo(path, Fraction(2), side))).pixels.shape for side in (None, 45, 90, 200)
+        side: next(iter(SampledVideo(path, Fraction(2), side)))[0].shape for side in (None, 45, 90, 200)
     }
     assert shapes == {None: (90, 130, 3), 45: (45, 65, 3), 90: (90, 130, 3), 200: (90, 130, 3)}
 
@@ -206,7 +206,7 @@ def test_odd_sizes_and_ten_bits_are_decoded(frames: np.ndarray, tmp_path: Path) 
         for frame in odd:
             container.mux(stream.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")))
         container.mux(stream.encode())
-    assert difference((kept.pixels for kept in SampledVideo(tmp_path / "v.mkv", Fraction(1), None)), odd) < 3
+    assert difference((pixels for pixels, _ in SampledVideo(tmp_path / "v.mkv", Fraction(1), None)), odd) < 3
 
 
 def test_what_is_written_can_be_read_and_odd_sides_are_padded(frames: np.ndarray, tmp_path: Path) -> None:
