@@ -49,14 +49,13 @@ def open_image(source: Path | bytes) -> Image.Image:
     return image
 
 
-def image_problem(error: Exception, path: Path | None = None) -> str:
-    """What is wrong with an image, in few words, without repeating the file's name."""
+def image_problem(error: Exception) -> str:
+    """What is wrong with an image, in few words, without the file's name."""
     if isinstance(error, UnidentifiedImageError):
         return "cannot identify image file"
     if isinstance(error, Image.DecompressionBombError | Image.DecompressionBombWarning):
         return f"it declares more than {LARGEST:,} pixels"
-    text = getattr(error, "strerror", None) or str(error) or type(error).__name__
-    return text.replace(repr(str(path)), "").strip() if path else text
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__
 
 
 def read_image(path: Path) -> Frame:

@@ -23,7 +23,6 @@ from typing import Any
 
 from tcore.data.packed import STORE, write_index
 from tcore.data.packing import (
-    MIN_PARTIAL,
     Note,
     Settings,
     Task,
@@ -63,11 +62,6 @@ class Summary:
         size = sum(shard["bytes"] for shard in store.about["shards"]) / 1e9
         hours = f"{frames / store.fps / 3600:.3g} hours, " if store.fps else ""
         lines = [f"{root}: {len(store):,} videos, {frames:,} frames, {hours}{size:.3g} GB"]
-        short = int((store.lengths < MIN_PARTIAL).sum())
-        if short and store.kind != "images":
-            lines.append(
-                f"{short:,} of them are too short for the usual offsets (fewer than {MIN_PARTIAL} frames)"
-            )
         for outcome, verb in (("skipped", "skipped"), ("partial", "kept in part")):
             notes = [note for note in self.notes if note.outcome == outcome]
             if notes:
@@ -199,20 +193,20 @@ def _run_processes(tasks: list[Task], workers: int, report: Report) -> None:
     suspects: list[set[int]] = []
     stalled = 0
     while tasks:
-        tasks = _run_pool(tasks, min(workers, len(tasks)), report)
+        _run_pool(tasks, min(workers, len(tasks)), report)
+        tasks = [task for task in tasks if not task.record.is_file()]
         before, suspects = suspects, [task.suspects() for task in tasks]
         stalled = stalled + 1 if suspects == before else 0
         if tasks and stalled == TRIES:
             raise InputError(f"processes keep dying: too little memory? Use fewer --workers; {RESUME}.")
 
 
-def _run_pool(tasks: list[Task], workers: int, report: Report) -> list[Task]:
-    """Write shards in one pool; returns those that are unfinished because a process died."""
+def _run_pool(tasks: list[Task], workers: int, report: Report) -> None:
+    """Write shards in one pool; where a process dies, some have no record afterwards."""
     # Neither torch nor PyAV survives a fork in any state; a fork server is clean, and imports them once.
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tcore.data.packing"])
     pool = ProcessPoolExecutor(workers, context, initializer=_start_process)
-    left = {task.number: task for task in tasks}
     try:
         futures: list[Future[Task]] = []
         with without_main(), suppress(BrokenProcessPool):
@@ -220,14 +214,12 @@ def _run_pool(tasks: list[Task], workers: int, report: Report) -> list[Task]:
         for future in as_completed(futures):
             if not isinstance(future.exception(), BrokenProcessPool):
                 report(future.result())
-                del left[future.result().number]
     except BaseException:
         for process in list(pool._processes.values()):
             process.terminate()
         raise
     finally:
         pool.shutdown(cancel_futures=True)
-    return list(left.values())
 
 
 def _start_process() -> None:

@@ -281,13 +281,7 @@ def ingredients(frames: str) -> list[Ingredient]:
         match = re.fullmatch(rf"({PHOTOGRAPHS})?(?P<place>.+?)(\*(?P<times>[0-9]+))?", piece.strip())
         if match is None or match["times"] == "0" or match["place"] == PHOTOGRAPHS:
             raise InputError(f"--frames {frames}: cannot read {piece!r}; write it as in {EXAMPLE}.")
-        place = match["place"]
-        if place.partition(":")[0] == "rendered" and not Path(place).exists():
-            raise InputError(
-                f"--frames {frames}: to mix in rendered videos, make a store of them first (tcore prepare "
-                "rendered:N STORE); --frames rendered works only alone."
-            )
-        found.append(Ingredient(place, match[1] is not None, int(match["times"] or 1)))
+        found.append(Ingredient(match["place"], match[1] is not None, int(match["times"] or 1)))
     return found
 
 

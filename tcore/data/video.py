@@ -170,14 +170,13 @@ class FileVideo(Video):
             for frame in frames:
                 damaged |= frame.is_corrupt
                 yield upright(frame.to_ndarray(format="rgb24"), frame.rotation)
-        count, exact, about = frames.count, self.count, self._about
+        count, exact, about = frames.count, self.count, self._about or 0
         if count == 0:
             raise InputError(f"no frame of {self.path} could be decoded: the file is empty or cut off.")
-        if frames.problem or damaged or (exact is not None and count < exact):
-            of = f" of {exact}" if exact is not None else ""
+        short = count < LAST_PART * about - 1 if exact is None else count < exact
+        if frames.problem or damaged or short:
+            of = f" of about {about}" if exact is None and about else f" of {exact}" if exact else ""
             self.problem = f"video {self.path} is cut off or damaged: {count}{of} frames could be decoded."
-        elif exact is None and about is not None and count < LAST_PART * about - 1:
-            self.problem = f"video {self.path} seems cut off: {count} of about {about} frames were decoded."
 
     @contextmanager
     def _open(self) -> Iterator[tuple[Any, Any]]:

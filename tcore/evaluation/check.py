@@ -77,7 +77,7 @@ def _decoded_size(path: Path) -> Size:
             image.load()
             return size
     except BAD_IMAGE as error:
-        raise InputError(f"cannot read frame {path}: {image_problem(error, path)}.") from error
+        raise InputError(f"cannot read frame {path}: {image_problem(error)}.") from error
 
 
 def _say_clips(findings: Findings, benchmark: type[Benchmark], layout: Layout, whole: int) -> None:

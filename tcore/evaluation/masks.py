@@ -27,7 +27,7 @@ def read_ids(path: Path) -> Ids:
     except BAD_IMAGE as error:
         if isinstance(error, InputError):
             raise
-        raise InputError(f"cannot read mask {path}: {image_problem(error, path)}.") from error
+        raise InputError(f"cannot read mask {path}: {image_problem(error)}.") from error
 
 
 def as_binary(ids: Ids) -> Ids:

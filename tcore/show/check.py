@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -100,16 +101,11 @@ def holds_photographs(store: FolderStore) -> bool:
     """Whether most folders hold images of differing sizes, or one image each: not frames of a video."""
     several = [video for video, length in enumerate(store.lengths.tolist()) if length > 1]
     opened = several[:: max(1, len(several) // FOLDERS)][:FOLDERS]
-    return sum(_differ(store, video) for video in opened) > len(opened) / 2 or not several
-
-
-def _differ(store: FolderStore, video: int) -> bool:
-    """Whether the first images of a folder have differing sizes, by their headers."""
-    sizes = set()
-    for frame in range(min(IMAGES, int(store.lengths[video]))):
-        try:
-            with open_image(store.path(video, frame)) as image:
+    differing = 0
+    for video in opened:
+        sizes = set()
+        for frame in range(min(IMAGES, int(store.lengths[video]))):
+            with suppress(*BAD_IMAGE), open_image(store.path(video, frame)) as image:
                 sizes.add(image.size)
-        except BAD_IMAGE:
-            continue
-    return len(sizes) > 1
+        differing += len(sizes) > 1
+    return differing > len(opened) / 2 or not several

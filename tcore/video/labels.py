@@ -121,7 +121,7 @@ def load_mask(path: Path) -> UInt8[np.ndarray, "height width *channels"]:
     except BAD_IMAGE as error:
         if isinstance(error, InputError):
             raise
-        raise InputError(f"cannot read mask {path}: {image_problem(error, path)}.") from error
+        raise InputError(f"cannot read mask {path}: {image_problem(error)}.") from error
     colors = np.where(pixels[..., 3:] < 128, 0, pixels[..., :3]).astype(np.uint8)
     return _gray(colors[..., 0], path) if (colors == colors[..., :1]).all() else colors
 

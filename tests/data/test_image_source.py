@@ -16,7 +16,7 @@ from tcore.data.stores import FrameStore, ImageStore, open_images
 from tcore.errors import InputError
 from tcore.methods import build_sampling, build_source
 from tests.data.painted import ALL_MASKED, TINY, Painted, videos_of
-from tests.data.photos import ring, save_images
+from tests.data.photos import ring
 from tests.tiny import change
 
 IMAGES = change(ALL_MASKED, source="images", auxiliary="past")
@@ -128,13 +128,3 @@ def test_neighbors_are_part_of_what_a_run_was_trained_on() -> None:
     prints = {image_source(first=first).fingerprint() for first in (1, 2, 1)}
     assert len(prints) == 2
     assert build_source(Painted([1] * NUMBER), change(IMAGES, auxiliary="none")).fingerprint() not in prints
-
-
-def test_images_of_several_sizes_go_together(tmp_path: Path) -> None:
-    for index, size in enumerate([(30, 50), (60, 20), (33, 33), (64, 48), (20, 70), (48, 48)]):
-        save_images(tmp_path / str(index), 1, size=size, seed=index)
-    store = open_images(tmp_path)
-    source = ImageSource(store, IMAGES, build_sampling(IMAGES), ring(6, 5, store.fingerprint()))
-    batch = render_batch(source.read(0, 0), torch.device("cpu"))
-    assert batch.past is not None
-    assert batch.past.shape == (8, 3, 32, 32)

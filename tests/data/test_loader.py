@@ -139,6 +139,8 @@ def test_masks_do_not_depend_on_the_videos_and_follow_their_settings() -> None:
         per_group = masks.reshape(2, 2, 2, -1).any(dim=3).sum(dim=(0, 2))  # crop, group, video
         assert per_group.tolist() == [3, 3]
         assert set(masks.sum(dim=1).tolist()) == {0, 8}
+    patches = build_sampling(change(config, masking__kind="random")).masks(0)
+    assert not np.array_equal(patches, build_sampling(config).masks(0))
 
 
 def test_areas_of_the_crops_are_those_set() -> None:
@@ -185,14 +187,6 @@ def test_frames_of_differing_sizes_are_padded_with_zeros_by_every_reader() -> No
             for frame in raw.frames[3 * slot : 3 * slot + 3]:
                 assert (frame[:height, :width, 2] == 60).all()
                 assert frame[height:].sum() == frame[:, width:].sum() == 0
-
-
-def test_some_samples_of_a_step_are_those_of_the_whole() -> None:
-    source = build_source(Painted([20] * 8), ALL_MASKED)
-    whole, middle = source.read(2, 0), source.read_slots(2, range(1, 3))
-    assert torch.equal(middle.frames, whole.frames[3:9])
-    assert torch.equal(middle.mask, whole.mask[[1, 2, 5, 6]])
-    assert np.array_equal(middle.plans["global"].box, whole.plans["global"].box[[1, 2, 5, 6]])
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="only a GPU needs pinned memory")

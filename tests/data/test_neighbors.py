@@ -15,7 +15,6 @@ from tcore.data.neighbors import (
     COPY,
     beside,
     best_of_rows,
-    block_size,
     check_neighbors,
     find_neighbors,
     load_neighbors,
@@ -57,13 +56,6 @@ def test_groups_of_columns_lose_nothing() -> None:
     expected = block.topk(5, dim=1)
     assert torch.equal(values, expected.values)
     assert torch.equal(columns, expected.indices)
-
-
-@pytest.mark.parametrize("n", [10, 1000, 10**6])
-@pytest.mark.parametrize("budget", [1000, 2**20, 2**28])
-def test_a_block_keeps_to_the_budget(n: int, budget: int) -> None:
-    rows, columns = block_size(n, budget)
-    assert 4 * rows * columns <= budget
 
 
 def test_no_product_is_larger_than_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:

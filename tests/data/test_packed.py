@@ -71,15 +71,6 @@ def test_very_long_names_fit(tmp_path: Path) -> None:
         assert tar.getnames()[0] == f"{name}/00000.jpg"
 
 
-def test_equal_frames_give_equal_bytes(tmp_path: Path) -> None:
-    stores = [pack(tmp_path / where, [[("a", 2)], [("b", 3)]]) for where in ("x", "y")]
-    files = [sorted(path.relative_to(s) for path in s.rglob("*") if path.is_file()) for s in stores]
-    assert files[0] == files[1]
-    assert len(files[0]) == len(INDEX) + 3
-    for file in files[0]:
-        assert (stores[0] / file).read_bytes() == (stores[1] / file).read_bytes()
-
-
 def test_a_video_that_is_begun_again_leaves_nothing_behind(tmp_path: Path) -> None:
     for name, tries in (("plain", 0), ("x", 5)):
         file = (tmp_path / f"{name}.tar").open("wb+")
@@ -95,17 +86,6 @@ def test_a_video_that_is_begun_again_leaves_nothing_behind(tmp_path: Path) -> No
     assert (tmp_path / "x.tar").read_bytes() == (tmp_path / "plain.tar").read_bytes()
     with tarfile.open(tmp_path / "x.tar") as tar:
         assert tar.getnames() == ["kept/00000.jpg"]
-
-
-def test_a_shard_that_is_not_finished_does_not_appear(tmp_path: Path) -> None:
-    def stop_in_the_middle() -> None:
-        with shard_writer(tmp_path, 0) as write:
-            write.add("a", b"data")
-            raise KeyError
-
-    with pytest.raises(KeyError):
-        stop_in_the_middle()
-    assert list((tmp_path / "shards").iterdir()) == []
 
 
 def test_a_store_travels_to_other_processes_without_its_open_files(root: Path) -> None:

@@ -13,12 +13,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 from tcore.cli.main import main
 from tcore.data import packing
-from tcore.data.loader import load
 from tcore.data.packed import ShardWriter, shard_path
 from tcore.data.packing import Settings, Task, read_record, write_guarded, write_shard
 from tcore.data.prepare import merge, prepare
@@ -360,13 +358,6 @@ def test_the_end_says_what_was_made_and_what_comes_next(
     assert "kept in part: 1 (" in said
     assert "empty.mp4: the file is empty" in said
     assert f"next: tcore train quickstart --frames {whole} --run RUN" in said
-
-
-def test_training_on_a_truncated_shard_names_it(folders: Path, tmp_path: Path) -> None:
-    store = prepare_here(folders, tmp_path / "store")
-    os.truncate(shard_path(tmp_path / "store", 2), 5000)
-    batches = load(build_source(store, tiny(runtime__workers=1)), 0, 6, torch.device("cpu"))
-    assert any("000002.tar is cut off" in line for raw in batches for line in raw.bad)
 
 
 def run_tcore(arguments: list[str], **environment: str) -> subprocess.Popen[str]:

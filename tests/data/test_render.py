@@ -87,15 +87,6 @@ def test_crop_and_resize_equals_pillow(size: int, frame_size: tuple[int, int]) -
         assert np.abs(view - pillow).max() <= 2
 
 
-def test_resampling_weights_sum_to_one_and_stay_in_the_box() -> None:
-    start, length = torch.tensor([3.0, 0.0, 10.0]), torch.tensor([7.0, 20.0, 1.0])
-    matrix = resampling_matrix(start, length, 20, 6)
-    torch.testing.assert_close(matrix.sum(2), torch.ones(3, 6))
-    assert matrix[0, :, :3].eq(0).all()
-    assert matrix[0, :, 10:].eq(0).all()
-    assert matrix[2, :, 10].eq(1).all()
-
-
 def test_nothing_outside_the_box_is_read() -> None:
     frame, boxes = noise(60, 80, 3), [(10, 20, 31, 17), (0, 0, 60, 40), (59, 79, 1, 1)]
     plan = plain(boxes)

@@ -131,11 +131,16 @@ def test_without_any_mask_only_current_frames_are_read() -> None:
     assert [len(frames) for _, frames in store.log] == [1, 1, 1, 1]
 
 
-def test_a_broken_frame_matters_only_where_it_is_looked_at(tmp_path: Path) -> None:
+def save_painted(folder: Path) -> None:
+    """Four painted videos as folders of images."""
     for video in range(4):
-        (tmp_path / f"video-{video}").mkdir()
+        (folder / f"video-{video}").mkdir()
         for frame in range(20):
-            Image.new("RGB", (20, 20), paint(video, frame)).save(tmp_path / f"video-{video}" / f"{frame}.png")
+            Image.new("RGB", (20, 20), paint(video, frame)).save(folder / f"video-{video}" / f"{frame}.png")
+
+
+def test_a_broken_frame_matters_only_where_it_is_looked_at(tmp_path: Path) -> None:
+    save_painted(tmp_path)
     masked = has_mask(TINY, 0)
     samples = samples_of(build_source(FrameStore.open(tmp_path), ALL_MASKED).read(0, 0))
     source = build_source(FrameStore.open(tmp_path), TINY)
@@ -156,10 +161,7 @@ def test_a_broken_frame_matters_only_where_it_is_looked_at(tmp_path: Path) -> No
 
 
 def test_an_unreadable_clip_is_replaced_by_another_that_seed_step_and_slot_decide(tmp_path: Path) -> None:
-    for video in range(4):
-        (tmp_path / f"video-{video}").mkdir()
-        for frame in range(20):
-            Image.new("RGB", (20, 20), paint(video, frame)).save(tmp_path / f"video-{video}" / f"{frame}.png")
+    save_painted(tmp_path)
     source = build_source(FrameStore.open(tmp_path), ALL_MASKED)
     whole = [videos_of(source.read(step, 0)) for step in range(6)]
     for path in (tmp_path / "video-1").iterdir():

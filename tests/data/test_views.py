@@ -131,15 +131,6 @@ def test_large_boxes_follow_the_usual_random_resized_crop(size: tuple[int, int])
             assert abs(float((first <= level).mean()) - share) <= bound
 
 
-def test_every_position_of_a_box_is_equally_likely() -> None:
-    box = random_boxes((5, 5), (0.36, 0.36), (1.0, 1.0), np.random.default_rng(3), DRAWS)
-    assert (box[:, 2:] == 3).all()
-    places, counts = np.unique(box[:, :2], axis=0, return_counts=True)
-    assert places.tolist() == [[top, left] for top in range(3) for left in range(3)]
-    for count in counts:
-        assert_frequency(int(count), 1 / 9)
-
-
 def test_a_frame_in_which_no_try_fits_gives_the_central_box() -> None:
     box = random_boxes((20, 200), (0.9, 1.0), ASPECT, np.random.default_rng(4), 50)
     assert (box == central_box((20, 200), ASPECT)).all()
@@ -172,11 +163,6 @@ def test_a_sample_has_its_views_on_the_right_frames() -> None:
 
 def test_no_local_views_leaves_an_empty_plan() -> None:
     assert len(sample_views(np.random.default_rng(0), SIZES, num_local=0)["local"]) == 0
-
-
-def test_past_and_future_share_the_central_box() -> None:
-    sample = sample_views(np.random.default_rng(0), ((90, 160), (90, 160), (90, 160)))
-    assert sample["past"].box.tolist() == sample["future"].box.tolist() == [[0, 20, 90, 120]] * 2
 
 
 def test_past_and_future_can_show_the_box_of_the_crop_they_serve() -> None:
