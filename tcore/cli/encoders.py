@@ -4,10 +4,11 @@ import json
 import os
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from tyro.conf import Positional
+from tyro.conf import Positional, UseAppendAction
 
 from tcore.cli.parsing import Switch, at_least
 from tcore.config import Reach
@@ -194,7 +195,7 @@ class Propagate(WithProtocol):
 
     video: Positional[Path]
     """A video file, or a folder of frames."""
-    labels: tuple[Path, ...]
+    labels: UseAppendAction[tuple[tuple[Path, ...], ...]]
     """Mask PNG of frame 0 and others named by number (00012.png), or CSV or JSON of frame,name,x,y."""
     out: Path | None = None
     """New folder for masks or tracks, confidence.csv and overlay.mp4 (unset: propagated/NAME-OF-VIDEO)."""
@@ -205,24 +206,24 @@ class Propagate(WithProtocol):
 
     def execute(self) -> None:
         """Propagate the labels, and say where they are."""
-        if not self.labels:
+        labels = list(chain(*self.labels))
+        if not labels:
             raise InputError("--labels is empty: give a mask of frame 0, or points.")
         video = Path(os.path.normpath(self.video.absolute()))  # a link goes by its own name
         out = self.out or Path("propagated") / (video.name if video.is_dir() else video.stem)
         from tcore.device import choose_device
         from tcore.evaluation.protocols import protocol
-        from tcore.video.propagate_video import progress_lines, propagate_video_file
+        from tcore.video.propagate_video import propagate_video_file
 
         done = propagate_video_file(
             self.load().to(choose_device("auto")),
             self.video,
-            self.labels,
+            labels,
             out,
             protocol=replace(protocol(self.protocol), precision=self.precision),
             long_side=self.long_side,
             overlay=self.overlay,
             say=to_stderr,
-            progress=progress_lines(to_stderr),
         )
         print(f"{out}: {done.frames} frames, mean confidence {done.confidence:.3f}")
 

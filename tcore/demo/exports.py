@@ -18,7 +18,7 @@ from tcore.errors import InputError
 from tcore.evaluation.masks import Ids, encode_ids
 from tcore.files import atomic
 from tcore.video.labels import Points
-from tcore.video.overlay import paint_ids, paint_points
+from tcore.video.tracked import paint_ids, paint_points
 from tcore.video.tracked import POINT_COLUMNS, point_rows
 
 Mask = Bool[np.ndarray, "height width"]

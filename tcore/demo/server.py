@@ -43,7 +43,7 @@ from tcore.demo.messages import MAX_OBJECTS, MAX_POINTS, read_given, state_messa
 from tcore.demo.visitors import Visitor, Visitors
 from tcore.errors import InputError
 from tcore.video.labels import Masks
-from tcore.video.overlay import PALETTE
+from tcore.video.tracked import PALETTE
 
 TYPES = {
     ".html": "text/html",

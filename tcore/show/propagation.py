@@ -24,7 +24,7 @@ from tcore.evaluation.scores import BOX_SHARE
 from tcore.show.clips import rendered_clip, rendered_name
 from tcore.show.plotting import caption, check_out, new_figure, save_figure, show_picture, styled
 from tcore.text import did_you_mean
-from tcore.video.overlay import paint_ids
+from tcore.video.tracked import paint_ids
 from tcore.video.propagate_video import propagate
 
 Joints = Float[np.ndarray, "2 joints time"]

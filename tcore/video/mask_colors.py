@@ -3,10 +3,12 @@
 from collections.abc import Mapping
 from itertools import combinations
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
+import torch
 from jaxtyping import Bool, Float, Int
+from numpy.lib.stride_tricks import sliding_window_view
+from torch.nn.functional import max_pool2d
 
 from tcore.data.images import Frame
 from tcore.errors import InputError
@@ -23,137 +25,79 @@ NAMED = 32  # ids whose colors in the benchmarks' palette are recognized
 LISTED = 8  # colors that a message lists
 
 
-class Repaired(NamedTuple):
-    """A mask of flat colors; how many pixels and colors changed, and how many colors are left."""
-
-    image: Frame
-    pixels: int
-    blended: int
-    main: int
-
-
-def repair_edges(image: Frame, path: Path) -> Repaired:
-    """Assign the pixels of anti-aliased edges to the nearest main color around them.
+def repair_edges(image: Frame, path: Path) -> tuple[Frame, str]:
+    """Assign the pixels of anti-aliased edges to the nearest main color around them, and say how many.
 
     A main color fills a block of 3x3 pixels somewhere, or is not a blend of main colors around it. In a
     mask with smooth edges (more blended colors than main ones), specks and colors close to a main color
     beside them count as edges, too. Wide edges are narrowed from both sides, step by step.
     """
     pixels = blended = 0
-    found = _find_colors(image)
-    smooth = bool((~found.solid).sum() > found.solid.sum() and image.max() > DARK)
+    smooth: bool | None = None
     while True:
-        image, moved, gone, main = _repair_once(image, found, smooth, path)
-        pixels, blended = pixels + moved, blended + gone
-        if moved == 0:
-            _few_enough(main, path)
-            return Repaired(image, pixels, blended, main)
-        found = _find_colors(image)
+        colors, index, counts, main = _find_colors(image)
+        if smooth is None:
+            smooth = bool((~main).sum() > main.sum() and image.max() > DARK)
+        edge = np.zeros_like(main)
+        if main.any() and not main.all():
+            _few_enough(int(main.sum()), path, most=1000)
+            if smooth:  # a color nearly the same as a far more frequent one is part of it
+                near = np.linalg.norm(colors[main, None] - colors[main], axis=2) <= SAME
+                main[main] = ~(near & (counts[main] >= RARE * counts[main, None])).any(axis=1)
+            _few_enough(int(main.sum()), path)
+            edge = _assign_edges(colors, index, counts, main, smooth)
+        if not edge.any():
+            _few_enough(len(colors), path)
+            moved = f"{pixels} pixels of {blended} blended edge colors were assigned to the nearest"
+            return image, f"{moved} of its {len(colors)} main colors" if pixels else ""
+        pixels, blended = pixels + int(counts[edge].sum()), blended + int(edge.sum())
+        image = colors[index].astype(np.uint8)
 
 
-class Colors(NamedTuple):
-    """Colors of a mask: how often each occurs, which pixel has which, and which fill a block."""
-
-    colors: Float[np.ndarray, "colors 3"]
-    often: Int[np.ndarray, " colors"]
-    which: Int[np.ndarray, "height width"]
-    solid: Bool[np.ndarray, " colors"]
-
-
-def _find_colors(image: Frame) -> Colors:
+def _find_colors(
+    image: Frame,
+) -> tuple[
+    Float[np.ndarray, "colors 3"],
+    Int[np.ndarray, "height width"],
+    Int[np.ndarray, " colors"],
+    Bool[np.ndarray, " colors"],
+]:
+    """The colors of a mask, which pixel has which, how often each occurs, and which fill a block."""
     codes = _codes(image)
     values, index, counts = np.unique(codes, return_inverse=True, return_counts=True)
     index = index.reshape(codes.shape)
+    blocks = sliding_window_view(np.pad(codes, 1, constant_values=-1), (3, 3))
     solid = np.zeros(len(values), dtype=bool)
-    solid[np.unique(index[1:-1, 1:-1][_blocks(codes)])] = True
-    return Colors(_colors(values), counts, index, solid)
+    solid[index[(blocks == codes[..., None, None]).all(axis=(2, 3))]] = True
+    colors = np.stack([values >> 16, (values >> 8) & 255, values & 255], axis=1).astype(np.float64)
+    return colors, index, counts, solid
 
 
-def _repair_once(image: Frame, found: Colors, smooth: bool, path: Path) -> Repaired:
-    colors, counts, index, solid = found
-    if solid.all() or not solid.any():
-        return Repaired(image, 0, 0, len(colors))
-    _few_enough(int(solid.sum()), path, most=1000)
-    if smooth:
-        solid[solid] = ~_shadowed(colors[solid], counts[solid])
-    _few_enough(int(solid.sum()), path)
-    thin = ~solid[index]
-    around = np.stack([_dilated(index == color)[thin] for color in np.flatnonzero(solid)], axis=1)
-    distance = np.linalg.norm(colors[:, None] - colors[solid], axis=2)
+def _assign_edges(
+    colors: Float[np.ndarray, "colors 3"],
+    index: Int[np.ndarray, "height width"],
+    counts: Int[np.ndarray, " colors"],
+    main: Bool[np.ndarray, " colors"],
+    smooth: bool,
+) -> Bool[np.ndarray, " colors"]:
+    """Give the pixels of edge colors, which are returned, the index of the nearest main color, in place."""
+    thin = ~main[index]
     here = index[thin]
-    sign = _blended(colors, colors[solid])[here] & (around.sum(axis=1) >= 2)
+    around = np.stack([_dilated(index == color)[thin] for color in np.flatnonzero(main)], axis=1)
+    distance = np.linalg.norm(colors[:, None] - colors[main], axis=2)
+    sign = _blended(colors, colors[main])[here] & (around.sum(axis=1) >= 2)
     if smooth:
         sign |= (around & (distance <= CLOSE)[here]).any(axis=1) | (counts <= SPECK)[here]
-    signs = np.bincount(here, weights=sign, minlength=len(colors))
-    edge = ~solid & (signs > counts / 2)
+    edge = ~main & (np.bincount(here, weights=sign, minlength=len(colors)) > counts / 2)
     far = np.where(around | ~around.any(axis=1, keepdims=True), distance[here], np.inf)
-    nearest = np.flatnonzero(solid)[far.argmin(axis=1)]
-    index[thin] = np.where(edge[here], nearest, here)
-    repaired = colors[index].astype(np.uint8)
-    return Repaired(repaired, int(edge[here].sum()), int(edge.sum()), int((~edge).sum()))
-
-
-def _shadowed(
-    colors: Float[np.ndarray, "mains 3"], counts: Int[np.ndarray, " mains"]
-) -> Bool[np.ndarray, " mains"]:
-    """Colors that are nearly the same as a far more frequent one."""
-    near = np.linalg.norm(colors[:, None] - colors, axis=2) <= SAME
-    return np.asarray((near & (counts >= RARE * counts[:, None])).any(axis=1))
-
-
-def colors_to_ids(images: Mapping[int, Frame]) -> tuple[dict[int, Ids], str]:
-    """Number the colors of some masks, alike in all of them, and describe the numbering.
-
-    Background is black or, without black, the most frequent color along the border of the first mask.
-    Colors of the benchmarks' palette keep their ids; others are numbered in the order of their codes.
-    """
-    codes = {frame: _codes(image) for frame, image in images.items()}
-    values = np.unique(np.concatenate([np.unique(code) for code in codes.values()]))
-    ground = 0 if 0 in values else _border_color(codes[min(codes)])
-    palette = _codes(np.array(davis_palette(), dtype=np.uint8).reshape(1, 256, 3))[0]
-    known = {int(palette[number]): number for number in (*range(NAMED), VOID)}
-    objects = [int(value) for value in values if value != ground]
-    if ground == 0 and all(value in known for value in objects):
-        ids = {value: known[value] for value in objects}
-    else:
-        ids = {value: number for number, value in enumerate(objects, start=1)}
-    if len(objects) >= VOID:
-        raise InputError(f"the masks hold {len(objects)} colors together; ids are at most {VOID - 1}.")
-    table = np.array([ids.get(int(value), 0) for value in values], dtype=np.uint8)
-    listed = ", ".join(f"#{value:06x} is {ids[value]}" for value in objects[:LISTED])
-    listed += f" and {len(objects) - LISTED} more" if len(objects) > LISTED else ""
-    return (
-        {frame: table[np.searchsorted(values, code)] for frame, code in codes.items()},
-        f"background is #{ground:06x}" + (f", {listed}" if listed else ""),
-    )
-
-
-def _codes(image: Frame) -> Int[np.ndarray, "height width"]:
-    red, green, blue = np.moveaxis(image.astype(np.int64), 2, 0)
-    return (red << 16) | (green << 8) | blue
-
-
-def _colors(codes: Int[np.ndarray, " colors"]) -> Float[np.ndarray, "colors 3"]:
-    return np.stack([codes >> 16, (codes >> 8) & 255, codes & 255], axis=1).astype(np.float64)
-
-
-def _blocks(codes: Int[np.ndarray, "height width"]) -> Bool[np.ndarray, "inner_height inner_width"]:
-    """Inner pixels with the same color as all eight neighbors."""
-    right = codes[:, 1:] == codes[:, :-1]
-    rows = right[:, 1:] & right[:, :-1]
-    down = codes[1:, 1:-1] == codes[:-1, 1:-1]
-    return rows[:-2] & rows[1:-1] & rows[2:] & down[1:] & down[:-1]
+    index[thin] = np.where(edge[here], np.flatnonzero(main)[far.argmin(axis=1)], here)
+    return np.asarray(edge)
 
 
 def _dilated(mask: Bool[np.ndarray, "height width"]) -> Bool[np.ndarray, "height width"]:
     """Pixels with a pixel of the mask within REACH along both axes."""
-    for axis in (0, 1):
-        length = mask.shape[axis]
-        total = np.insert(mask.cumsum(axis=axis), 0, 0, axis=axis)
-        place = np.arange(length)
-        high, low = np.minimum(place + REACH + 1, length), np.maximum(place - REACH, 0)
-        mask = total.take(high, axis=axis) > total.take(low, axis=axis)
-    return mask
+    pooled = max_pool2d(torch.from_numpy(mask)[None].float(), 2 * REACH + 1, stride=1, padding=REACH)
+    return np.asarray(pooled[0] > 0)
 
 
 def _blended(
@@ -169,12 +113,37 @@ def _blended(
     return found
 
 
-def _border_color(codes: Int[np.ndarray, "height width"]) -> int:
-    border = np.concatenate([codes[0], codes[-1], codes[:, 0], codes[:, -1]])
-    values, counts = np.unique(border, return_counts=True)
-    return int(values[counts.argmax()])
-
-
 def _few_enough(count: int, path: Path, most: int = VOID) -> None:
     if count > most:
         raise InputError(f"mask {path} holds {count} colors: paint every object in one flat color.")
+
+
+def colors_to_ids(images: Mapping[int, Frame]) -> tuple[dict[int, Ids], str]:
+    """Number the colors of some masks, alike in all of them, and describe the numbering.
+
+    Background is black or, without black, the most frequent color along the border of the first mask.
+    Colors of the benchmarks' palette keep their ids; others are numbered in the order of their codes.
+    """
+    codes = {frame: _codes(image) for frame, image in images.items()}
+    values = np.unique(np.concatenate([np.unique(code) for code in codes.values()]))
+    first = codes[min(codes)]
+    border = np.concatenate([first[0], first[-1], first[:, 0], first[:, -1]])
+    along, often = np.unique(border, return_counts=True)
+    ground = 0 if 0 in values else int(along[often.argmax()])
+    objects = values[values != ground].tolist()
+    if len(objects) >= VOID:
+        raise InputError(f"the masks hold {len(objects)} colors together; ids are at most {VOID - 1}.")
+    palette = _codes(np.array(davis_palette(), dtype=np.uint8).reshape(1, 256, 3))[0].tolist()
+    ids = {palette[number]: number for number in (*range(NAMED), VOID)}
+    if ground != 0 or not ids.keys() >= set(objects):
+        ids = {value: number for number, value in enumerate(objects, start=1)}
+    table = np.array([ids.get(value, 0) for value in values.tolist()], dtype=np.uint8)
+    legend = [f"background is #{ground:06x}", *(f"#{value:06x} is {ids[value]}" for value in objects)]
+    legend[1 + LISTED :] = [f"{len(objects) - LISTED} more"] if len(objects) > LISTED else []
+    found = {frame: table[np.searchsorted(values, code)] for frame, code in codes.items()}
+    return found, ", ".join(legend)
+
+
+def _codes(image: Frame) -> Int[np.ndarray, "height width"]:
+    red, green, blue = np.moveaxis(image.astype(np.int64), 2, 0)
+    return (red << 16) | (green << 8) | blue

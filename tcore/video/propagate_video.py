@@ -1,8 +1,10 @@
 """Labels propagated through a whole video: masks or tracks, an overlay, a confidence per frame."""
 
+import csv
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,18 +16,19 @@ from tcore.data.images import Frame
 from tcore.data.video import FolderVideo, Video, h264_encoder, open_video, video_writer
 from tcore.errors import InputError
 from tcore.evaluation.encoder import Encoder
+from tcore.evaluation.masks import encode_ids
 from tcore.evaluation.protocols import TCORE, Protocol
 from tcore.evaluation.resize import Size, input_size
 from tcore.evaluation.run_clip import run_clip
-from tcore.text import Progress, Say, format_size, silent, to_stderr
+from tcore.files import LOCKS, TEMPORARY, atomic, check_writable, lock, write_bytes, write_text
+from tcore.text import Progress, Say, format_size, silent
 from tcore.video.labels import Masks, Points, read_labels
-from tcore.video.out_folder import check_out, own_folder, write_card
-from tcore.video.tracked import open_table, track_labels
+from tcore.video.tracked import POINT_COLUMNS, paint_labels, point_rows, track_labels
 
 LONG_SIDE = 880
 CONFIDENCE = ("frame", "confidence", "share", "given")
-
-Report = Callable[[int, int | None], None]  # frames done, of how many where that is known
+CARD = "propagation.json"
+OUTPUTS = (CARD, "masks", "tracks.csv", "confidence.csv", "overlay.mp4")
 
 
 class Propagation(NamedTuple):
@@ -48,7 +51,6 @@ def propagate_video_file(
     long_side: int = LONG_SIDE,
     overlay: bool = True,
     say: Say = silent,
-    progress: Report = lambda done, total: None,
 ) -> Propagation:
     """Propagate labels through a video file or a folder of images; everything is written under `out`.
 
@@ -61,42 +63,51 @@ def propagate_video_file(
     source, folder = open_video(Path(video)), Path(out)
     inputs = {"video": str(source.path.absolute()), "labels": [str(path.absolute()) for path in paths]}
     _check_files(source, paths, folder)
-    check_out(folder, inputs)
+    check_writable(folder)
+    _leftovers(folder, inputs)
     given = read_labels(paths, source.stems, say)
+    last = max(given.frames)
+    if source.count is not None and last >= source.count:
+        raise InputError(f"labels for frame {last}, but {source.path} has {source.count} frames, from 0 on.")
     frames = iter(source)
     first = next(frames)
     size = (first.shape[0], first.shape[1])
-    _check_frames(given, source)
     inside = fit_size(size, encoder.patch_size, long_side)
     track = track_labels(given, size, inside, encoder.patch_size, protocol)
-    drawn = overlay and _can_draw(say)
+    if overlay and h264_encoder() is None:
+        say("no overlay.mp4: it needs PyAV with an H.264 encoder (pip install av).")
+        overlay = False
     card = inputs | _card(encoder, protocol, size, inside)
     done, total = 0, 0.0
-    with own_folder(folder, card):
-        say(
-            f"frames of {format_size(*size)} go in at {format_size(*inside)}, "
-            f"a grid of {format_size(*track.grid)}."
-        )
+    with own_folder(folder, inputs):
+        _write_card(folder, card)
+        input_text, grid_text = format_size(*inside), format_size(*track.grid)
+        say(f"frames of {format_size(*size)} go in at {input_text}, a grid of {grid_text}.")
+        progress = Progress("frame", source.count, say=say)
         with ExitStack() as files:
-            table = files.enter_context(open_table(folder / "confidence.csv", CONFIDENCE))
-            write = track.writer(folder, files)
-            overlaid = video_writer(folder / "overlay.mp4", source.rate, size) if drawn else None
-            draw = files.enter_context(overlaid) if overlaid is not None else None
+            table = files.enter_context(_open_table(folder / "confidence.csv", CONFIDENCE))
+            if isinstance(given, Points):
+                tracks = files.enter_context(_open_table(folder / "tracks.csv", POINT_COLUMNS))
+            if overlay:
+                draw = files.enter_context(video_writer(folder / "overlay.mp4", source.rate, size))
             labeled = run_clip(encoder, chain([first], frames), track.given, inside, protocol, smooth=True)
             for frame, soft in labeled:
                 found = track.read(done, soft)
-                write(done, source.name(done), found)
+                if isinstance(given, Points):
+                    tracks.writerows(point_rows(done, given.names, found.values))
+                else:
+                    write_bytes(folder / "masks" / f"{source.name(done)}.png", encode_ids(found.values))
                 given_here = int(done in given.frames)
                 table.writerow((done, f"{found.confidence:.4f}", f"{found.share:.4f}", given_here))
-                if draw is not None:
-                    draw(track.paint(frame, found))
+                if overlay:
+                    draw(paint_labels(frame, found.values))
                 done, total = done + 1, total + found.confidence
-                progress(done, source.count)
+                progress.update(done)
         remarks = list(_remarks(source, given, done))
         for line in remarks:
             say(line)
-        write_card(folder, card | {"frames": done, "remarks": remarks, "finished": True})
-    return Propagation(done, size, inside, total / done, drawn)
+        _write_card(folder, card | {"frames": done, "remarks": remarks, "finished": True})
+    return Propagation(done, size, inside, total / done, overlay)
 
 
 def propagate(
@@ -151,22 +162,48 @@ def fit_size(frame: Size, patch_size: int, long_side: int = LONG_SIDE) -> Size:
     return input_size(frame, patch_size, long=min(long_side, max(frame)))
 
 
-def progress_lines(say: Say = to_stderr, every: float = 5.0) -> Report:
-    """Progress as a line every few seconds."""
-    line = Progress("frame", None, say=say, every=every)
+@contextmanager
+def own_folder(out: Path, inputs: Mapping[str, Any]) -> Iterator[None]:
+    """Create the output folder, or clear an unfinished propagation of the same inputs, and lock it."""
+    try:
+        with lock(out / LOCKS[0], f"out folder {out}", "give another --out"):
+            for path in _leftovers(out, inputs):
+                for file in path.iterdir() if path.is_dir() else (path,):
+                    file.unlink()
+            yield
+    except OSError as error:
+        raise InputError(f"cannot write {error.filename or out}: {error.strerror or error}.") from error
 
-    def report(done: int, total: int | None) -> None:
-        line.total = total
-        line.update(done)
 
-    return report
+def _leftovers(out: Path, inputs: Mapping[str, Any]) -> list[Path]:
+    """Files of an unfinished propagation of the same inputs; a folder with anything else is refused."""
+    found = sorted(path for path in out.glob("*") if path.name not in LOCKS)
+    others = [path for path in found if path.name not in OUTPUTS and path.suffix != TEMPORARY]
+    try:
+        card = json.loads((out / CARD).read_text(encoding="utf-8"))
+        ours = not others and card | inputs | {"finished": False} == card
+    except (OSError, ValueError, TypeError):
+        ours = False
+    if found and not ours:
+        name = (others or found)[0].name
+        raise InputError(
+            f"out folder {out} already holds {name}, not an unfinished propagation of this video and these "
+            "labels: give a new or an empty folder as --out."
+        )
+    return found
 
 
-def _can_draw(say: Say) -> bool:
-    if h264_encoder() is not None:
-        return True
-    say("no overlay.mp4: it needs PyAV with an H.264 encoder (pip install av).")
-    return False
+def _write_card(out: Path, card: Mapping[str, Any]) -> None:
+    write_text(out / CARD, json.dumps(card, indent=1) + "\n")
+
+
+@contextmanager
+def _open_table(path: Path, header: Sequence[str]) -> Iterator[Any]:
+    """A CSV that grows row by row and appears when it is complete."""
+    with atomic(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
+        table = csv.writer(file, lineterminator="\n")
+        table.writerow(header)
+        yield table
 
 
 def _check_files(source: Video, labels: Sequence[Path], out: Path) -> None:
@@ -179,14 +216,6 @@ def _check_files(source: Video, labels: Sequence[Path], out: Path) -> None:
     for path in (source.path, *labels):
         if out.resolve() == path.resolve() or out.resolve() in path.resolve().parents:
             raise InputError(f"{path} lies in the out folder {out}: write to another folder.")
-
-
-def _check_frames(labels: Masks | Points, source: Video) -> None:
-    last = max(labels.frames)
-    if source.count is not None and last >= source.count:
-        raise InputError(
-            f"labels for frame {last}, but {source.path} has {source.count} frames, 0 to {source.count - 1}."
-        )
 
 
 def _remarks(source: Video, labels: Masks | Points, frames: int) -> Iterator[str]:

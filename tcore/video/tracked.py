@@ -1,29 +1,30 @@
-"""What is propagated through a video: masks or points, from given labels to the grid and back to frames."""
+"""What is propagated through a video, masks or points: to the grid, back to frames, painted over them."""
 
-import csv
 import math
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from pathlib import Path
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, UInt8
+from PIL import Image, ImageDraw
 
 from tcore.data.images import Frame
 from tcore.errors import InputError
-from tcore.evaluation.masks import Ids, encode_ids
+from tcore.evaluation.masks import Ids
 from tcore.evaluation.pose import LOST, joint_label_map, read_out
 from tcore.evaluation.propagate import Labels
 from tcore.evaluation.protocols import Protocol
 from tcore.evaluation.resize import Size, grid_to_ids, ids_to_grid
-from tcore.files import atomic, write_bytes
 from tcore.text import format_size
 from tcore.video.labels import Masks, Points
-from tcore.video.overlay import paint_ids, paint_points
 
 POINT_COLUMNS = ("frame", "name", "x", "y", "confidence")
+# Distinct hues for object ids 1, 2, ...; id 0 is not painted.
+HUES = (
+    "000000 e63946 2a9d8f f4a261 457be5 b565e5 e9c46a 00b4d8 80b918 ff70a6 70483c 94d2bd 5e548e ffd60a adb5bd"
+)
+PALETTE = np.array([tuple(bytes.fromhex(hue)) for hue in HUES.split()], dtype=np.uint8)
 
 
 class Found(NamedTuple):
@@ -36,21 +37,16 @@ class Found(NamedTuple):
     """Part of the pixels that is labeled, or of the points that are visible."""
 
 
-Write = Callable[[int, str, Found], None]  # frame number, frame name, labels
-
-
 class TrackedMasks:
     """Masks: one class for every id in use. Given masks are returned unchanged."""
 
     def __init__(self, masks: Masks, size: Size, inside: Size, patch_size: int, protocol: Protocol) -> None:
         for frame, ids in masks.frames.items():
             if ids.shape != size:
-                raise InputError(
-                    f"{masks.describe(frame)} is {format_size(*ids.shape)}, the frames are "
-                    f"{format_size(*size)} (height x width); both must be the same."
-                )
+                found, wanted = format_size(*ids.shape), format_size(*size)
+                raise InputError(f"the mask for frame {frame} is {found}, the frames are {wanted}.")
         if not masks.frames[0].any():
-            raise InputError(f"{masks.describe(0)} is all background: there is nothing to propagate.")
+            raise InputError("the mask for frame 0 is all background: there is nothing to propagate.")
         self.grid = (inside[0] // patch_size, inside[1] // patch_size)
         self._masks, self._size, self._inside, self._protocol = masks.frames, size, inside, protocol
         # Classes are the ids that occur, so that a lone id 200 does not cost 200 empty classes.
@@ -83,21 +79,6 @@ class TrackedMasks:
             ids = self._ids[classes.cpu().numpy()].astype(np.uint8)
         return Found(ids, confidence, float((ids > 0).mean()))
 
-    def writer(self, out: Path, files: ExitStack) -> Write:
-        """Writes a palette PNG per frame."""
-
-        def write(index: int, name: str, found: Found) -> None:
-            try:
-                write_bytes(out / "masks" / f"{name}.png", encode_ids(found.values))
-            except OSError as error:
-                raise InputError(f"cannot write {error.filename}: {error.strerror}.") from error
-
-        return write
-
-    def paint(self, frame: Frame, found: Found) -> Frame:
-        """The frame with its ids over it."""
-        return paint_ids(frame, found.values)
-
 
 class TrackedPoints:
     """Points: one class each, and one for the rest. Given points are returned unchanged."""
@@ -124,8 +105,9 @@ class TrackedPoints:
         """Soft labels of an annotated frame; points that it does not name stay where they were propagated."""
         if index not in self._points:
             return None
-        exact = self._positions(index)
-        named = np.array([name in self._points[index] for name in self._names])
+        here = self._points[index]
+        exact = np.array([here.get(name, (math.nan, math.nan)) for name in self._names], dtype=np.float64)
+        named = np.array([name in here for name in self._names])
         positions, peaks = exact, (~np.isnan(exact[:, 0])).astype(np.float64)
         if propagated is not None:
             before = self._located(propagated.cpu())
@@ -144,24 +126,6 @@ class TrackedPoints:
         seen = ~np.isnan(values[:, 0])
         confidence = float(values[seen, 2].mean()) if seen.any() else 0.0
         return Found(values, confidence, float(seen.mean()))
-
-    def writer(self, out: Path, files: ExitStack) -> Write:
-        """Writes a row per point and frame."""
-        table = files.enter_context(open_table(out / "tracks.csv", POINT_COLUMNS))
-
-        def write(index: int, name: str, found: Found) -> None:
-            table.writerows(point_rows(index, self._names, found.values))
-
-        return write
-
-    def paint(self, frame: Frame, found: Found) -> Frame:
-        """The frame with a dot on every point."""
-        return paint_points(frame, found.values)
-
-    def _positions(self, index: int) -> Float[np.ndarray, "points 2"]:
-        """Points that are given in a frame; NaN for the others."""
-        named = self._points[index]
-        return np.array([named.get(name, (math.nan, math.nan)) for name in self._names], dtype=np.float64)
 
     def _located(self, soft: Labels) -> Float[np.ndarray, "points 3"]:
         positions = np.clip(self._pixels(soft) + self._offset, 0, self._limit)
@@ -191,13 +155,24 @@ def point_rows(
         yield index, name, *place, f"{confidence:.4f}"
 
 
-@contextmanager
-def open_table(path: Path, header: tuple[str, ...]) -> Iterator[Any]:
-    """A CSV that grows row by row and appears when it is complete."""
-    try:
-        with atomic(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
-            table = csv.writer(file, lineterminator="\n")
-            table.writerow(header)
-            yield table
-    except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror}.") from error
+def paint_labels(frame: Frame, labels: np.ndarray) -> Frame:
+    """A frame with its ids or its points (x, y, confidence) over it."""
+    return paint_ids(frame, labels) if labels.dtype == np.uint8 else paint_points(frame, labels)
+
+
+def paint_ids(frame: Frame, ids: Ids, opacity: float = 0.6) -> Frame:
+    """A frame with its ids over it, in the colors of the palette; 0 stays as it is."""
+    colors = PALETTE[np.where(ids > 0, 1 + (ids.astype(np.int64) - 1) % (len(PALETTE) - 1), 0)]
+    mixed = (1 - opacity) * frame + opacity * colors
+    return np.where((ids > 0)[..., None], mixed, frame).astype(np.uint8)
+
+
+def paint_points(frame: Frame, points: Float[np.ndarray, "points 3"]) -> UInt8[np.ndarray, "rows columns 3"]:
+    """A frame with a dot on every point (x, y, confidence) that is not lost."""
+    image = Image.fromarray(frame)
+    draw, radius = ImageDraw.Draw(image), max(2, min(frame.shape[:2]) // 80)
+    for number, (x, y, _) in enumerate(points.tolist()):
+        if not math.isnan(x):
+            color = tuple(PALETTE[1 + number % (len(PALETTE) - 1)].tolist())
+            draw.ellipse((x - radius, y - radius, x + radius, y + radius), fill=color, outline="white")
+    return np.asarray(image)

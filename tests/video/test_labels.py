@@ -43,34 +43,21 @@ def painted(scale: int, colors: list[tuple[int, int, int]], ground: tuple[int, i
     return image
 
 
-@pytest.mark.parametrize("mode", ["P", "L", "1", "RGB", "16 bits"])
-def test_ids_are_read_from_palette_gray_and_gray_saved_as_color(mode: str, tmp_path: Path) -> None:
-    ids = squares()
+@pytest.mark.parametrize("mode", ["P", "L", "1", "RGB", "16 bits", "palette colors", "transparent"])
+def test_ids_are_read_from_every_kind_of_image(mode: str, tmp_path: Path) -> None:
+    ids = squares() > 0 if mode in ("1", "transparent") else 3 * squares()
     pixels: np.ndarray = ids
-    if mode == "1":
-        ids = pixels = ids > 0
-    elif mode == "RGB":
+    if mode == "RGB":
         pixels = np.repeat(ids[..., None], 3, axis=2)
     elif mode == "16 bits":
         pixels = ids.astype(np.uint16)
+    elif mode == "palette colors":
+        pixels = np.array(davis_palette(), dtype=np.uint8).reshape(256, 3)[ids]
+    elif mode == "transparent":
+        pixels = np.where(ids[..., None], (200, 10, 200, 255), (200, 10, 200, 0)).astype(np.uint8)
     frames, said = masks(save(tmp_path / "first.png", pixels, mode))
     np.testing.assert_array_equal(frames[0], ids)
-    assert said == []
-
-
-def test_colors_of_the_benchmark_palette_keep_their_ids(tmp_path: Path) -> None:
-    palette = np.array(davis_palette(), dtype=np.uint8).reshape(256, 3)
-    ids = squares() * 3  # 0, 3 and 6
-    frames, _ = masks(save(tmp_path / "first.png", palette[ids]))
-    np.testing.assert_array_equal(frames[0], ids)
-
-
-def test_transparent_pixels_are_background(tmp_path: Path) -> None:
-    pixels = np.full((40, 50, 4), 200, dtype=np.uint8)
-    pixels[..., 1] = 10
-    pixels[..., 3] = 255 * (squares() > 0)
-    frames, _ = masks(save(tmp_path / "first.png", pixels))
-    np.testing.assert_array_equal(frames[0], squares() > 0)
+    assert bool(said) == (mode in ("palette colors", "transparent"))  # how colors were numbered
 
 
 @pytest.mark.parametrize("ground", [(0, 0, 0), (255, 255, 255), (90, 160, 220)])
@@ -91,21 +78,17 @@ def test_anti_aliased_edges_are_repaired_and_said(
     assert any("blended edge colors" in line and "3 main colors" in line for line in said)
 
 
-@pytest.mark.parametrize(
-    "filter_", [Image.Resampling.BILINEAR, Image.Resampling.BICUBIC, Image.Resampling.LANCZOS]
-)
-@pytest.mark.parametrize("scale", [0.4, 2.5])
+@pytest.mark.parametrize("filter_", ["BILINEAR", "BICUBIC", "LANCZOS"])
+@pytest.mark.parametrize("scale", [0.8, 2.5])
 def test_masks_that_were_resized_with_any_filter_are_repaired(
-    filter_: Image.Resampling, scale: float, tmp_path: Path
+    filter_: str, scale: float, tmp_path: Path
 ) -> None:
-    size = (int(320 * scale), int(240 * scale))
-    resized = painted(4, [(220, 20, 60), (30, 144, 255)], (0, 0, 0)).resize(size, filter_)
-    resized.save(tmp_path / "first.png")
+    size = (int(160 * scale), int(120 * scale))
+    original = painted(2, [(220, 20, 60), (30, 144, 255)], (0, 0, 0))
+    original.resize(size, Image.Resampling[filter_]).save(tmp_path / "first.png")
     frames, _ = masks(tmp_path / "first.png")
     assert set(np.unique(frames[0])) == {0, 1, 2}
-    hard = np.asarray(
-        painted(4, [(220, 20, 60), (30, 144, 255)], (0, 0, 0)).resize(size, Image.Resampling.NEAREST)
-    )
+    hard = np.asarray(original.resize(size, Image.Resampling.NEAREST))
     expected = np.where(hard[..., 0] == 220, 2, np.where(hard[..., 2] == 255, 1, 0))
     assert (frames[0] != expected).mean() < 0.02
 
@@ -190,7 +173,8 @@ def test_bad_masks_are_named(tmp_path: Path) -> None:
         ([first, save(tmp_path / "00000.png", squares())], r"both for frame 0"),
         ([save(tmp_path / "00012.png", squares())], r"frame 0, only for 12"),
         ([tmp_path / "gone.png"], r"gone\.png"),
-        ([tmp_path / "first.jpg"], r"'\.jpg'"),
+        ([tmp_path / "first.jpg"], r"first\.jpg"),
+        ([], r"none"),
         ([tmp_path / "damaged.png"], r"damaged\.png"),
         ([save(tmp_path / "noise.png", noise)], r"2000 colors"),
         ([first, tmp_path / "points.csv"], r"points\.csv"),
@@ -223,26 +207,27 @@ CSV, JSON = "frame,name,x,y\n", '[{"frame": 0, "name": %s, "x": %s, "y": 1}]'
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("a.csv", "frame,name,x\n0,a,1\n", r"line 2: no y"),
+        ("a.csv", "frame,name,x\n0,a,1\n", r"line 2: .*need a frame"),
         ("a.csv", CSV + "0,a,1,2\n0,b,1\n", r"line 3: 3 cells"),
-        ("a.csv", CSV + "0,a,one,2\n", r"line 2: x is 'one'"),
-        ("a.csv", CSV + "0,a,1,inf\n", r"line 2: y is 'inf'"),
-        ("a.csv", CSV + ",a,1,2\n", r"line 2: frame is ''"),
-        ("a.csv", CSV + "1.5,a,1,2\n", r"line 2: frame is '1\.5'"),
-        ("a.csv", CSV + "0,,1,2\n", r"line 2: the point has no name"),
-        ("a.csv", CSV + "0,a,1,\n", r"line 2: only one of x and y"),
+        ("a.csv", CSV + "0,a,one,2\n", r"line 2: .*'one'"),
+        ("a.csv", CSV + "0,a,1,inf\n", r"line 2: .*'inf'"),
+        ("a.csv", CSV + ",a,1,2\n", r"line 2: .*'frame': ''"),
+        ("a.csv", CSV + "1.5,a,1,2\n", r"line 2: .*'1\.5'"),
+        ("a.csv", CSV + "0,,1,2\n", r"line 2: .*'name': ''"),
+        ("a.csv", CSV + "0,a,1,\n", r"line 2: .*'y': ''"),
         ("a.csv", CSV + "0,a,1,2\n0,a,1,3\n", r"line 3: .*'a' of frame 0"),
-        ("a.csv", CSV + '0,"a,1,2\n', r"line 2: "),
+        ("a.csv", CSV + '0,"a,1,2\n', r"a\.csv"),
         ("a.csv", CSV, r"a\.csv hold no points"),
         ("a.csv", "", r"a\.csv hold no points"),
         ("a.csv", CSV + "3,a,1,2\n", r"frame 0, only for 3"),
         ("a.json", '[{"frame": 0,\n "name": }]', r"a\.json: .*line 2"),
-        ("a.json", '{"frame": 0}', r"need a list"),
+        ("a.json", '{"frame": 0}', r"entry 1: 'frame'"),
+        ("a.json", "3", r"a\.json"),
         ("a.json", "[3]", r"entry 1: 3 is not"),
-        ("a.json", '[{"frame": 0, "name": "a", "x": 1}]', r"entry 1: no y"),
-        ("a.json", JSON % ('"a"', "true"), r"entry 1: x is True"),
-        ("a.json", JSON % ("null", "1"), r"entry 1: the point has no name"),
-        ("a.json", JSON % ('"a"', "[1]"), r"entry 1: x is \[1\]"),
+        ("a.json", '[{"frame": 0, "name": "a", "x": 1}]', r"entry 1: .*need a frame"),
+        ("a.json", JSON % ('"a"', "true"), r"entry 1: .*True"),
+        ("a.json", JSON % ("null", "1"), r"entry 1: .*None"),
+        ("a.json", JSON % ('"a"', "[1]"), r"entry 1: .*\[1\]"),
         ("a.json", "[" * 100_000, r"a\.json"),
         ("a.csv", CSV + "0,F\udcfce,1,2\n", r"a\.csv"),  # not UTF-8
     ],

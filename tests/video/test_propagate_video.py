@@ -12,7 +12,8 @@ import pytest
 from PIL import Image
 from torch import Tensor
 
-from tcore.data.rendered import JOINT_NAMES, RenderedVideo
+from tcore.cli.main import main
+from tcore.data.rendered import JOINT_NAMES, RenderedVideo, render_video
 from tcore.data.stores import list_images
 from tcore.data.video import open_video
 from tcore.errors import InputError
@@ -22,10 +23,32 @@ from tcore.evaluation.masks import davis_palette, read_ids
 from tcore.evaluation.propagate import Propagator
 from tcore.evaluation.protocols import RENDERED, TCORE
 from tcore.evaluation.run_clip import run_clip, run_masks
+from tcore.text import Progress
 from tcore.video.labels import Masks
-from tcore.video.propagate_video import fit_size, progress_lines, propagate, propagate_video_file
+from tcore.video.propagate_video import CARD, fit_size, own_folder, propagate, propagate_video_file
 from tcore.video.tracked import TrackedMasks
-from tests.evaluation.clips import cut, need_av, write_file, write_folder
+from tests.evaluation.clips import cut, need_av, tiny_encoder, write_file, write_folder
+
+
+@pytest.fixture(scope="module")
+def encoder() -> Encoder:
+    return tiny_encoder()
+
+
+@pytest.fixture(scope="module")
+def video() -> RenderedVideo:
+    return render_video(0, 1, split="heldout", num_frames=8, size=64)
+
+
+@pytest.fixture(scope="module")
+def clip(video: RenderedVideo, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_folder(tmp_path_factory.mktemp("clip") / "frames", video.frames)
+
+
+@pytest.fixture
+def first(video: RenderedVideo, tmp_path: Path) -> Path:
+    """The mask of the first frame."""
+    return mask(tmp_path / "first.png", video.objects[0])
 
 
 def mask(path: Path, ids: np.ndarray) -> Path:
@@ -49,13 +72,9 @@ def test_masks_are_those_of_the_benchmark_with_confidence_and_a_card(
 ) -> None:
     ids = np.where(video.objects[0] == 1, 200, video.objects[0]).astype(np.uint8)  # one id far from the rest
     said: list[str] = []
-    steps: list[tuple[int, int | None]] = []
     first, out = mask(tmp_path / "first.png", ids), tmp_path / "out"
-    done = propagate_video_file(
-        encoder, clip, first, out, protocol=RENDERED, say=said.append, progress=lambda *s: steps.append(s)
-    )
+    done = propagate_video_file(encoder, clip, first, out, protocol=RENDERED, say=said.append)
     assert (done.frames, done.frame_size, done.input_size) == (8, (64, 64), (64, 64))
-    assert steps == [(index, 8) for index in range(1, 9)]
     assert said == ["frames of 64x64 go in at 64x64, a grid of 8x8."]
 
     count = int(video.objects[0].max()) + 1
@@ -251,15 +270,6 @@ def test_input_sizes_fit_the_patch() -> None:
         fit_size((64, 64), 16, 8)
 
 
-def test_progress_is_a_line_every_few_seconds() -> None:
-    said: list[str] = []
-    often, rarely = progress_lines(said.append, every=0), progress_lines(said.append, every=3600)
-    for progress in (often, rarely):
-        progress(3, 8)
-        progress(4, None)
-    assert [line.split("  ")[0] for line in said] == ["frame 3/8", "frame 4"]
-
-
 def test_one_frame_is_written_as_given(
     encoder: Encoder, video: RenderedVideo, first: Path, tmp_path: Path
 ) -> None:
@@ -290,8 +300,8 @@ def test_bad_labels_are_one_line_and_nothing_is_written(
     (tmp_path / "out.csv").write_text("frame,name,x,y\n0,a,64,3\n")
     (tmp_path / "hidden.csv").write_text("frame,name,x,y\n0,a,,\n")
     for labels, message in (
-        (mask(tmp_path / "empty.png", np.zeros((64, 64), np.uint8)), r"frame 0 \(.*empty\.png\) is all b"),
-        (mask(tmp_path / "small.png", video.objects[0][:40]), r"small\.png\) is 40x64, .* 64x64"),
+        (mask(tmp_path / "empty.png", np.zeros((64, 64), np.uint8)), r"frame 0 is all b"),
+        (mask(tmp_path / "small.png", video.objects[0][:40]), r"frame 0 is 40x64, .* 64x64"),
         ([first, mask(tmp_path / "00008.png", video.objects[7])], "frame 8, but .* has 8 frames"),
         (tmp_path / "out.csv", "'a' of frame 0 lies at x 64, y 3"),
         (tmp_path / "hidden.csv", "frame 0"),
@@ -343,3 +353,99 @@ def test_python_users_are_told_what_is_wrong(encoder: Encoder, video: RenderedVi
     ):
         with pytest.raises(InputError, match=message):
             next(propagate(encoder, frames, labels))
+
+
+# The output folder: no results are lost, and a folder that cannot be used is refused first.
+
+
+def test_an_out_folder_with_anything_else_in_it_is_refused(
+    encoder: Encoder, clip: Path, first: Path, tmp_path: Path
+) -> None:
+    run(encoder, clip, first, tmp_path / "out", overlay=False)
+    before = sorted(path.name for path in (tmp_path / "out").rglob("*"))
+    with pytest.raises(InputError, match=r"holds confidence\.csv"):
+        run(encoder, clip, first, tmp_path / "out", overlay=False)
+    assert sorted(path.name for path in (tmp_path / "out").rglob("*")) == before
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "thesis.tex").touch()
+    with pytest.raises(InputError, match=r"holds thesis\.tex"):
+        run(encoder, clip, first, tmp_path / "other")
+    with pytest.raises(InputError, match=r"first\.png lies in the out folder"):
+        run(encoder, clip, first, tmp_path)
+    (tmp_path / "file").touch()
+    for out in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(InputError, match=r"cannot write to .*file"):
+            run(encoder, clip, first, out)
+
+
+class InterruptedProgress(Progress):
+    """Somebody presses Ctrl-C after three frames."""
+
+    def update(self, done: int, note: str = "") -> None:
+        if done == 3:
+            raise KeyboardInterrupt
+
+
+def test_what_another_video_or_other_labels_left_unfinished_is_kept(
+    encoder: Encoder,
+    video: RenderedVideo,
+    clip: Path,
+    first: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    out = tmp_path / "out"
+    with monkeypatch.context() as patch:
+        patch.setattr("tcore.video.propagate_video.Progress", InterruptedProgress)
+        with pytest.raises(KeyboardInterrupt):
+            run(encoder, clip, first, out, overlay=False)
+    kept = sorted(path.name for path in (out / "masks").iterdir())
+    assert len(kept) == 3
+    other = write_folder(tmp_path / "other" / "frames", video.frames[:2])
+    painted = mask(tmp_path / "again.png", video.objects[0])
+    for frames, labels in ((other, first), (clip, painted)):
+        with pytest.raises(InputError, match=rf"{out} already holds masks"):
+            run(encoder, frames, labels, out)
+    assert sorted(path.name for path in (out / "masks").iterdir()) == kept
+    run(encoder, clip, first, out, overlay=False)  # the same command again
+    assert len(list((out / "masks").iterdir())) == 8
+
+
+def test_two_processes_do_not_write_to_one_folder(
+    encoder: Encoder, clip: Path, first: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tcore.files.ORPHANS", 0.1)
+    out = tmp_path / "out"
+    inputs = {"video": str(clip), "labels": [str(first)]}
+    with own_folder(out, inputs), pytest.raises(InputError, match=f"{out} is in use by process"):
+        run(encoder, clip, first, out)
+    assert list(out.iterdir()) == []
+    run(encoder, clip, first, out, overlay=False)
+    assert json.loads((out / CARD).read_text())["finished"] is True
+
+
+def test_a_folder_that_will_not_do_is_one_line_before_anything_else_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], video: RenderedVideo
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    target = write_folder(tmp_path / "annex" / "0fb31c", video.frames[:2])
+    Path("dog").symlink_to(target)
+    both = np.where(video.objects[0] > 0, 255, 0).astype(np.uint8)  # as in DAVIS-2016: this is reported, too
+    Image.fromarray(both).save("first.png")
+    Image.fromarray(both).save("00001.png")
+    words = ["propagate", "random:vitti16", "dog", "--labels", "first.png", "--labels", "00001.png"]
+    words.append("--no-overlay")
+    main(words)
+    assert [row["given"] for row in table(Path("propagated/dog/confidence.csv"))] == ["1", "1"]
+    assert "propagated/dog: 2 frames" in capsys.readouterr().out  # a link goes by its own name
+    Path("file").touch()
+    for more, named in (
+        ([], "confidence.csv"),
+        (["--out", "file"], "file"),
+        (["--out", "file/below"], "file"),
+    ):
+        with pytest.raises(SystemExit):
+            main([*words, *more])
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith("tcore: error: ")
+        assert named in line
