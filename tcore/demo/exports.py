@@ -18,8 +18,7 @@ from tcore.errors import InputError
 from tcore.evaluation.masks import Ids, encode_ids
 from tcore.files import atomic
 from tcore.video.labels import Points
-from tcore.video.tracked import paint_ids, paint_points
-from tcore.video.tracked import POINT_COLUMNS, point_rows
+from tcore.video.tracked import POINT_COLUMNS, paint_ids, paint_points, point_rows
 
 Mask = Bool[np.ndarray, "height width"]
 OBJECT_COLUMNS = ("frame", "object", "x", "y", "left", "top", "width", "height", "area")

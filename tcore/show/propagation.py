@@ -24,8 +24,8 @@ from tcore.evaluation.scores import BOX_SHARE
 from tcore.show.clips import rendered_clip, rendered_name
 from tcore.show.plotting import caption, check_out, new_figure, save_figure, show_picture, styled
 from tcore.text import did_you_mean
-from tcore.video.tracked import paint_ids
 from tcore.video.propagate_video import propagate
+from tcore.video.tracked import paint_ids
 
 Joints = Float[np.ndarray, "2 joints time"]
 SCORES: dict[Kind, str] = {"objects": "J", "parts": "IoU", "joints": "in place"}
