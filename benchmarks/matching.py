@@ -23,8 +23,7 @@ from tcore.errors import InputError
 from tcore.methods import build
 from tcore.methods.distillation import Batch
 from tcore.methods.tcore import TCoRe
-from tcore.training.checkpoint import CHECKPOINT, CONFIG
-from tcore.training.generations import newest_intact
+from tcore.training.checkpoint import CHECKPOINT, CONFIG, newest_intact
 from tcore.training.loop import open_store
 
 BATCH = 64

@@ -28,8 +28,7 @@ from tcore.files import write_text
 from tcore.model.vit import VisionTransformer, build_vit
 from tcore.model.weights import save_safetensors
 from tcore.text import format_seconds
-from tcore.training.checkpoint import encoder_card
-from tcore.training.init import Init
+from tcore.training.checkpoint import Init, encoder_card
 from tcore.training.loop import OnStep, ScoreNow, train_run
 
 BEST, BEST_CARD = "encoder-best.safetensors", "encoder-best.json"

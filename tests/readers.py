@@ -28,7 +28,7 @@ from tcore.evaluation.export import export
 from tcore.evaluation.masks import read_ids
 from tcore.evaluation.matfile import read_mat
 from tcore.model.vit import VisionTransformer
-from tcore.training.generations import newest_intact, sha256
+from tcore.training.checkpoint import newest_intact, sha256
 from tcore.training.journal import forget_after
 from tcore.video.labels import load_mask, read_points
 from tests.data.packing import pack

@@ -1,23 +1,27 @@
-"""A run on disk: its checkpoint, from which it goes on exactly, and the encoders that others use."""
+"""A run folder: checkpoints from which the run resumes exactly, and the encoders that others use.
+
+The newest two checkpoints are kept, with the SHA-256 of both: damage is detected, and the other one is used.
+`--init` starts a run from the weights of an encoder; `init.json` notes which.
+"""
 
 import dataclasses
 import hashlib
 import json
 import os
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from tcore.config import Config, VitSpec, differences, load_config, save_config, to_dict
 from tcore.errors import InputError
-from tcore.files import LOCKS, TEMPORARY, write_text
+from tcore.files import LOCKS, TEMPORARY, atomic, read_json, write_text
 from tcore.methods.method import Method
 from tcore.model.weights import CARD_FORMAT, save_safetensors
 from tcore.training import distributed
-from tcore.training.generations import newest_intact, write_generation
 from tcore.training.guard import heartbeat
 from tcore.training.optim import Optimizer
 from tcore.training.wrapping import load_moments, load_weights
@@ -26,29 +30,28 @@ T = TypeVar("T")
 
 CHECKPOINT, CONFIG = "checkpoint.pt", "config.json"
 ENCODER, ENCODER_CARD = "encoder.safetensors", "encoder.json"
+RECORD = "init.json"
 
 
 def check_run(run: Path, config: Config) -> None:
-    """Refuse a folder that is no run, or a run that was made with other settings; nothing is written."""
+    """Refuse a folder that is not a run, or a run with other settings; writes nothing."""
     if (run / CONFIG).is_file():
         found = differences(load_config(run / CONFIG), config)
         if found:
             listed = "; ".join(f"{name} {was} -> {now}" for name, (was, now) in found.items())
             raise InputError(
                 f"run {run} was made with other settings ({listed}): "
-                "give the same settings to go on with it, or another --run."
+                "give the same settings to resume it, or another --run."
             )
-    elif run.exists() and (not run.is_dir() or any(not _passing(path) for path in run.iterdir())):
-        raise InputError(f"{run} exists and is no run folder (it has no {CONFIG}): choose another --run.")
-
-
-def _passing(path: Path) -> bool:
-    """Whether a file is what a run leaves that was killed before it began."""
-    return path.name in LOCKS or path.name.endswith(TEMPORARY)
+        return
+    # A run that was killed before it began leaves locks and temporary files.
+    leftovers = (*LOCKS, TEMPORARY)
+    if run.exists() and not (run.is_dir() and all(path.name.endswith(leftovers) for path in run.iterdir())):
+        raise InputError(f"{run} exists and is not a run folder (it has no {CONFIG}): choose another --run.")
 
 
 def open_run(run: Path, config: Config) -> None:
-    """Make a run folder, or make sure that an existing one was made with the same settings."""
+    """Create a run folder, or check that an existing one has the same settings."""
     check_run(run, config)
     run.mkdir(parents=True, exist_ok=True)
     for leftover in run.rglob(f".*{TEMPORARY}"):  # of a run that was killed while it wrote
@@ -62,7 +65,7 @@ def save_checkpoint(
 ) -> None:
     """Write everything that the next step depends on; encoders first, so that none is missing later.
 
-    The file does not know how many processes there were: the first one writes it, from what all of them hold.
+    The first process gathers and writes it, so the file does not depend on the number of processes.
     """
     exported = {ENCODER: distributed.whole(method.encoder().state_dict())}
     for name, module in method.extras().items():
@@ -84,8 +87,8 @@ def save_checkpoint(
 def load_checkpoint(
     run: Path, method: Method, optimizer: Optimizer, fingerprint: str, say: Callable[[str], None]
 ) -> int:
-    """Restore the last checkpoint that is intact; the number of steps it has seen, 0 where there is none."""
-    # Processes hand the tensors on in memory.
+    """Restore the last intact checkpoint; returns the number of steps done, 0 without a checkpoint."""
+    # The first of several processes reads it and sends the tensors to the others.
     device = next(method.parameters()).device if distributed.alone() else "cpu"
 
     def read() -> Any:
@@ -110,7 +113,7 @@ def load_checkpoint(
 
 
 def _readable(path: Path, use: Callable[[], T]) -> T:
-    """Read or use a checkpoint; whatever is wrong with it is one line."""
+    """Read or use a checkpoint; any failure becomes a one-line error."""
     try:
         return use()
     except InputError:
@@ -118,7 +121,7 @@ def _readable(path: Path, use: Callable[[], T]) -> T:
     except Exception as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise InputError(
-            f"cannot read checkpoint {path}: {reason}; remove it to begin the run anew."
+            f"cannot read checkpoint {path}: {reason}; remove it to start the run over."
         ) from error
 
 
@@ -155,7 +158,7 @@ def save_tensors(state: dict[str, Any], path: Path) -> str:
     digest = hashlib.sha256()
 
     class Sink:
-        """Hands bytes to the file and remembers why it could not."""
+        """Writes to the file, counts the SHA-256, and remembers errors, which torch would hide."""
 
         def __init__(self, file: Any) -> None:
             self.file = file
@@ -182,3 +185,113 @@ def save_tensors(state: dict[str, Any], path: Path) -> str:
             raise
         raise OSError(failed[0].errno, failed[0].strerror, str(path)) from error
     return digest.hexdigest()
+
+
+# A checkpoint and the one before it.
+
+
+def previous(path: Path) -> Path:
+    """Path of the checkpoint before the newest.
+
+    >>> previous(Path("run/checkpoint.pt")).name
+    'checkpoint.previous.pt'
+    """
+    return path.with_name(f"{path.stem}.previous{path.suffix}")
+
+
+def checksums(path: Path) -> Path:
+    """The file with the checksums of both checkpoints."""
+    return path.with_suffix(".json")
+
+
+def has_checkpoint(run: Path) -> bool:
+    """Whether there is a checkpoint to resume from."""
+    return (run / CHECKPOINT).exists() or previous(run / CHECKPOINT).exists()
+
+
+def write_generation(path: Path, save: Callable[[Path], str]) -> None:
+    """Write a file with `save`, which returns its SHA-256; the existing one becomes the previous one."""
+    with atomic(path) as temporary:
+        digest = save(temporary)
+        # Checksums before files: whenever this is interrupted, every file present has its checksum listed.
+        known = [digest, *_known(path)]
+        write_text(checksums(path), json.dumps({"sha256": known[:3]}, indent=2) + "\n")
+        if path.exists():
+            path.replace(previous(path))
+
+
+def newest_intact(path: Path, say: Callable[[str], None]) -> Path | None:
+    """The newest checkpoint that is undamaged, or None where there is none; `say` is told of damage."""
+    known, found = _known(path), [place for place in (path, previous(path)) if place.exists()]
+    for place in found:
+        if not known:
+            say(f"warning: {checksums(path)} is missing or unreadable: {place} cannot be verified.")
+            return place
+        if sha256(place) in known:
+            if place != path and len(found) == 1:
+                say(f"warning: {path} is missing: resuming from {place}, the checkpoint before it.")
+            return place
+        if place == path and len(found) == 2:
+            say(f"warning: {path} is damaged (not the SHA-256 that was written): trying {found[1]}.")
+            # Renamed, so that the next checkpoint does not replace the intact one.
+            with suppress(FileNotFoundError):
+                path.replace(path.with_name(f"{path.stem}.damaged{path.suffix}"))
+    if found:
+        listed = " and ".join(map(str, found))
+        raise InputError(
+            f"cannot read checkpoint {listed}: damaged (not the SHA-256 that was written); "
+            "restore it from a copy, or remove it to start the run over."
+        )
+    return None
+
+
+def sha256(path: Path) -> str:
+    """Checksum of a file; of an unreadable one, a text that matches no checksum."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        return f"unreadable: {error.strerror}"
+
+
+def _known(path: Path) -> list[str]:
+    """Checksums of the checkpoints, the newest first."""
+    try:
+        return [str(digest) for digest in read_json(checksums(path))["sha256"]]
+    except (InputError, KeyError, TypeError):
+        return []
+
+
+# Weights to start from.
+
+
+class Init(NamedTuple):
+    """Weights to start from, sized for the run, and what they are."""
+
+    spec: str
+    fingerprint: str
+    state: dict[str, Tensor]
+    lines: list[str]
+
+
+def apply_init(init: Init, method: Method) -> None:
+    """Copy the weights into every backbone of the method."""
+    state = distributed.from_first(lambda: init.state)
+    for backbone in method.backbones():
+        load_weights(backbone, state)
+
+
+def record_init(init: Init, run: Path) -> None:
+    """Note in the run folder what it starts from; a restart before the first checkpoint needs the same."""
+    path = run / RECORD
+    if path.is_file():
+        try:
+            was = read_json(path)["fingerprint"]
+        except (InputError, KeyError, TypeError) as error:
+            raise InputError(f"cannot read {path}: {error!r}; remove {run} to start over.") from error
+        if was != init.fingerprint:
+            raise InputError(
+                f"run {run} began with other weights of {init.spec} (fingerprint {was}, now "
+                f"{init.fingerprint}): restore them, or give another --run."
+            )
+    write_text(path, json.dumps({"encoder": init.spec, "fingerprint": init.fingerprint}, indent=2) + "\n")

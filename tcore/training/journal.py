@@ -14,7 +14,10 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from tcore.files import atomic
+from tcore.data.neighbors import ImageSource
+from tcore.data.source import Source
+from tcore.device import world
+from tcore.files import atomic, write_text
 from tcore.methods.health import Health
 from tcore.text import format_seconds
 
@@ -108,19 +111,6 @@ class Journal:
             self._file.close()
 
 
-class NullJournal:
-    """The journal of a process that is not the first: it records and prints nothing."""
-
-    def record(self, step: int, metrics: Mapping[str, Any], health: Health | None) -> None:
-        """Note nothing."""
-
-    def say(self, text: str) -> None:
-        """Say nothing."""
-
-    def close(self) -> None:
-        """Nothing is open."""
-
-
 def describe(metrics: Mapping[str, Any], health: Health) -> str:
     """The progress line: what is minimized, whether it learns, how fast."""
     return (
@@ -170,17 +160,21 @@ def quieten_writer_threads() -> None:
         threading.excepthook = hook
 
 
-def environment(device: torch.device) -> dict[str, str]:
-    """What a run was carried out with."""
-    gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else "none"
-    return {
+def note_environment(run: Path, source: Source, device: torch.device, frames: str | Path | None) -> None:
+    """Write down the versions, the machine and the data that a run is made with."""
+    made_with = {
         "tcore": version("tcore-video"),
         "torch": torch.__version__,
         "python": platform.python_version(),
         "platform": platform.platform(),
         "device": str(device),
-        "gpu": gpu,
+        "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else "none",
+        "frames": "rendered" if frames is None else str(frames),
+        "processes": str(world().size),
     }
+    if isinstance(source, ImageSource):
+        made_with["neighbors"] = f"{source.neighbors.fingerprint()}, by {source.neighbors.encoder}"
+    write_text(run / "environment.json", json.dumps(made_with, indent=2) + "\n")
 
 
 def version(package: str) -> str:

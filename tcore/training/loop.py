@@ -1,6 +1,5 @@
 """Training: the loop around the step."""
 
-import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -20,20 +19,21 @@ from tcore.data.stores import FrameStore, open_images, open_mixture
 from tcore.data.workers import missing_killed_workers
 from tcore.device import choose_device, choose_dtype, world
 from tcore.errors import DivergedError, InputError, PeerError
-from tcore.files import LOCKS, lock, write_text
-from tcore.methods.method import Method
-from tcore.training import distributed, generations
+from tcore.files import LOCKS, lock
+from tcore.training import distributed
 from tcore.training.checkpoint import (
-    CHECKPOINT,
+    Init,
+    apply_init,
     check_run,
+    has_checkpoint,
     keep_encoder,
     load_checkpoint,
     open_run,
+    record_init,
     save_checkpoint,
 )
 from tcore.training.guard import StopRequest, StopRequested, explaining, heartbeat
-from tcore.training.init import Init, apply_init, record_init
-from tcore.training.journal import Journal, NullJournal, environment
+from tcore.training.journal import Journal, note_environment
 from tcore.training.monitor import BadSamples, DataWait, UnreadableError
 from tcore.training.optim import build_schedule
 from tcore.training.step import Clock, Outcome, Trainer
@@ -87,7 +87,7 @@ def train_run(
         config = distributed.together(lambda: resolve(config))
         source = distributed.together(lambda: open_source(config, frames, neighbors))
         # A run that resumes has its weights in the checkpoint; what it began with is not read again.
-        resumes = distributed.on_first(lambda: generations.exists(run / CHECKPOINT))
+        resumes = distributed.on_first(lambda: has_checkpoint(run))
         init = None if resumes else distributed.together(lambda: read_init(config))
         distributed.on_first(lambda: check_run(run, config))
         if scoring is not None:
@@ -121,39 +121,45 @@ class Run:
     def train(self, init: Init | None, quiet: bool) -> Path:
         """Train from the last checkpoint to the end."""
         config, run, source, trainer = self.config, self.run, self.source, self.trainer
-        begin_from(init, run, trainer.method)
+        if init is not None:
+            distributed.on_first(lambda: record_init(init, run))
+            apply_init(init, trainer.method)
         notes: list[str] = []
         self.saved = first_step = load_checkpoint(
             run, trainer.method, trainer.optimizer, self.fingerprint, notes.append
         )
-        distributed.on_first(lambda: note_environment(run, source, trainer, self.frames))
+        distributed.on_first(lambda: note_environment(run, source, trainer.device, self.frames))
         num_steps = self.schedule.num_steps
-        journal = open_journal(run, first_step, num_steps, quiet)
-        notes += introduce(source, trainer, num_steps, first_step)
-        journal.say("\n".join((*notes, *(init.lines if init else ()))))
+        journal = distributed.only_first(lambda: Journal(run, first_step, num_steps, quiet))
         record = Recorder(
             journal, DataWait(source), BadSamples(config.runtime.bad_samples), config.optim.batch
         )
+        notes += introduce(source, trainer, num_steps, first_step)
+        record.say("\n".join((*notes, *(init.lines if init else ()))))
         parts = load(source, first_step, num_steps, trainer.device)
         try:
             self._loop(first_step, parts, record)
         except (DivergedError, UnreadableError) as error:
-            if not trainer.world.first:  # every process has met it
+            if not trainer.world.first:  # all processes raise it, the first one prints it
                 raise PeerError(str(error), error.exit_code) from error
             if isinstance(error, UnreadableError):
                 raise
-            raise DivergedError(f"{error} {what_remains(run, self.saved)}") from error
+            kept = f"the checkpoint of step {self.saved} is kept" if self.saved else "no checkpoint yet"
+            raise DivergedError(
+                f"{error} In {run}: {kept}; try a lower --optim.base-lr in a new run."
+            ) from error
         finally:
-            parts.close()  # the reading processes end now, not when somebody lets go of an exception
-            journal.close()
+            parts.close()  # ends the reading processes now, not when the exception is garbage-collected
+            if journal is not None:
+                journal.close()
         return run
 
     def _loop(self, first_step: int, parts: Iterator[RawBatch], record: "Recorder") -> None:
         """Step by step: train, record, save, score, and stop where that is requested."""
         config, num_steps, trainer = self.config, self.schedule.num_steps, self.trainer
         unread: list[Outcome] = []
-        if self._score_due(first_step):  # the run may have ended while this was scored; if not, it is on disk
-            self._score(first_step, record.journal.say)
+        if self._score_due(first_step):  # a run killed while scoring scores now; a score on disk is reused
+            self._score(first_step, record.say)
         for step in range(first_step, num_steps):
             done, last = step + 1, step + 1 == num_steps
             if self.on_step is not None:
@@ -164,7 +170,7 @@ class Run:
             leave = None if last else stop_requested(self.stop, look)
             score = self._score_due(done)
             save = last or score or done % config.checkpoint_every == 0 or leave is not None
-            # A GPU works on while the outcome of the step before is read; nothing is saved unread.
+            # The GPU runs this step while the numbers of the one before are read; a saved step is read first.
             while len(unread) > (0 if look or keep or save else 1):
                 record(unread.pop(0))
             if keep:
@@ -172,13 +178,11 @@ class Run:
             if save:
                 save_checkpoint(self.run, done, trainer.method, trainer.optimizer, config, self.fingerprint)
                 self.saved = done
-            if score and leave is None:  # after the checkpoint: whatever ends it, no step is lost
-                self._score(done, record.journal.say)
+            if score and leave is None:  # after the checkpoint: if scoring is killed, no step is lost
+                self._score(done, record.say)
                 leave = None if last else stop_requested(self.stop, True)
             if leave is not None:
-                record.journal.say(
-                    f"{leave}: saved step {done} of {num_steps}; rerun the same command to resume."
-                )
+                record.say(f"{leave}: saved step {done} of {num_steps}; rerun the same command to resume.")
                 raise StopRequested
 
     def _score_due(self, step: int) -> bool:
@@ -209,39 +213,32 @@ def lock_run(run: Path) -> AbstractContextManager[None]:
     return lock(run / LOCKS[0], f"run {run}", "give another --run") if first else nullcontext()
 
 
-def open_journal(run: Path, first_step: int, num_steps: int, quiet: bool) -> Journal | NullJournal:
-    """The journal of the first process; the others print nothing."""
-    return distributed.only_first(lambda: Journal(run, first_step, num_steps, quiet)) or NullJournal()
-
-
-def begin_from(init: Init | None, run: Path, method: Method) -> None:
-    """Give a new run the weights that it starts from, where it starts from any, and note which ones."""
-    if init is None:
-        return
-    distributed.on_first(lambda: record_init(init, run))
-    apply_init(init, method)
-
-
 class Recorder(NamedTuple):
-    """Writes down what came out of each step."""
+    """Records the outcome of each step; the first process alone has a journal."""
 
-    journal: Journal | NullJournal
+    journal: Journal | None
     wait: DataWait
     bad: BadSamples
     batch: int
 
     def __call__(self, outcome: Outcome) -> None:
-        """Read what came out of a step, and write it down."""
+        """Read the numbers of a step, and record them."""
         step, metrics, health = outcome.step + 1, outcome.metrics(), outcome.health()
-        self.journal.record(step, metrics, health)
+        if self.journal is not None:
+            self.journal.record(step, metrics, health)
         if slow := self.wait.note(step, metrics, health is not None):
-            self.journal.say(slow)
+            self.say(slow)
         if unreadable := self.bad.note(step, outcome.all_bad(), self.batch):
-            self.journal.say(unreadable)
+            self.say(unreadable)
+
+    def say(self, text: str) -> None:
+        """Print something, on the first process."""
+        if self.journal is not None:
+            self.journal.say(text)
 
 
 def stop_requested(stop: StopRequest, look: bool) -> str | None:
-    """The signal that requests a stop; of several processes, all must know, and ask where they look."""
+    """The signal that requests a stop; several processes exchange it where they `look`, to stop together."""
     if distributed.alone():
         return stop.name
     if look and distributed.anyone(stop.name is not None):
@@ -250,48 +247,24 @@ def stop_requested(stop: StopRequest, look: bool) -> str | None:
 
 
 def resolve(config: Config) -> Config:
-    """Settings that can work, with what depends on the machine filled in; the others are refused."""
+    """Checked settings, with what depends on the machine filled in."""
     config = validate(config)
-    check_share(config.optim.batch, config.optim.accumulate)
-    dtype = choose_dtype(config.optim.precision, choose_device(config.runtime.device))
-    precision: Literal["bf16", "fp32"] = "bf16" if dtype == torch.bfloat16 else "fp32"
-    return replace(config, optim=replace(config.optim, precision=precision))
-
-
-def check_share(batch: int, accumulate: int) -> None:
-    """Every process must get equally many videos of every part of a step."""
-    processes = world().size
+    batch, accumulate, processes = config.optim.batch, config.optim.accumulate, world().size
     if batch % (processes * accumulate):
         raise InputError(
             f"optim.batch={batch} cannot be shared equally by {processes} processes in "
             f"optim.accumulate={accumulate} parts: need a multiple of {processes * accumulate}."
         )
-
-
-def note_environment(run: Path, source: Source, trainer: Trainer, frames: str | Path | None) -> None:
-    """Write down what the run is carried out with."""
-    made_with = environment(trainer.device) | {
-        "frames": "rendered" if frames is None else str(frames),
-        "processes": str(trainer.world.size),
-    }
-    if isinstance(source, ImageSource):
-        made_with["neighbors"] = f"{source.neighbors.fingerprint()}, by {source.neighbors.encoder}"
-    write_text(run / "environment.json", json.dumps(made_with, indent=2) + "\n")
+    dtype = choose_dtype(config.optim.precision, choose_device(config.runtime.device))
+    precision: Literal["bf16", "fp32"] = "bf16" if dtype == torch.bfloat16 else "fp32"
+    return replace(config, optim=replace(config.optim, precision=precision))
 
 
 def keeps(done: int, num_steps: int, keep_every: int | None) -> bool:
-    """Whether the encoder of this step is kept: every so many steps, or 20 over the run."""
+    """Whether the encoder of this step is kept: every `keep_every` steps, or 20 over the run."""
     if keep_every is not None:
         return done % keep_every == 0
     return done * 20 // num_steps != (done - 1) * 20 // num_steps
-
-
-def what_remains(run: Path, saved: int) -> str:
-    """What a run that had to stop leaves behind."""
-    kept = (
-        f"The checkpoint of step {saved} is in {run / CHECKPOINT}" if saved else "There is no checkpoint yet"
-    )
-    return f"{kept}; try a lower --optim.base-lr in a new run."
 
 
 def open_store(config: Config, frames: str | Path | None) -> FrameStore:
@@ -327,30 +300,34 @@ def open_source(config: Config, frames: str | Path | None, neighbors: str | Path
     return ImageSource(store, config, methods.build_sampling(config, store.fps), found, share)
 
 
-def introduce(source: Source, trainer: Trainer, num_steps: int, first_step: int) -> list[str]:
-    """The first lines of a run: what it is, and what will not be as it seems."""
-    config, world = source.config, trainer.world
+def describe_run(source: Source, num_steps: int, first_step: int = 0) -> str:
+    """What a run trains, on what and with how much of it at a time."""
+    config, processes, optim = source.config, world().size, source.config.optim
     clips = len(source.clips.video)
     short = f" ({source.num_short} too short, left out)" if clips < len(source.all_clips.video) else ""
-    begin = f"resumes at step {first_step} of" if first_step else "takes"
     what: str = config.source
     if isinstance(source, ImageSource):
         what += f" with {source.neighbors.k} neighbors each (by {source.neighbors.encoder})"
-    each = ""
-    if world.size > 1:
+    parts = f" in {optim.accumulate} parts" if optim.accumulate > 1 else ""
+    if processes > 1:
         how = "a share of the model each" if config.runtime.sharding == "shard" else "the whole model each"
-        each = f" ({config.optim.batch // world.size} in each of {world.size} processes, {how})"
-    plural = "s"[: source.steps_per_epoch > 1]
-    lines = [
-        f"{clips} {what}{short}, batch {config.optim.batch}{each}, "
-        f"{source.steps_per_epoch} step{plural} an epoch; "
-        f"{begin} {num_steps} steps of {config.method.name} on {trainer.device} in {config.optim.precision}"
-    ]
+        parts += f" ({optim.batch // processes} in each of {processes} processes, {how})"
+    begin = f"resumes at step {first_step} of" if first_step else "takes"
+    epoch = f"{source.steps_per_epoch:,} step{'s'[: source.steps_per_epoch > 1]} an epoch"
+    return (
+        f"{clips:,} {what}{short}, batch {optim.batch}{parts}, {epoch}; "
+        f"{begin} {num_steps:,} steps of {config.method.name} on {choose_device(config.runtime.device)} "
+        f"in {optim.precision}"
+    )
+
+
+def introduce(source: Source, trainer: Trainer, num_steps: int, first_step: int) -> list[str]:
+    """The first lines of a run: what it is, and warnings about its settings."""
+    config, lines = source.config, [describe_run(source, num_steps, first_step)]
     if compiles(config.runtime.compile, trainer.device):
         lines.append("the first step compiles the model, for up to a minute (--runtime.compile off: never)")
-    frozen = config.optim.freeze_backbone_steps
-    if frozen >= num_steps:
-        lines.append(f"warning: optim.freeze_backbone_steps={frozen}: the backbone never moves in this run.")
+    if frozen := config.optim.freeze_backbone_steps:
+        lines.append(f"the backbone is frozen for the first {frozen:,} of {num_steps:,} steps")
     lines += trainer.method.warnings(trainer.own_videos) + source.sampling.warnings()
     if source.sampling.split_at_cuts and len(source.all_clips.video) == len(source.store):
         lines.append("warning: cuts=split, but this store knows no shot cuts.")

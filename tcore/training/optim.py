@@ -1,27 +1,27 @@
 """The schedules of a run, parameter groups, clipping and the update itself."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from tcore.config import Config
+from tcore.config import Config, OptimConfig
 from tcore.methods.method import Method, Part
 from tcore.methods.schedules import Length, cosine, warmup_cosine
 from tcore.training import distributed
 
 
 class StepValues(NamedTuple):
-    """Everything that the schedules say of one step."""
+    """The scheduled values of one step."""
 
     lr: float
     """Learning rate of a part with factor 1."""
     rates: Mapping[str, float]
-    """Learning rates by part."""
+    """Learning rates by part; `last_layer` is that of the last layer, where a part has one."""
     last_layer: bool
-    """Whether last layers move."""
+    """Whether the last layer is trained yet."""
     weight_decay: float
     own: Mapping[str, float]
     """The method's own values."""
@@ -45,6 +45,8 @@ class Schedule:
     """Factors on the peak learning rate, by part."""
     own: Callable[[int], Mapping[str, float]] = lambda step: {}
     """The method's own values, by step."""
+    last_layer: str = ""
+    """The part that has a last layer."""
     frozen_last_layer_steps: int = 0
     frozen_backbone_steps: int = 0
 
@@ -56,12 +58,15 @@ class Schedule:
         """The values of one step, all at the same index."""
         rates = {part: self.rate(step, factor) for part, factor in self.factors.items()}
         if step < self.frozen_backbone_steps:
-            # AdamW at rate 0 neither moves nor decays a weight, but knows its gradients when it begins to.
+            # AdamW at rate 0 neither moves nor decays a weight, but its moments follow the gradients.
             rates["backbone"] = 0.0
+        last_layer = step >= self.frozen_last_layer_steps
+        if self.last_layer:
+            rates["last_layer"] = rates[self.last_layer] if last_layer else 0.0
         return StepValues(
             lr=self.rate(step),
             rates=rates,
-            last_layer=step >= self.frozen_last_layer_steps,
+            last_layer=last_layer,
             weight_decay=cosine(step, *self.weight_decay, self.num_steps),
             own=self.own(step),
         )
@@ -84,6 +89,7 @@ def build_schedule(config: Config, method: Method, steps_per_epoch: int) -> Sche
         end_lr=optim.end_lr,
         weight_decay=optim.weight_decay,
         factors={name: part.lr for name, part in method.parts().items()},
+        last_layer=next((name for name, part in method.parts().items() if part.last_layer), ""),
         own=lambda step: method.values(step, length),
         frozen_last_layer_steps=optim.freeze_last_layer_epochs * steps_per_epoch,
         frozen_backbone_steps=optim.freeze_backbone_steps,
@@ -127,20 +133,8 @@ def _layer(name: str, depth: int) -> int:
 class Optimizer:
     """AdamW over the parts of a method, each clipped by itself."""
 
-    def __init__(
-        self,
-        parts: Mapping[str, Part],
-        *,
-        depth: int,
-        clip: float = 3.0,
-        clip_by: str = "part",
-        freeze: str = "rate",
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        layer_decay: float = 1.0,
-        patch_embed_lr: float = 1.0,
-    ) -> None:
-        self.clip_at, self.clip_by, self.freeze = clip, clip_by, freeze
+    def __init__(self, parts: Mapping[str, Part], settings: OptimConfig, depth: int) -> None:
+        self.settings = settings
         self.parameters = {name: [p for _, p in part.parameters] for name, part in parts.items()}
         grouped: dict[tuple[str, Rule], list[nn.Parameter]] = {}
         for name, part in parts.items():
@@ -150,55 +144,43 @@ class Optimizer:
                     inner,
                     depth=depth,
                     last_layer=part.last_layer,
-                    layer_decay=layer_decay,
-                    patch_embed_lr=patch_embed_lr,
+                    layer_decay=settings.layer_decay,
+                    patch_embed_lr=settings.patch_embed_lr,
                 )
                 grouped.setdefault((name, rule), []).append(parameter)
         self._rules = list(grouped)
         on_gpu = all(p.is_cuda for group in grouped.values() for p in group)
         self.adamw = torch.optim.AdamW(
-            [{"params": params} for params in grouped.values()], betas=betas, eps=eps, fused=on_gpu
+            [{"params": params} for params in grouped.values()],
+            betas=settings.betas,
+            eps=settings.eps,
+            fused=on_gpu,
         )
 
     def clip(self) -> dict[str, Tensor]:
         """Clip the gradients of each part or parameter by itself; the norms are those before clipping."""
-        norms = {}
+        norms = {part: _norm(parameters) for part, parameters in self.parameters.items()}
         for part, parameters in self.parameters.items():
-            gradients = [p.grad for p in parameters if p.grad is not None]
-            norms[part] = distributed.plain(torch.nn.utils.get_total_norm(gradients))
-            if self.clip_by == "part":
-                torch.nn.utils.clip_grads_with_norm_(parameters, self.clip_at, norms[part])
+            if self.settings.clip_by == "part":
+                torch.nn.utils.clip_grads_with_norm_(parameters, self.settings.clip, norms[part])
             else:
                 for parameter in parameters:
-                    own = [] if parameter.grad is None else [parameter.grad]
-                    norm = distributed.plain(torch.nn.utils.get_total_norm(own))
-                    torch.nn.utils.clip_grads_with_norm_([parameter], self.clip_at, norm)
+                    torch.nn.utils.clip_grads_with_norm_([parameter], self.settings.clip, _norm([parameter]))
         return norms
 
     def step(self, values: StepValues) -> None:
         """Update every parameter with the values of this step and forget the gradients."""
         for group, (part, rule) in zip(self.adamw.param_groups, self._rules, strict=True):
-            frozen = rule.is_last_layer and not values.last_layer
-            group["lr"] = 0.0 if frozen else values.rates[part] * rule.lr_multiplier
+            rate = values.rates["last_layer" if rule.is_last_layer else part]
+            group["lr"] = rate * rule.lr_multiplier
             group["weight_decay"] = values.weight_decay if rule.decayed else 0.0
-            if frozen and self.freeze == "gradient":
+            if rule.is_last_layer and not values.last_layer and self.settings.freeze == "gradient":
                 for parameter in group["params"]:
                     parameter.grad = None
         self.adamw.step()
         self.adamw.zero_grad(set_to_none=True)
 
 
-def build_optimizer(method: Method, config: Config) -> Optimizer:
-    """AdamW over the trained parts of a method."""
-    optim = config.optim
-    return Optimizer(
-        method.parts(),
-        depth=config.vit.depth,
-        clip=optim.clip,
-        clip_by=optim.clip_by,
-        freeze=optim.freeze,
-        betas=optim.betas,
-        eps=optim.eps,
-        layer_decay=optim.layer_decay,
-        patch_embed_lr=optim.patch_embed_lr,
-    )
+def _norm(parameters: Iterable[nn.Parameter]) -> Tensor:
+    """Norm of all gradients together, over all processes."""
+    return distributed.plain(nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None]))

@@ -14,12 +14,13 @@ import torch
 
 from tcore.config import Config
 from tcore.data.loader import load
-from tcore.device import World, choose_device, peak_memory_gib, world
+from tcore.data.source import Source
+from tcore.device import choose_device, peak_memory_gib, world
 from tcore.errors import InputError
 from tcore.text import format_seconds
 from tcore.training import distributed
-from tcore.training.init import Init, apply_init
-from tcore.training.loop import open_source, resolve
+from tcore.training.checkpoint import Init, apply_init
+from tcore.training.loop import describe_run, open_source, resolve
 from tcore.training.optim import build_schedule, run_length
 from tcore.training.step import Trainer
 
@@ -70,74 +71,66 @@ def plan(
     if gpu_gib is not None and not (math.isfinite(gpu_gib) and gpu_gib > 0):
         raise InputError(f"--plan-memory {gpu_gib}: need the GiB of a GPU, as in --plan-memory 24.")
     with distributed.guarded(config.runtime.device, config.runtime.patience):
-        return _plan(config, frames, neighbors, gpu_gib, read_init)
+        config = distributed.together(lambda: resolve(config))
+        device = choose_device(config.runtime.device)
+        if device.type == "cuda":
+            gpu_gib = gpu_gib or torch.cuda.get_device_properties(device).total_memory / 2**30
+        elif gpu_gib is not None:
+            raise InputError(f"--plan-memory {gpu_gib:g} measures real steps on a GPU; there is none here.")
+        init = distributed.together(lambda: read_init(config))
+        costs = _measure_two(config, lambda size: _measure(size, frames, neighbors, init))
+        source = distributed.together(lambda: open_source(config, frames, neighbors))
+    return _report(config, source, init, *costs, gpu_gib)
 
 
-def _plan(
-    config: Config,
-    frames: str | Path | None,
-    neighbors: str | Path | None,
-    gpu_gib: float | None,
-    read_init: Callable[[Config], Init | None],
+def _report(
+    config: Config, source: Source, init: Init | None, small: Cost, large: Cost, gpu_gib: float | None
 ) -> str:
-    own = world()
-    config = distributed.together(lambda: resolve(config))
-    device = choose_device(config.runtime.device)
-    if gpu_gib is not None and device.type != "cuda":
-        raise InputError(f"--plan-memory {gpu_gib:g} measures real steps on a GPU, and there is none here.")
-    init = distributed.together(lambda: read_init(config))
-    source = distributed.together(lambda: open_source(config, frames, neighbors))
+    """What was measured at two sizes, and what follows for the run."""
+    processes, batch = world().size, config.optim.batch
     num_steps = run_length(config, source.steps_per_epoch).num_steps
-
-    def measure(size: Config) -> Cost:
-        return _measure(size, frames, neighbors, init)
-
-    small, large = _measure_two(config, own, measure)
     memory = Line.through((small.at_a_time, small.gib), (large.at_a_time, large.gib))
     seconds = Line.through((small.samples, small.seconds), (large.samples, large.seconds))
-    step = large.seconds if large.samples == config.optim.batch else seconds.at(config.optim.batch)
-    if device.type == "cuda" and gpu_gib is None:
-        gpu_gib = torch.cuda.get_device_properties(device).total_memory / 2**30
-    each = " in each process" if own.size > 1 else ""
+    step = large.seconds if large.samples == batch else seconds.at(batch)
+    each = " in each process" if processes > 1 else ""
+    counts = ", ".join(f"{part} {count:,}" for part, count in large.parameters.items())
     rows = {
-        **_start(init, config),
-        config.source: f"{len(source.clips.video):,} usable of {len(source.all_clips.video):,}",
-        "batch": _batch(config),
-        **_processes(config, own),
-        "steps": f"{num_steps:,} ({source.steps_per_epoch:,} an epoch)",
-        "parameters": _parameters(large.parameters),
-        "device": f"{device}, {config.optim.precision}",
-        "memory": f"{memory.at(_at_a_time(config, own)):.2f} GiB at the peak{each}: {memory.start:.2f} and "
+        "run": describe_run(source, num_steps),
+        "starts from": "; ".join(line.strip().removeprefix("starts from ") for line in init.lines)
+        if init
+        else "random weights",
+        "parameters": f"{sum(large.parameters.values()):,} trained ({counts})",
+        "memory": f"{memory.at(_at_a_time(config)):.2f} GiB at the peak{each}: {memory.start:.2f} plus "
         f"{1024 * memory.slope:.1f} MiB for each sample at a time (measured at {small.at_a_time} and "
         f"{large.at_a_time})",
-        **({} if gpu_gib is None else {"fits": verdict(config, own.size, memory, gpu_gib)}),
-        "a step": f"{step:.3f} s, {config.optim.batch / step:.1f} samples/s, "
+        **({} if gpu_gib is None else {"fits": verdict(config, processes, memory, gpu_gib)}),
+        "a step": f"{step:.3f} s, {batch / step:.1f} samples/s, "
         f"{large.wait:.0%} of the time waiting for data (mean of {TIMED_STEPS} steps)",
-        "the run": f"{format_seconds(step * num_steps)} at that speed",
+        "duration": f"{format_seconds(step * num_steps)} at that speed",
         "first losses": ", ".join(f"{name} {value:.4f}" for name, value in large.losses.items()),
     }
     width = max(map(len, rows))
     return "\n".join(f"{name:{width}}  {value}" for name, value in rows.items())
 
 
-def _at_a_time(config: Config, world: World) -> int:
+def _at_a_time(config: Config) -> int:
     """Samples that one process has in memory at a time."""
-    return config.optim.batch // (world.size * config.optim.accumulate)
+    return config.optim.batch // (world().size * config.optim.accumulate)
 
 
-def _measure_two(config: Config, world: World, measure: Callable[[Config], Cost]) -> tuple[Cost, Cost]:
+def _measure_two(config: Config, measure: Callable[[Config], Cost]) -> tuple[Cost, Cost]:
     """The costs of half of the samples at a time and of the run's own; smaller, where memory runs out."""
-    full = _at_a_time(config, world)
+    full, processes = _at_a_time(config), world().size
 
     def with_samples(count: int) -> Config:
-        return replace(config, optim=replace(config.optim, batch=max(1, count) * world.size, accumulate=1))
+        return replace(config, optim=replace(config.optim, batch=max(1, count) * processes, accumulate=1))
 
     small = measure(with_samples(full // 2))
     try:
         return small, measure(config)
     except torch.OutOfMemoryError:
-        if world.size > 1:
-            raise  # the others may have gone on
+        if processes > 1:
+            raise  # the others may have continued
     return measure(with_samples(full // 4)), small
 
 
@@ -162,14 +155,17 @@ def _measure(
     parts.close()
     seconds, waited = (sum(column) for column in zip(*(t for _, t in outcomes[WARMUP_STEPS:]), strict=True))
     gib, seconds, waited = distributed.largest([peak_memory_gib(trainer.device), seconds, waited])
-    first, _ = outcomes[0]
-    losses = {name: value for name, value in first.items() if not name.startswith("gradient_norm")}
-    parameters = {
-        part: sum(p.numel() for p in parameters) for part, parameters in trainer.optimizer.parameters.items()
-    }
-    at_a_time = config.optim.batch // (trainer.world.size * config.optim.accumulate)
-    wait = waited / seconds
-    return Cost(at_a_time, config.optim.batch, gib, seconds / TIMED_STEPS, wait, losses, parameters)
+    losses = {name: x for name, x in outcomes[0][0].items() if not name.startswith("gradient_norm")}
+    counts = {part: sum(p.numel() for p in own) for part, own in trainer.optimizer.parameters.items()}
+    return Cost(
+        at_a_time=_at_a_time(config),
+        samples=config.optim.batch,
+        gib=gib,
+        seconds=seconds / TIMED_STEPS,
+        wait=waited / seconds,
+        losses=losses,
+        parameters=counts,
+    )
 
 
 def verdict(config: Config, processes: int, memory: Line, gpu_gib: float) -> str:
@@ -193,37 +189,3 @@ def verdict(config: Config, processes: int, memory: Line, gpu_gib: float) -> str
         if batch % (processes * parts) == 0 and needs(parts) <= room:
             return f"no: {said}; add --optim.accumulate {parts} ({needs(parts):.1f} GiB)"
     return f"no: {said}, and no --optim.accumulate helps: use a smaller encoder or a GPU with more memory"
-
-
-def _start(init: Init | None, config: Config) -> dict[str, str]:
-    """What the run starts from, where that is not random weights."""
-    rows = {}
-    if init is not None:
-        rows["starts from"] = "; ".join(line.strip().removeprefix("starts from ") for line in init.lines)
-    if config.optim.freeze_backbone_steps:
-        rows["backbone"] = f"does not move for {config.optim.freeze_backbone_steps:,} steps"
-    return rows
-
-
-def _parameters(counts: dict[str, int]) -> str:
-    listed = ", ".join(f"{part} {count:,}" for part, count in counts.items())
-    return f"{sum(counts.values()):,} trained ({listed})"
-
-
-def _batch(config: Config) -> str:
-    optim = config.optim
-    parts = f" in {optim.accumulate} parts" if optim.accumulate > 1 else ""
-    return f"{optim.batch} {config.source}{parts}, peak learning rate {optim.peak_lr:.2e}"
-
-
-def _processes(config: Config, world: World) -> dict[str, str]:
-    """How the batch and the model are shared, where there are several processes."""
-    if world.size == 1:
-        return {}
-    machines = world.size // world.here
-    what = "a share of the model" if config.runtime.sharding == "shard" else "the whole model"
-    return {
-        "processes": f"{world.size} ({world.here} on each of {machines} machine{'s'[: machines > 1]})",
-        "each process": f"{config.optim.batch // world.size} {config.source}, "
-        f"{_at_a_time(config, world)} at a time, and {what}",
-    }

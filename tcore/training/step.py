@@ -20,7 +20,7 @@ from tcore.methods.health import Health
 from tcore.methods.method import HEALTH_ROWS, Method, drop_path_seed
 from tcore.training import distributed
 from tcore.training.guard import reached
-from tcore.training.optim import Optimizer, StepValues, build_optimizer
+from tcore.training.optim import Optimizer, StepValues
 from tcore.training.wrapping import before_last, compile_method, compile_render, compiles, replicate, shard
 
 
@@ -43,7 +43,7 @@ class Trainer:
             self.render = compile_render(self.device)
         wrap = shard if sharded else replicate
         self.losses = wrap(self.method)
-        self.optimizer: Optimizer = build_optimizer(self.method, config)
+        self.optimizer = Optimizer(self.method.parts(), config.optim, config.vit.depth)
         self.generator = torch.Generator(self.device)
         self.clock = Clock(self.device)
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from tcore import methods
+from tcore.config import OptimConfig
 from tcore.evaluation import pose, resize, scores
 from tcore.evaluation.propagate import Propagator, propagate_features
 from tcore.methods.distillation import Batch, make_batch
@@ -214,18 +215,14 @@ def check_update(arrays: Arrays, settings: Mapping[str, Any]) -> Iterator[Deviat
     parameters = dict(model.named_parameters())
     for name, gradient in tensors(arrays, "grad/").items():
         parameters[our_name(name)].grad = gradient.clone()
-    optimizer = optim.Optimizer(
-        model.parts(),
-        depth=settings["depth"],
-        clip=settings["clip"],
-        betas=tuple(settings["betas"]),
-        eps=settings["eps"],
-    )
+    adamw = OptimConfig(clip=settings["clip"], betas=tuple(settings["betas"]), eps=settings["eps"])
+    optimizer = optim.Optimizer(model.parts(), adamw, settings["depth"])
     optimizer.clip()
     optimizer.step(
         optim.StepValues(
             lr=settings["lr"],
-            rates={"backbone": settings["lr"], "head": settings["lr"], "match": settings["matching_lr"]},
+            rates=dict.fromkeys(("backbone", "head", "last_layer"), settings["lr"])
+            | {"match": settings["matching_lr"]},
             last_layer=True,
             weight_decay=settings["weight_decay"],
             own={},

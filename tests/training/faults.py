@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from tcore.files import LOCKS, is_alive
-from tcore.training import generations
+from tcore.training import checkpoint as checkpoints
 from tests.data.clips import write_clip
 from tests.training.jobs import ENVIRONMENT, ROOT, children_of, command
 
@@ -96,7 +96,7 @@ def kill_again_and_again(
         kill(process, rng.choice(kinds), rng)
         before = steps_of(run)
         notes: list[str] = []
-        place = generations.newest_intact(run / "checkpoint.pt", notes.append)
+        place = checkpoints.newest_intact(run / "checkpoint.pt", notes.append)
         assert not any("damaged" in note for note in notes), notes
         saved = 0 if place is None else torch.load(place, weights_only=True)["step"]
         most_lost = max(most_lost, (before[-1] if before else 0) - saved)

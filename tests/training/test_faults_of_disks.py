@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tcore import InputError, train
-from tcore.training import generations
+from tcore.training import checkpoint as checkpoints
 from tests.tiny import tiny
 from tests.training.faults import (
     damage,
@@ -51,7 +51,7 @@ def test_a_missing_checkpoint_is_said_and_the_previous_one_is_used(
     run = train(tiny(keep_every=3), tmp_path / "run", quiet=True)
     (run / "checkpoint.pt").unlink()
     train(tiny(keep_every=3), run)
-    assert f"{run}/checkpoint.pt is missing: going on from" in capsys.readouterr().err
+    assert f"{run}/checkpoint.pt is missing: resuming from" in capsys.readouterr().err
     assert_same_run(run, whole)
 
 
@@ -86,14 +86,14 @@ def test_a_kill_between_any_two_renames_leaves_a_checkpoint_that_is_known(
     def save(text: str) -> Any:
         def write(temporary: Path) -> str:
             temporary.write_text(text)
-            return generations.sha256(temporary)
+            return checkpoints.sha256(temporary)
 
         return write
 
     replace = Path.replace
     for allowed in range(4):  # renames that still happen before the end
         for text in ("first", "second"):
-            generations.write_generation(path, save(text))
+            checkpoints.write_generation(path, save(text))
         left = [allowed]
 
         def die(self: Path, target: Path, left: list[int] = left) -> Path:
@@ -105,10 +105,10 @@ def test_a_kill_between_any_two_renames_leaves_a_checkpoint_that_is_known(
         with monkeypatch.context() as patch:
             patch.setattr(Path, "replace", die)
             try:
-                generations.write_generation(path, save("third"))
+                checkpoints.write_generation(path, save("third"))
             except KeyboardInterrupt:
                 assert allowed < 3
-        found = generations.newest_intact(path, lambda line: None)
+        found = checkpoints.newest_intact(path, lambda line: None)
         assert found is not None
         assert found.read_text() == ("third" if allowed == 3 else "second")
 

@@ -32,6 +32,7 @@ FIGURES = (
     "lr",
     "lr_backbone",
     "lr_head",
+    "lr_last_layer",
     "lr_match",
     "weight_decay",
     "momentum",
@@ -404,6 +405,8 @@ def test_frozen_prototypes_do_not_move_and_others_do() -> None:
     after = head.state_dict()
     assert torch.equal(after["prototypes.directions"], before["prototypes.directions"])
     assert not torch.equal(after["mlp.0.weight"], before["mlp.0.weight"])
+    rates = [schedule.at(step).logged() for step in (source.steps_per_epoch - 1, source.steps_per_epoch)]
+    assert [line["lr_last_layer"] for line in rates] == [0.0, rates[1]["lr_head"]] != [0.0, 0.0]
 
 
 @pytest.mark.long

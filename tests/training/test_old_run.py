@@ -13,7 +13,7 @@ from tcore.methods.settings import TCoReSettings
 
 OLD = Path(__file__).parent / "old_run"
 # Learning rates by part had other names.
-RENAMED = {"matching_lr": "lr_match", "last_layer_lr": "lr_head", "backbone_lr": "lr_backbone"}
+RENAMED = {"matching_lr": "lr_match", "last_layer_lr": "lr_last_layer", "backbone_lr": "lr_backbone"}
 
 
 @pytest.fixture(scope="module")

@@ -11,12 +11,12 @@ from torch import nn
 from tcore.methods import build
 from tcore.methods.schedules import warmup_cosine
 from tcore.recipes import recipe
-from tcore.training.optim import Schedule, StepValues, build_optimizer, build_schedule, parameter_rule
+from tcore.training.optim import Optimizer, Schedule, StepValues, build_schedule, parameter_rule
 from tests.tiny import tiny
 
 VALUES = StepValues(
     lr=1e-2,
-    rates={"backbone": 1e-2, "head": 1e-2, "match": 1e-3},
+    rates={"backbone": 1e-2, "head": 1e-2, "match": 1e-3, "last_layer": 0.0},
     last_layer=False,
     weight_decay=0.1,
     own={},
@@ -84,7 +84,7 @@ def test_biases_norms_and_layer_scale_are_not_decayed_and_all_else_is() -> None:
 
 def test_each_part_is_clipped_by_itself() -> None:
     model = build(tiny())
-    optimizer = build_optimizer(model, tiny())
+    optimizer = Optimizer(model.parts(), tiny().optim, depth=2)
     for part, named in model.parts().items():
         for _, parameter in named.parameters:
             parameter.grad = torch.full_like(parameter, 10.0 if part == "head" else 1e-6)
@@ -105,7 +105,7 @@ def test_each_part_is_clipped_by_itself() -> None:
 
 def test_matching_module_and_prototypes_follow_their_own_rates() -> None:
     model = build(tiny(head__train_gains=True))
-    optimizer = build_optimizer(model, tiny())
+    optimizer = Optimizer(model.parts(), tiny().optim, depth=2)
     start = {name: p.detach().clone() for name, p in model.named_parameters()}
     for p in model.parameters():
         p.grad = torch.ones_like(p) if p.requires_grad else None
