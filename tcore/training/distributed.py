@@ -1,13 +1,13 @@
-"""Several processes, started by torchrun, train as one: every collective of training is here.
+"""Training with several processes, started by torchrun: all collectives are in this file.
 
-On one process all of them are identities. Losses are divided by counts of the whole step, so what the
-processes have adds up: losses, centers and gradients are sums. DistributedDataParallel and fully_shard
-average gradients instead; the loss is therefore multiplied by the number of processes before `backward`.
+With one process each of them is the identity. Losses are divided by the counts of the whole step, so losses,
+centers and gradients of a step are sums over the processes. DistributedDataParallel and fully_shard average
+gradients; the loss is therefore multiplied by the number of processes before `backward`.
 """
 
 import itertools
 import socket
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from jaxtyping import Float
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from tcore.device import World, world
 from tcore.errors import InputError, PeerError
@@ -26,21 +27,21 @@ from tcore.training.guard import Guard, explaining, reached
 
 T = TypeVar("T")
 
-# What a collective waits at most; who is `guarded` is named long before.
+# Time-out of collectives; the guard ends a job that hangs long before.
 LAST_RESORT = timedelta(hours=12)
 GPU_BACKEND = "cpu:gloo,cuda:nccl"
 
-MET: list[Any] = []  # the store at which this process has met the others
-RUNS = itertools.count()  # the same in every process
+MET: list[Any] = []  # the store that this process shares with the others, once they have met
+RUNS = itertools.count()  # numbers the runs of this process; all processes count alike
 
 
 def alone() -> bool:
-    """Whether there is nobody to exchange anything with."""
+    """Whether this is the only process."""
     return world().size == 1
 
 
 def join(device: str, patience: float) -> World:
-    """Join the other processes, once; GPUs talk by NCCL, everything else by gloo."""
+    """Join the process group, once; GPUs communicate by NCCL, everything else by gloo."""
     rank, size, _, _ = world()
     if not alone() and not dist.is_initialized():
         on_gpus = not device.startswith("cpu") and torch.cuda.is_available()
@@ -51,13 +52,13 @@ def join(device: str, patience: float) -> World:
 
 @contextmanager
 def guarded(device: str, patience: float) -> Iterator[Guard | None]:
-    """Join the other processes; one that hangs or is gone from now on is named, and the others end."""
+    """Join the process group; if a process hangs or dies from now on, the others name it and end."""
     rank, size, _, _ = world()
     if alone():
         yield None
         return
-    patience = min(max(1.0, patience), 1e7)  # nobody has looked at the settings yet
-    # The thread has a connection of its own to the store; every run has its own keys.
+    patience = min(max(1.0, patience), 1e7)  # the settings are not checked yet
+    # The guard's thread has its own connection to the store; every run has its own keys.
     guard = Guard(_meeting_place(patience).clone(), f"guard/{next(RUNS)}", rank, size, patience)
     guard.begin()
     ended: BaseException | None = None
@@ -73,18 +74,18 @@ def guarded(device: str, patience: float) -> Iterator[Guard | None]:
 
 
 def _meeting_place(patience: float) -> Any:
-    """The store of all processes, once all have come to it."""
+    """The store that all processes share; waits until all have arrived."""
     if not MET:
-        own = dist.is_initialized()  # whoever called us has met the others before
+        own = dist.is_initialized()  # the caller has created a process group
         MET.append(dist.distributed_c10d._get_default_store() if own else meet(*world()[:2], patience))
     return MET[0]
 
 
-# What one process knows, and all are to know.
+# Objects.
 
 
 def on_first(function: Callable[[], T]) -> T:
-    """Do something on the first process alone; all get its result, or its error."""
+    """Run a function on the first process only; all processes get its result, or its error."""
     if alone():
         return function()
     box: list[Any] = [None, None]
@@ -101,14 +102,14 @@ def on_first(function: Callable[[], T]) -> T:
 
 
 def only_first(function: Callable[[], T]) -> T | None:
-    """Do something on the first process alone, which alone keeps the result; all get its error."""
+    """Run a function on the first process only, and return its result there; all processes get its error."""
     kept: list[T] = []
     on_first(lambda: kept.append(function()))
     return kept[0] if kept else None
 
 
 def together(function: Callable[[], T]) -> T:
-    """Do something on every process; where it fails on one, all get the error."""
+    """Run a function on every process; if it fails on one, all processes raise the error."""
     if alone():
         return function()
     result: Any = None
@@ -123,7 +124,7 @@ def together(function: Callable[[], T]) -> T:
 
 
 def gather_objects(value: T) -> list[T]:
-    """Small things of all processes, in their order."""
+    """A small object of each process, ordered by rank."""
     if alone():
         return [value]
     found: list[Any] = [None] * world().size
@@ -133,7 +134,7 @@ def gather_objects(value: T) -> list[T]:
 
 
 def _raise_first(errors: Sequence[Exception | None]) -> None:
-    """Raise the first error there is: on the first process to be read, on the others to stop with it."""
+    """Raise the first error: as it is on the first process, which prints it, and silently on the others."""
     for rank, error in enumerate(errors):
         if error is None:
             continue
@@ -145,7 +146,7 @@ def _raise_first(errors: Sequence[Exception | None]) -> None:
 
 
 def agree(name: str, value: str) -> str:
-    """A value that must be the same everywhere, such as what the videos are."""
+    """Check that a value is the same on all processes, such as the fingerprint of the videos."""
     found = gather_objects((value, socket.gethostname()))
     for rank, (other, host) in enumerate(found):
         if other != found[0][0]:
@@ -158,14 +159,14 @@ def agree(name: str, value: str) -> str:
 
 @dataclass(frozen=True)
 class Outline:
-    """A tensor that is still to come."""
+    """Shape and type of a tensor that is yet to be received."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
 
 
 def from_first(read: Callable[[], Any]) -> Any:
-    """Nested state that the first process reads, on every process; tensors travel one by one."""
+    """Nested state that the first process reads, sent to every process; tensors are sent one by one."""
     if alone():
         return read()
     held: list[Tensor] = []
@@ -174,32 +175,21 @@ def from_first(read: Callable[[], Any]) -> Any:
         held.append(tensor.cpu().contiguous())
         return Outline(tuple(tensor.shape), tensor.dtype)
 
-    def receive(coming: Outline) -> Tensor:
-        tensor = held.pop(0) if held else torch.empty(coming.shape, dtype=coming.dtype)
+    def receive(expected: Outline) -> Tensor:
+        tensor = held.pop(0) if held else torch.empty(expected.shape, dtype=expected.dtype)
         reached()
         dist.broadcast(tensor, src=0)
         return tensor
 
-    plan = on_first(lambda: _replace(read(), Tensor, outline))
-    return _replace(plan, Outline, receive)
+    outlines = on_first(lambda: tree_map_only(Tensor, outline, read()))
+    return tree_map_only(Outline, receive, outlines)
 
 
-def _replace(state: Any, kind: type, by: Callable[[Any], Any]) -> Any:
-    """Nested state with everything of a kind replaced."""
-    if isinstance(state, kind):
-        return by(state)
-    if isinstance(state, Mapping):
-        return {name: _replace(value, kind, by) for name, value in state.items()}
-    if isinstance(state, list | tuple):
-        return type(state)(_replace(value, kind, by) for value in state)
-    return state
-
-
-# Numbers of a step.
+# Tensors and numbers of a step.
 
 
 def add_up(tensors: Iterable[Tensor]) -> None:
-    """Sum tensors over all processes, in place and in one go."""
+    """Sum tensors over all processes, in place, with one collective."""
     if alone():
         return
     parts = list(tensors)
@@ -220,13 +210,8 @@ def largest(values: Sequence[float]) -> list[float]:
     return found.tolist()
 
 
-def anyone(says: bool) -> bool:
-    """Whether any process says so: what one is asked to do, such as to stop, all must do at the same step."""
-    return largest([float(says)])[0] > 0
-
-
 def all_rows(x: Float[Tensor, "n d"]) -> Float[Tensor, "m d"]:
-    """Rows of all processes, however many each has; without gradient."""
+    """Rows of all processes, which may have different numbers of them; without gradient."""
     if alone():
         return x
     counts = gather_objects(len(x))
@@ -238,25 +223,25 @@ def all_rows(x: Float[Tensor, "n d"]) -> Float[Tensor, "m d"]:
 
 
 class GatherRows(torch.autograd.Function):
-    """Rows of all processes, equally many of each; gradients go back to where the rows came from."""
+    """Rows of all processes, equally many of each; gradients flow back to the process of each row."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
-        """All rows, in the order of the processes."""
+        """All rows, ordered by rank."""
         found = [torch.empty_like(x) for _ in range(world().size)]
         dist.all_gather(found, x.contiguous())
         return torch.cat(found)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        """What all processes together ask of our own rows."""
+        """The sum of all processes' gradients with respect to this process's rows."""
         total = gradients[0].contiguous().clone()
         dist.all_reduce(total)
         return total.chunk(world().size)[world().rank]
 
 
 def peers() -> Peers:
-    """What the model needs of the other processes."""
+    """The collectives that a method needs."""
     if alone():
         return ALONE
 
@@ -276,7 +261,7 @@ def peers() -> Peers:
 
 
 def plain(tensor: Tensor) -> Tensor:
-    """A tensor as one process knows it: a sharded one is put together."""
+    """The whole of a tensor that may be sharded."""
     if not hasattr(tensor, "full_tensor"):
         return tensor
     reached()
@@ -285,7 +270,7 @@ def plain(tensor: Tensor) -> Tensor:
 
 
 def whole(state: Any) -> Any:
-    """Nested state with sharded tensors put together in memory; other processes than the first get none."""
+    """Nested state with sharded tensors gathered on the CPU of the first process; the others get None."""
 
     def gather(tensor: Tensor) -> Tensor | None:
         if not hasattr(tensor, "full_tensor"):
@@ -293,4 +278,4 @@ def whole(state: Any) -> Any:
         found = plain(tensor).detach()
         return found.cpu() if world().first else None
 
-    return _replace(state, Tensor, gather)
+    return tree_map_only(Tensor, gather, state)

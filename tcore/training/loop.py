@@ -36,7 +36,7 @@ from tcore.training.guard import StopRequest, StopRequested, explaining, heartbe
 from tcore.training.journal import Journal, note_environment
 from tcore.training.monitor import BadSamples, DataWait, UnreadableError
 from tcore.training.optim import build_schedule
-from tcore.training.step import Clock, Outcome, Trainer
+from tcore.training.step import Outcome, Timing, Trainer
 from tcore.training.wrapping import compiles
 
 OnStep = Callable[[int], None]
@@ -203,8 +203,8 @@ class Run:
 
         now = ScoreNow(step, weights, self.config, self.run, trainer.device, stopped, say)
         distributed.on_first(lambda: scoring(now))
-        # The time that this took is no time of the next step.
-        trainer.clock = Clock(trainer.device)
+        # The next step's time begins now.
+        trainer.timing = Timing(trainer.device)
 
 
 def lock_run(run: Path) -> AbstractContextManager[None]:
@@ -241,7 +241,7 @@ def stop_requested(stop: StopRequest, look: bool) -> str | None:
     """The signal that requests a stop; several processes exchange it where they `look`, to stop together."""
     if distributed.alone():
         return stop.name
-    if look and distributed.anyone(stop.name is not None):
+    if look and distributed.largest([stop.name is not None])[0]:
         return stop.name or "a signal to another process"
     return None
 

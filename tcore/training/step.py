@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -45,7 +45,7 @@ class Trainer:
         self.losses = wrap(self.method)
         self.optimizer = Optimizer(self.method.parts(), config.optim, config.vit.depth)
         self.generator = torch.Generator(self.device)
-        self.clock = Clock(self.device)
+        self.timing = Timing(self.device)
 
     @property
     def own_videos(self) -> int:
@@ -58,12 +58,12 @@ class Trainer:
         bad: tuple[str, ...] = ()
         samples: list[dict[str, Tensor]] = []
         self.method.observing = look
-        self.clock.begin()
+        self.timing = Timing(self.device, self.timing)
         reached(step + 1)
         for part in range(self.config.optim.accumulate):
-            with self.clock.waiting():
+            with self.timing.waiting():
                 raw = next(parts)
-            reached()  # whoever waits for another process now waits further on
+            reached()
             bad += raw.bad
             batch = render_batch(raw, self.device, self.render)
             self.generator.manual_seed(drop_path_seed(self.config.seed, step, part, self.world.rank))
@@ -78,12 +78,12 @@ class Trainer:
         distributed.add_up([*losses.values(), *self.method.sums()])
         norms = self.optimizer.clip()
         outcome = Outcome(step, losses, norms, values, self.config.optim.batch, self.method, samples)
-        outcome.bad = bad
+        outcome.bad, outcome.timing = bad, self.timing
         if self.device.type == "cpu":
-            outcome.check()  # nothing is gained by waiting: stop before the update
+            outcome.check()  # the numbers are there: stop before the update
         self.optimizer.step(values)
         self.method.finish_step(values.own)
-        outcome.timing = self.clock.end()
+        self.timing.end()
         return outcome
 
     def _backward(self, batch: Any, values: StepValues) -> dict[str, Tensor]:
@@ -103,7 +103,7 @@ class Trainer:
 
 
 class Outcome:
-    """What came out of a step: on its way from the device until it is asked for."""
+    """The outcome of a step; its numbers are copied from the device while the next step runs."""
 
     def __init__(
         self,
@@ -115,8 +115,9 @@ class Outcome:
         method: Method,
         samples: list[dict[str, Tensor]],
     ) -> None:
-        self.step, self.timing = step, Timing()
-        self.bad: tuple[str, ...] = ()  # what was wrong with samples that others stand in for
+        self.step = step
+        self.timing: Timing
+        self.bad: tuple[str, ...] = ()  # why samples could not be read and were replaced
         self._all_bad: tuple[str, ...] | None = None
         self._batch, self._values, self._method, self._samples = batch, values, method, samples
         self._norms = {f"gradient_norm_{part}": part for part in norms}
@@ -134,7 +135,7 @@ class Outcome:
             self._arrived.synchronize()
         named = dict(zip(self._names, self._numbers.tolist(), strict=True))
         bad = {name: x for name, x in named.items() if not math.isfinite(x) and name != "total"}
-        # A bad loss has bad gradients: it is what there is to say.
+        # A non-finite loss makes all gradients non-finite: then only losses are reported.
         losses = {f"loss {name}": x for name, x in bad.items() if name not in self._norms}
         norms = {f"gradient norm of {self._norms[name]}": x for name, x in bad.items() if name in self._norms}
         if bad:
@@ -143,7 +144,7 @@ class Outcome:
         return named
 
     def metrics(self) -> dict[str, Any]:
-        """Everything that is noted of the step."""
+        """Everything that is logged of the step."""
         named = self.check()
         seconds, waited, memory = distributed.largest([*self.timing.read(), peak_memory_gib(self._device)])
         return {
@@ -156,7 +157,7 @@ class Outcome:
         }
 
     def all_bad(self) -> tuple[str, ...]:
-        """What was wrong with samples of the whole step; every process must ask, and is asked once."""
+        """Why samples of the whole step could not be read; a collective, carried out once."""
         if self._all_bad is None:
             self._all_bad = tuple(line for share in distributed.gather_objects(self.bad) for line in share)
         return self._all_bad
@@ -173,33 +174,15 @@ class Outcome:
 class Timing:
     """How long a step took, and how much of it was spent waiting for data, in seconds.
 
-    On a GPU both are the GPU's: time that the host waits while the GPU has work is not lost.
+    On a GPU both are measured by events: time that the host waits while the GPU has work is not lost.
     """
 
-    def __init__(self) -> None:
-        self.started = self.ended = self.waited = 0.0
-        self.events: list[Any] = []  # end of the step before, begin and end of this one
-
-    def read(self) -> tuple[float, float]:
-        """Seconds, and seconds waited."""
-        if not self.events:
-            return self.ended - self.started, self.waited
-        _, begin, end = self.events
-        end.synchronize()
-        return begin.elapsed_time(end) / 1000 + self.idle(), min(self.waited, self.idle())
-
-    def idle(self) -> float:
-        """Seconds for which a GPU had nothing to do between the step before and this one."""
-        return self.events[0].elapsed_time(self.events[1]) / 1000 if self.events else 0.0
-
-
-class Clock:
-    """Times the steps of a run on its device."""
-
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, before: "Timing | None" = None) -> None:
         self._on_gpu = device.type == "cuda"
-        self._last_end = self._event()
-        self._timing = Timing()
+        self._started, self._ended, self.waited = time.perf_counter(), 0.0, 0.0
+        self._end_before: Any = self._event() if before is None else before._end
+        self._begin: Any = self._end_before
+        self._end: Any = self._end_before
 
     def _event(self) -> Any:
         if not self._on_gpu:
@@ -208,28 +191,26 @@ class Clock:
         event.record()
         return event
 
-    def begin(self) -> None:
-        """A step begins."""
-        self._timing = Timing()
-        self._timing.started = time.perf_counter()
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Count the time of a with-block as waiting; the GPU begins the step after the first one."""
+        entered = time.perf_counter()
+        yield
+        self.waited += time.perf_counter() - entered
+        if self._begin is self._end_before:
+            self._begin = self._event()
 
-    def waiting(self) -> "Clock":
-        """Count the time of a with-block as waiting."""
-        return self
+    def end(self) -> None:
+        """The step is done, or all of it is queued on the GPU."""
+        self._ended, self._end = time.perf_counter(), self._event()
 
-    def __enter__(self) -> None:
-        self._entered = time.perf_counter()
+    def read(self) -> tuple[float, float]:
+        """Seconds, and seconds waited."""
+        if not self._on_gpu:
+            return self._ended - self._started, self.waited
+        self._end.synchronize()
+        return self._begin.elapsed_time(self._end) / 1000 + self.idle(), min(self.waited, self.idle())
 
-    def __exit__(self, *_: object) -> None:
-        self._timing.waited += time.perf_counter() - self._entered
-        if self._on_gpu and not self._timing.events:
-            self._timing.events = [self._last_end, self._event()]
-
-    def end(self) -> Timing:
-        """A step is done, or all of it is on its way to the GPU."""
-        timing = self._timing
-        timing.ended = time.perf_counter()
-        if self._on_gpu:
-            self._last_end = self._event()
-            timing.events.append(self._last_end)
-        return timing
+    def idle(self) -> float:
+        """Seconds for which a GPU had nothing to do between the step before and this one."""
+        return float(self._end_before.elapsed_time(self._begin)) / 1000 if self._on_gpu else 0.0

@@ -37,11 +37,11 @@ SAME: dict[str, Any] = {
     "vit__drop_path": 0.0,
     "loss__koleo_global": True,
     "optim__batch": 8,
-    "optim__steps": 10,
+    "optim__steps": 4,
     "optim__base_lr": 2e-3,
     "rendered__videos": 9,
     "teacher__temperature_epochs": 0,
-    "keep_every": 5,
+    "keep_every": 2,
 }
 
 

@@ -14,28 +14,17 @@ from tcore.methods.health import Health
 from tcore.training import journal
 from tcore.training.journal import Journal, forget_after
 from tests.tiny import TINY, tiny
+from tests.training.jobs import StoppedError, stopping_at
 
 
-def write(path: Path, *lines: str) -> Path:
-    path.write_text("".join(line + "\n" for line in lines))
-    return path
-
-
-def test_steps_after_the_checkpoint_are_forgotten(tmp_path: Path) -> None:
-    path = write(tmp_path / "m.jsonl", '{"step": 1}', '{"step": 2}', '{"step": 3}')
+@pytest.mark.parametrize("last", ['{"step": 3}', '{"ste', "[3]"])
+def test_lines_after_the_checkpoint_and_lines_cut_off_are_forgotten(last: str, tmp_path: Path) -> None:
+    path = tmp_path / "m.jsonl"
+    forget_after(path, 2)
+    assert not path.exists()
+    path.write_text('{"step": 1}\n{"step": 2}\n' + last)
     forget_after(path, 2)
     assert path.read_text() == '{"step": 1}\n{"step": 2}\n'
-
-
-def test_line_that_was_cut_off_is_forgotten(tmp_path: Path) -> None:
-    path = write(tmp_path / "m.jsonl", '{"step": 1}', '{"ste')
-    forget_after(path, 5)
-    assert path.read_text() == '{"step": 1}\n'
-
-
-def test_run_without_journal_has_nothing_to_forget(tmp_path: Path) -> None:
-    forget_after(tmp_path / "m.jsonl", 5)
-    assert not (tmp_path / "m.jsonl").exists()
 
 
 def test_time_left_is_told_by_the_steps_after_the_first_which_compiles(
@@ -50,20 +39,6 @@ def test_time_left_is_told_by_the_steps_after_the_first_which_compiles(
     told.record(6, metrics, health)
     told.close()
     assert [line.split("ETA ")[1] for line in capsys.readouterr().err.splitlines()] == ["4:10", "8.0 s"]
-
-
-def test_tensorboard_gets_losses_and_health(tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard")
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    run = train(tiny(optim__steps=4), tmp_path / "run", quiet=True)
-    events = EventAccumulator(str(run / "tensorboard"))
-    events.Reload()
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    logged = events.Scalars("total")
-    assert [event.step for event in logged] == [2, 4]
-    assert logged[-1].value == pytest.approx(lines[-1]["total"], rel=1e-5)
-    assert "health/frame_rank" in events.Tags()["scalars"]
 
 
 def test_terminal_of_80_columns_shows_step_loss_state_speed_wait_and_eta(tmp_path: Path) -> None:
@@ -92,22 +67,18 @@ def test_terminal_of_80_columns_shows_step_loss_state_speed_wait_and_eta(tmp_pat
     assert re.search(r"step 4/6  total \d.*distinguished", text)
 
 
-def test_tensorboard_of_a_resumed_run_has_every_step_once(tmp_path: Path) -> None:
+def test_tensorboard_of_a_resumed_run_has_losses_and_health_of_every_step_once(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    run = tmp_path / "run"
-    settings = TINY | {"runtime.log_every": 1}
-    code = f"""
-import torch, tcore
-torch.set_num_threads(1)
-def stop(step):
-    if step == 5:
-        raise SystemExit
-tcore.train(tcore.recipe("quickstart", {settings!r}), {str(run)!r}, quiet=True, on_step=stop)
-"""
-    subprocess.run([sys.executable, "-c", code], check=True)
-    train(tiny(runtime__log_every=1), run, quiet=True)
+    run, config = tmp_path / "run", tiny(runtime__log_every=1)
+    with pytest.raises(StoppedError):
+        train(config, run, quiet=True, on_step=stopping_at(5))
+    train(config, run, quiet=True)
     events = EventAccumulator(str(run / "tensorboard"))
     events.Reload()
-    assert [event.step for event in events.Scalars("total")] == [1, 2, 3, 4, 5, 6]
+    logged = events.Scalars("total")
+    assert [event.step for event in logged] == [1, 2, 3, 4, 5, 6]
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [event.value for event in logged] == pytest.approx([line["total"] for line in lines], rel=1e-5)
+    assert "health/frame_rank" in events.Tags()["scalars"]
