@@ -124,8 +124,7 @@ def report(config: Config, name: str, steps: int, breakdown: bool, kernels: int)
 def flops_per_sample(config: Config) -> float:
     """Floating-point operations of one sample in a step as torch counts them, a multiply-add as 2."""
     # Plain and uncompiled: the counter sees neither Triton kernels nor, on a CPU, fused attention. Stochastic
-    # depth is counted in full. vits16-k400 is 161 GFLOP and vitb16-k400 548: 3.6% and 0.8% more than a count
-    # by hand (156 and 544), because the losses compute their K outputs again in the backward pass.
+    # depth is counted in full, and so are the outputs that the losses compute again in the backward pass.
     plain = replace(
         config,
         vit=replace(config.vit, drop_path=0.0),
