@@ -137,9 +137,12 @@ def work(
     due = {fault.step: ACTS[fault.act] for fault in ours}
     clip = Optimizer.clip
 
+    written: list[Path] = []
+
     def noted(self: Optimizer) -> Any:
-        if not run.with_suffix(".pt").exists():
-            write_gradients(self, run.with_suffix(".pt"))
+        if not written:  # not by whether the file exists: the first process may have written it already
+            written.append(run.with_suffix(".pt"))
+            write_gradients(self, written[0])
         return clip(self)
 
     with ExitStack() as undo:
