@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tcore.recipes import recipe
     from tcore.video.propagate_video import propagate
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = [
     "Config",
     "FrameStore",

@@ -4,16 +4,19 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
+import tcore
 from tcore.cli.main import VERBS
 from tcore.cli.train import parse_train
 from tcore.recipes import RECIPES
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+CODE = (ROOT / "docs" / "code.md").read_text(encoding="utf-8")
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
 
 
@@ -86,3 +89,41 @@ def test_changelog_names_every_old_word_beside_the_new_one() -> None:
 )
 def test_ablation_flags_of_the_docs_are_understood(flags: str) -> None:
     parse_train(["vits16-k400-100ep", *flags.split()])
+
+
+def test_map_of_the_code_names_every_module_and_nothing_else() -> None:
+    modules = {
+        path.relative_to(ROOT / "tcore").as_posix()
+        for path in (ROOT / "tcore").rglob("*.py")
+        if path.name not in ("__init__.py", "__main__.py")
+    }
+    assert set(re.findall(r"^\| `([\w/]+\.py)` \|", CODE, flags=re.MULTILINE)) == modules
+
+
+@pytest.mark.parametrize(("walk", "limit"), [("A sample", 18), ("A video", 10)])
+def test_walks_through_the_code_are_short_and_follow_the_imports(walk: str, limit: int) -> None:
+    section = next(part for part in CODE.split("\n## ") if part.startswith(walk))
+    modules = re.findall(r"^\d+\. `(tcore/[\w/]+\.py)`", section, flags=re.MULTILINE)
+    assert 1 < len(modules) <= limit
+    met = (ROOT / "tcore" / "methods" / "__init__.py").read_text(encoding="utf-8")
+    for module in modules:
+        name = module.removesuffix(".py").replace("/", ".")
+        assert module == modules[0] or f"from {name} import" in met, f"{module} is imported by none before it"
+        met += (ROOT / module).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_files_and_tests_that_the_docs_name_exist(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    tests = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py"))
+    for name in re.findall(r"(?<![\w/])(?:tcore|tests|benchmarks|experiments|runs)/[\w/]+\.(?:py|sh)\b", text):
+        assert re.search("NAME|KIND", name) or (ROOT / name).exists(), name
+    for name in re.findall(r"`(test_\w+)`", text):
+        assert f"def {name}(" in tests, name
+
+
+def test_version_is_the_newest_of_the_changelog() -> None:
+    newest = re.search(r"^## \[([\d.]+)\]", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert newest is not None
+    assert newest[1] == project["version"] == tcore.__version__
