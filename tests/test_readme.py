@@ -116,7 +116,9 @@ def test_walks_through_the_code_are_short_and_follow_the_imports(walk: str, limi
 def test_files_and_tests_that_the_docs_name_exist(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     tests = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py"))
-    for name in re.findall(r"(?<![\w/])(?:tcore|tests|benchmarks|experiments|runs)/[\w/]+\.(?:py|sh)\b", text):
+    for name in re.findall(
+        r"(?<![\w/])(?:tcore|tests|benchmarks|experiments|runs)/[\w/]+\.(?:py|sh)\b", text
+    ):
         assert re.search("NAME|KIND", name) or (ROOT / name).exists(), name
     for name in re.findall(r"`(test_\w+)`", text):
         assert f"def {name}(" in tests, name
