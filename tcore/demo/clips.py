@@ -1,5 +1,6 @@
 """Clips of the page: rendered samples, and uploaded files that only PyAV opens."""
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
@@ -8,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float, UInt8
+from jaxtyping import UInt8
 from PIL import Image
 
 from tcore.data.images import Frame
@@ -16,18 +17,23 @@ from tcore.data.rendered import JOINT_NAMES, render_video
 from tcore.data.video import FileVideo
 from tcore.errors import InputError
 from tcore.evaluation.masks import Ids
+from tcore.evaluation.run_clip import same_size
 from tcore.text import format_size
 
 LONG_SIDE = 640  # of the frames that are shown and labeled
 SAMPLE_FRAMES, SAMPLE_SIZE, SAMPLE_RATE = 30, 256, Fraction(10)
 MAX_PIXELS = 36_000_000  # of one frame; a file may claim any size
 FORMATS = "mp4, mov, mkv, webm, avi, gif, ogg, flv, wmv or ts"
+# First bytes of a container; a dot stands for any byte.
 SIGNATURES = {
-    b"\x1aE\xdf\xa3": "matroska",
-    b"GIF8": "gif",
-    b"OggS": "ogg",
-    b"FLV\x01": "flv",
-    b"0&\xb2u": "asf",
+    rb"....(ftyp|moov|mdat|wide|free|skip)": "mov",
+    rb"\x1aE\xdf\xa3": "matroska",
+    rb"GIF8": "gif",
+    rb"OggS": "ogg",
+    rb"FLV\x01": "flv",
+    rb"0&\xb2u": "asf",
+    rb"RIFF....AVI ": "avi",
+    rb"\x47.{187}\x47": "mpegts",
 }
 
 
@@ -48,12 +54,10 @@ SAMPLES: dict[str, Sample] = {
 
 
 class Truth(NamedTuple):
-    """What is known of the first frame of a rendered video: object ids, and visible joints."""
+    """What is known of the first frame of a rendered video: object ids, and x and y of the visible joints."""
 
     ids: Ids
-    names: tuple[str, ...]
-    points: Float[np.ndarray, "joints 2"]
-    """NaN where a joint is hidden."""
+    points: dict[str, tuple[float, float]]
 
 
 @dataclass(frozen=True)
@@ -80,9 +84,8 @@ def render_sample(folder: Path, key: str, max_frames: int) -> Clip:
         raise InputError(f"no sample {key!r}: there are {', '.join(SAMPLES)}.")
     sample, count = SAMPLES[key], min(SAMPLE_FRAMES, max_frames)
     video = render_video(sample.seed, sample.video, split="heldout", num_frames=count, size=SAMPLE_SIZE)
-    joints = video.joints[0]
-    points = np.where(joints[:, 2:] > 0, joints[:, :2], np.nan)
-    truth = Truth(video.objects[0], tuple(JOINT_NAMES), points)
+    joints = zip(JOINT_NAMES, video.joints[0].tolist(), strict=True)
+    truth = Truth(video.objects[0], {name: (x, y) for name, (x, y, visible) in joints if visible > 0})
     frames = _store(video.frames, folder)
     return Clip(sample.name, frames, SAMPLE_RATE, (SAMPLE_SIZE, SAMPLE_SIZE), truth=truth)
 
@@ -117,18 +120,10 @@ def read_upload(folder: Path, path: Path, max_frames: int) -> Clip:
 def container_of(path: Path) -> str:
     """The container by its first bytes; playlists, which name other files, are none of these."""
     with path.open("rb") as file:
-        head = file.read(192 * 2)
-    if not head:
-        raise InputError("this file is empty.")
-    if head[4:8] in (b"ftyp", b"moov", b"mdat", b"wide", b"free", b"skip"):
-        return "mov"
+        head = file.read(200)
     for signature, name in SIGNATURES.items():
-        if head.startswith(signature):
+        if re.match(signature, head, re.DOTALL):
             return name
-    if head[:4] == b"RIFF" and head[8:12] == b"AVI ":
-        return "avi"
-    if len(head) > 188 and head[0] == head[188] == 0x47:
-        return "mpegts"
     raise InputError(f"this file is not a video that can be read here: give {FORMATS}.")
 
 
@@ -146,12 +141,7 @@ def _store(frames: Iterable[Frame], folder: Path) -> UInt8[np.ndarray, "time hei
     """Frames in a file of the folder, mapped into memory."""
     path, shape, count = folder / "frames.raw", (0, 0, 0), 0
     with path.open("wb") as file:
-        for frame in frames:
-            if count and frame.shape != shape:
-                raise InputError(
-                    f"frame {count} of this video is {format_size(*frame.shape[:2])}, "
-                    f"the first {format_size(*shape[:2])}; all must have the same size."
-                )
-            shape, count = frame.shape, count + 1
-            file.write(np.ascontiguousarray(frame).tobytes())
+        for count, frame in enumerate(same_size(frames), start=1):  # noqa: B007
+            shape = frame.shape
+            file.write(frame.tobytes())
     return np.memmap(path, dtype=np.uint8, mode="r", shape=(count, *shape))

@@ -14,11 +14,12 @@ from PIL import Image
 
 from tcore.data.video import h264_encoder, video_writer
 from tcore.demo.job import Job
+from tcore.demo.messages import run_lengths
 from tcore.errors import InputError
 from tcore.evaluation.masks import Ids, encode_ids
 from tcore.files import atomic
 from tcore.video.labels import Points
-from tcore.video.tracked import POINT_COLUMNS, paint_ids, paint_points, point_rows
+from tcore.video.tracked import POINT_COLUMNS, paint_labels, point_rows
 
 Mask = Bool[np.ndarray, "height width"]
 OBJECT_COLUMNS = ("frame", "object", "x", "y", "left", "top", "width", "height", "area")
@@ -91,10 +92,9 @@ def write_overlay(job: Job, path: Path) -> None:
     """An mp4 of the frames with their labels over them, at the size of the page."""
     if h264_encoder() is None:
         raise InputError("no video can be written here: it needs PyAV with an H.264 encoder.")
-    paint = paint_points if isinstance(job.given, Points) else paint_ids
     with video_writer(path, job.clip.rate, job.clip.size) as write:
         for index in range(job.done):
-            write(paint(np.asarray(job.clip.frames[index]), job.found[index].values))
+            write(paint_labels(np.asarray(job.clip.frames[index]), job.found[index].values))
 
 
 EXPORTS: dict[str, Callable[[Job, Path], None]] = {
@@ -105,21 +105,10 @@ EXPORTS: dict[str, Callable[[Job, Path], None]] = {
 }
 
 
-def runs(mask: Mask) -> list[int]:
-    """Lengths of runs of 0 and 1 in turn, down the columns, as COCO counts them.
-
-    >>> runs(np.array([[0, 1], [1, 1]], dtype=bool)), runs(np.array([[1, 0]], dtype=bool))
-    ([1, 3], [0, 1, 1])
-    """
-    flat = mask.ravel(order="F")
-    changes = np.flatnonzero(np.diff(flat.astype(np.int8))) + 1
-    lengths = np.diff([0, *changes.tolist(), flat.size]).tolist()
-    return [0, *lengths] if flat[0] else lengths
-
-
 def _segment(mask: Mask) -> dict[str, Any]:
+    lengths, values = run_lengths(mask.T)  # COCO counts down the columns, and starts with zeros
     return {
-        "segmentation": {"size": list(mask.shape), "counts": runs(mask)},
+        "segmentation": {"size": list(mask.shape), "counts": int(values[0]) * [0] + lengths.tolist()},
         "area": int(mask.sum()),
         "bbox": list(_box(mask)),
         "iscrowd": 1,  # COCO reads run lengths only for crowds

@@ -16,16 +16,12 @@ MAX_OFFSET = 60  # frames between a patch and its matches
 Kind = Literal["similarity", "attention"]
 
 
-def check_patch(job: Job, frame: int, row: int, column: int, kind: Kind) -> None:
-    """Refuse a patch outside of the clip, and attention without a matching module."""
+def inspect_patch(job: Job, frame: int, row: int, column: int, offset: int, kind: Kind) -> dict[str, Any]:
+    """The sources of a patch's label, and its matches `offset` frames before and after; for the page."""
     if kind == "attention" and job.engine.matcher is None:
         raise InputError("this encoder has no matching module: choose feature similarity.")
     if not (0 <= frame < len(job.clip.frames) and 0 <= row < job.grid[0] and 0 <= column < job.grid[1]):
         raise InputError(f"no patch at frame {frame}, row {row}, column {column} of this clip.")
-
-
-def inspect_patch(job: Job, frame: int, row: int, column: int, offset: int, kind: Kind) -> dict[str, Any]:
-    """The sources of a patch's label, and its matches `offset` frames before and after; for the page."""
     given = job.given is not None and frame in job.given.frames
     offset = min(max(1, offset), MAX_OFFSET)
     wanted = {"past": max(0, frame - offset), "future": min(len(job.clip.frames) - 1, frame + offset)}

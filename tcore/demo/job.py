@@ -1,11 +1,13 @@
-"""One visitor's clip: its features, the labels propagated through it, and the run that propagates them."""
+"""Visitors and their jobs: a clip, its features, and the run that propagates labels through it."""
 
+import secrets
+import shutil
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 import torch
@@ -19,6 +21,7 @@ from tcore.evaluation.propagate import Labels, propagate_features
 from tcore.video.labels import Masks, Points
 from tcore.video.tracked import Found, TrackedMasks, TrackedPoints, track_labels
 
+T = TypeVar("T")
 State = Literal["idle", "running", "done", "canceled", "failed"]
 
 
@@ -37,7 +40,7 @@ class Job:
     """A clip and everything computed from it, in a folder of its own."""
 
     def __init__(self, clip: Clip, engine: Engine, folder: Path) -> None:
-        self.clip, self.engine, self.folder = clip, engine, folder
+        self.clip, self.engine, self.folder, self.key = clip, engine, folder, folder.name
         self.inside = engine.input_size(clip.size)
         self.grid = (self.inside[0] // engine.encoder.patch_size, self.inside[1] // engine.encoder.patch_size)
         self.protocol = engine.protocol(self.inside)
@@ -133,3 +136,83 @@ class Job:
 
 def _names(given: Masks | Points | None) -> tuple[str, ...] | None:
     return given.names if isinstance(given, Points) else None
+
+
+class Visitor:
+    """One visitor, with a folder and a clip of their own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.id, self.folder = folder.name, folder
+        self._job: Job | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def job(self) -> Job:
+        """The clip that this visitor works on."""
+        if self._job is None:
+            raise InputError("there is no clip yet: choose a sample or upload a video.")
+        return self._job
+
+    @property
+    def running(self) -> bool:
+        """Whether a run is in progress."""
+        return self._job is not None and self._job.running
+
+    def open(self, engine: Engine, read: Callable[[Path, T, int], Clip], source: T, max_frames: int) -> Job:
+        """Replace the clip, once the new one could be read into its folder."""
+        with self._lock:
+            folder = self.folder / secrets.token_hex(8)
+            folder.mkdir(parents=True)
+            try:
+                job = Job(read(folder, source, max_frames), engine, folder)
+            except BaseException:
+                shutil.rmtree(folder, ignore_errors=True)
+                raise
+            before, self._job = self._job, job
+            if before is not None:
+                before.stop()
+                shutil.rmtree(before.folder, ignore_errors=True)
+            return job
+
+    def close(self) -> None:
+        """Stop what runs and remove every file."""
+        if self._job is not None:
+            self._job.stop()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+class Visitors:
+    """All visitors, the longest idle ones first; when the page is full, the first without a run leaves."""
+
+    def __init__(self, folder: Path, limit: int) -> None:
+        self._folder, self._limit = folder, limit
+        self._visitors: dict[str, Visitor] = {}
+        self._lock = threading.Lock()
+
+    def new(self) -> Visitor:
+        """A new visitor, with an id that nobody can guess."""
+        with self._lock:
+            if len(self._visitors) >= self._limit:
+                idle = next((key for key, visitor in self._visitors.items() if not visitor.running), None)
+                if idle is None:
+                    raise InputError(f"all {self._limit} visitors are running something: try again later.")
+                self._visitors.pop(idle).close()
+            visitor = Visitor(self._folder / secrets.token_urlsafe(16))
+            visitor.folder.mkdir()
+            self._visitors[visitor.id] = visitor
+        return visitor
+
+    def get(self, key: str) -> Visitor | None:
+        """A visitor by id; None where the visit has ended."""
+        with self._lock:
+            visitor = self._visitors.pop(key, None)
+            if visitor is not None:
+                self._visitors[key] = visitor  # the most recent one is the last
+            return visitor
+
+    def close(self) -> None:
+        """End all visits."""
+        with self._lock:
+            for visitor in self._visitors.values():
+                visitor.close()
+            self._visitors.clear()

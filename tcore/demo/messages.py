@@ -1,11 +1,10 @@
 """What the page and the program tell each other: labels in, the state of a job out."""
 
 import math
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from jaxtyping import UInt8
+from jaxtyping import Int, Shaped
 
 from tcore.demo.clips import Truth
 from tcore.demo.job import Job
@@ -53,18 +52,22 @@ def _ids(runs: list[int], size: tuple[int, int]) -> Ids:
 
 def truth_message(truth: Truth) -> dict[str, Any]:
     """The true labels of a sample: runs of ids, and the visible joints."""
-    points = [
-        [name, round(x, 2), round(y, 2)]
-        for name, (x, y) in zip(truth.names, truth.points.tolist(), strict=True)
-        if not math.isnan(x)
-    ]
-    return {"runs": _runs(truth.ids), "points": points}
+    lengths, ids = run_lengths(truth.ids)
+    points = [[name, round(x, 2), round(y, 2)] for name, (x, y) in truth.points.items()]
+    return {"runs": np.column_stack([lengths, ids]).ravel().tolist(), "points": points}
 
 
-def _runs(ids: UInt8[np.ndarray, "height width"]) -> list[int]:
-    flat = ids.ravel()
-    changes = [0, *(np.flatnonzero(np.diff(flat.astype(np.int16))) + 1).tolist(), flat.size]
-    return [value for a, b in pairwise(changes) for value in (b - a, int(flat[a]))]
+def run_lengths(
+    labels: np.ndarray,
+) -> tuple[Int[np.ndarray, " runs"], Shaped[np.ndarray, " runs"]]:
+    """Lengths and values of the runs of equal values, row by row.
+
+    >>> run_lengths(np.array([[0, 3], [3, 3]]))
+    (array([1, 3]), array([0, 3]))
+    """
+    flat = labels.ravel()
+    starts = np.flatnonzero(np.diff(flat.astype(np.int64), prepend=-1))
+    return np.diff(starts, append=flat.size), flat[starts]
 
 
 def state_message(job: Job) -> dict[str, Any]:
@@ -85,7 +88,7 @@ def state_message(job: Job) -> dict[str, Any]:
             "topk": job.protocol.topk,
             "remarks": list(clip.remarks),
             "sample": clip.truth is not None,
-            "key": job.folder.name,
+            "key": job.key,
         },
         "state": state,
         "error": progress.error,
@@ -94,7 +97,7 @@ def state_message(job: Job) -> dict[str, Any]:
         "left": round(seconds * (len(clip.frames) - len(found)), 1) if progress.seconds else None,
         "kind": None if given is None else "masks" if isinstance(given, Masks) else "points",
         "names": list(given.names) if isinstance(given, Points) else [],
-        "given": sorted(given.frames) if given is not None else [],
+        "given": sorted(given.frames) if given else [],
         "confidence": [round(found[index].confidence, 4) for index in sorted(found)],
         "points": [_places(found[index]) for index in sorted(found)] if isinstance(given, Points) else [],
     }

@@ -1,11 +1,10 @@
 """The page over HTTP: a Starlette application run by uvicorn, which refuses requests of other sites.
 
-Answers that need a computation wait for it without blocking others: the encoder's thread and a few threads
-for slow work (decoding, exports) are apart from those that serve frames, masks and states.
+Answers that need a computation wait for it without blocking others: the encoder's thread and those for slow
+work (decoding, exports) are apart from the threads of Starlette that serve frames, masks and states.
 """
 
 import asyncio
-import io
 import ipaddress
 import json
 import re
@@ -14,50 +13,38 @@ import shutil
 import socket
 import tempfile
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from importlib import resources
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import urlsplit
 
 import numpy as np
 import torch
 import uvicorn
-from PIL import Image
 from starlette.applications import Starlette
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, JSONResponse, Response
-from starlette.routing import Route
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+from starlette.types import Message, Receive, Scope, Send
 
+from tcore.data.images import encode_jpeg
 from tcore.data.video import h264_encoder
 from tcore.demo.clips import SAMPLES, read_upload, render_sample
 from tcore.demo.engine import Engine
 from tcore.demo.exports import write_export
-from tcore.demo.inspect_patch import Kind, check_patch, inspect_patch
-from tcore.demo.job import Job
+from tcore.demo.inspect_patch import Kind, inspect_patch
+from tcore.demo.job import Job, Visitor, Visitors
 from tcore.demo.messages import MAX_OBJECTS, MAX_POINTS, read_given, state_message, truth_message
-from tcore.demo.visitors import Visitor, Visitors
 from tcore.errors import InputError
 from tcore.video.labels import Masks
 from tcore.video.tracked import PALETTE
 
-TYPES = {
-    ".html": "text/html",
-    ".css": "text/css",
-    ".js": "text/javascript",
-    ".svg": "image/svg+xml",
-    ".zip": "application/zip",
-    ".csv": "text/csv",
-    ".json": "application/json",
-    ".mp4": "video/mp4",
-}
+PAGE = Path(__file__).with_name("page")
 MAX_JSON = 32 * 10**6  # bytes of a request that is not an upload
 STALL_S = 60  # a request whose body pauses for longer is given up
-SLOW_THREADS = 4
 GUARD = "X-Tcore-Demo"
 """A header that other sites cannot send: browsers would ask us first, and we never allow it."""
 SAFE_HEADERS = {
@@ -68,7 +55,6 @@ SAFE_HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -91,26 +77,20 @@ class Demo:
         self.port = int(self._socket.getsockname()[1])
         self.folder = Path(tempfile.mkdtemp(prefix="tcore-demo-"))
         self.visitors = Visitors(self.folder, self.limits.visitors)
-        self.page = {
-            file.name: file.read_bytes()
-            for file in resources.files("tcore.demo").joinpath("page").iterdir()
-            if Path(file.name).suffix in TYPES
-        }
-        self._slow = ThreadPoolExecutor(SLOW_THREADS, thread_name_prefix="slow")
         config = uvicorn.Config(
-            RefuseOthers(self._application(), self),
+            self.answer,
+            interface="asgi3",
             http="h11",
             ws="none",
             lifespan="off",
             log_level="error",
             access_log=False,
             server_header=False,
-            backlog=128,
             limit_concurrency=64 + 16 * self.limits.visitors,  # a browser opens six connections
-            timeout_keep_alive=15,
             timeout_graceful_shutdown=3,
         )
         self._server = uvicorn.Server(config)
+        self._application = self._routes()
 
     @property
     def url(self) -> str:
@@ -134,7 +114,6 @@ class Demo:
         """Stop listening and computing, and remove the temporary folder."""
         self._socket.close()
         self.visitors.close()
-        self._slow.shutdown(wait=False, cancel_futures=True)
         self.engine.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -149,161 +128,8 @@ class Demo:
             return False
         return True
 
-    def _application(self) -> Starlette:
-        visit = "/api/visit/{visit}/"
-        application = Starlette(
-            routes=[
-                Route("/", self._page),
-                Route("/{name}", self._page),
-                Route("/api/info", self._info),
-                Route("/api/visit", self._visit, methods=["POST"]),
-                Route(visit + "state", self._state),
-                Route(visit + "sample", self._sample, methods=["POST"]),
-                Route(visit + "upload", self._upload, methods=["POST"]),
-                Route(visit + "estimate", self._estimate),
-                Route(visit + "frame/{key}/{number}", self._frame),
-                Route(visit + "mask/{number}", self._mask),
-                Route(visit + "truth", self._truth),
-                Route(visit + "run", self._run, methods=["POST"]),
-                Route(visit + "cancel", self._cancel, methods=["POST"]),
-                Route(visit + "inspect", self._inspect),
-                Route(visit + "download/{name}", self._download),
-            ],
-            exception_handlers={InputError: _refuse, HTTPException: _refuse, Exception: _fail},
-        )
-        application.router.redirect_slashes = False
-        return application
-
-    # Quick answers: Starlette calls them in threads of its own.
-
-    def _page(self, request: Request) -> Response:
-        name = request.path_params.get("name", "index.html")
-        if name not in self.page:  # names are looked up among the files of the page, never on disk
-            raise HTTPException(404, "there is no such page.")
-        return Response(self.page[name], media_type=TYPES[Path(name).suffix])
-
-    def _info(self, request: Request) -> Response:
-        encoder = self.engine.encoder
-        return JSONResponse(
-            {
-                "encoder": {
-                    "name": encoder.name,
-                    "patch": encoder.patch_size,
-                    "device": str(self.engine.device),
-                    "matching": self.engine.matcher is not None,
-                },
-                "threads": torch.get_num_threads(),
-                "samples": [
-                    {"key": key, "name": sample.name, "description": sample.description}
-                    for key, sample in SAMPLES.items()
-                ],
-                "limits": {"upload_mb": self.limits.upload_mb, "frames": self.limits.frames},
-                "most": {"objects": MAX_OBJECTS, "points": MAX_POINTS},
-                "palette": PALETTE[1:].tolist(),
-                "video": h264_encoder() is not None,
-            }
-        )
-
-    def _state(self, request: Request) -> Response:
-        return JSONResponse(state_message(self._visitor(request).job))
-
-    def _frame(self, request: Request) -> Response:
-        job, number = self._visitor(request).job, _number(request)
-        if request.path_params["key"] != job.folder.name or number >= len(job.clip.frames):
-            raise InputError(f"there is no frame {number} in this clip.")
-        jpeg = io.BytesIO()
-        Image.fromarray(np.asarray(job.clip.frames[number])).save(jpeg, format="JPEG", quality=92)
-        keep = {"Cache-Control": "private, max-age=3600"}
-        return Response(jpeg.getvalue(), media_type="image/jpeg", headers=keep)
-
-    def _mask(self, request: Request) -> Response:
-        job, number = self._visitor(request).job, _number(request)
-        if number not in job.found or not isinstance(job.given, Masks):
-            raise InputError(f"frame {number} has no mask yet.")
-        ids = np.ascontiguousarray(job.found[number].values)
-        return Response(ids.tobytes(), media_type="application/octet-stream")
-
-    def _truth(self, request: Request) -> Response:
-        truth = self._visitor(request).job.clip.truth
-        if truth is None:
-            raise InputError("the labels of an uploaded video are not known.")
-        return JSONResponse(truth_message(truth))
-
-    # Slow answers: they wait for the encoder or for a thread of `_slow`, and block no others.
-
-    async def _visit(self, request: Request) -> Response:
-        return JSONResponse({"id": (await self._slowly(self.visitors.new)).id})
-
-    async def _sample(self, request: Request) -> Response:
-        visitor, key = self._visitor(request), str((await _json(request)).get("sample"))
-        job = await self._slowly(visitor.open, self.engine, render_sample, key, self.limits.frames)
-        return JSONResponse(state_message(job))
-
-    async def _upload(self, request: Request) -> Response:
-        visitor = self._visitor(request)
-        path = visitor.folder / secrets.token_hex(8)  # whatever the visitor calls it
-        try:
-            with path.open("wb") as file:
-                await _receive(request, self.limits.upload_mb * 10**6, file.write)
-            job = await self._slowly(visitor.open, self.engine, read_upload, path, self.limits.frames)
-        finally:
-            path.unlink(missing_ok=True)
-        return JSONResponse(state_message(job))
-
-    async def _estimate(self, request: Request) -> Response:
-        job = self._visitor(request).job
-        frames = job.clip.frames
-        waiting = self.engine.submit(self.engine.estimate, frames[0], job.inside, len(frames))
-        found = await asyncio.wrap_future(waiting)
-        return JSONResponse({name: round(value, 4) for name, value in found._asdict().items()})
-
-    async def _run(self, request: Request) -> Response:
-        job = self._visitor(request).job
-        await self._slowly(_start, job, await _json(request))
-        return JSONResponse(state_message(job))
-
-    async def _cancel(self, request: Request) -> Response:
-        job = self._visitor(request).job
-        await self._slowly(job.stop)
-        return JSONResponse(state_message(job))
-
-    async def _inspect(self, request: Request) -> Response:
-        job, query = self._visitor(request).job, request.query_params
-        try:
-            frame, row, column, offset = (int(query[name]) for name in ("frame", "row", "column", "offset"))
-        except (KeyError, ValueError) as error:
-            raise InputError("a patch is given by frame, row, column and offset, whole numbers.") from error
-        kind: Kind = "attention" if query.get("kind") == "attention" else "similarity"
-        check_patch(job, frame, row, column, kind)
-        waiting = self.engine.submit(inspect_patch, job, frame, row, column, offset, kind)
-        return JSONResponse(await asyncio.wrap_future(waiting))
-
-    async def _download(self, request: Request) -> Response:
-        job, name = self._visitor(request).job, request.path_params["name"]
-        path = await self._slowly(write_export, job, name)
-        return FileResponse(path, media_type=TYPES[path.suffix], filename=name)
-
-    def _visitor(self, request: Request) -> Visitor:
-        visitor = self.visitors.get(request.path_params["visit"])
-        if visitor is None:
-            raise HTTPException(
-                410,
-                "this visit ended to make room for others, or the program was restarted: reload the page.",
-            )
-        return visitor
-
-    async def _slowly(self, work: Callable[..., T], *args: Any) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._slow, work, *args)
-
-
-class RefuseOthers:
-    """Lets only requests of our own page through, and adds the headers that keep other sites out."""
-
-    def __init__(self, application: ASGIApp, demo: Demo) -> None:
-        self._application, self._demo = application, demo
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
+    async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request of our own page, with the headers that keep other sites out; refuse others."""
 
         async def send_safely(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -318,13 +144,135 @@ class RefuseOthers:
 
     def _problem(self, method: str, headers: Headers) -> str:
         host, origin = headers.get("Host", ""), headers.get("Origin")
-        if not self._demo.allows(host):
-            return f"this program does not answer to the name {host!r}: open {self._demo.url}"
+        if not self.allows(host):
+            return f"this program does not answer to the name {host!r}: open {self.url}"
         if origin is not None and origin != f"http://{host}":
             return f"requests from {origin} are refused."
         if method == "POST" and headers.get(GUARD) is None:
             return f"the header {GUARD} is missing."
         return ""
+
+    def _routes(self) -> Starlette:
+        visit = "/api/visit/{visit}/"
+        return Starlette(
+            routes=[
+                Route("/api/info", self._info),
+                Route("/api/visit", self._visit, methods=["POST"]),
+                Route(visit + "state", self._state),
+                Route(visit + "sample", self._sample, methods=["POST"]),
+                Route(visit + "upload", self._upload, methods=["POST"]),
+                Route(visit + "estimate", self._estimate),
+                Route(visit + "frame/{key}/{number}", self._frame),
+                Route(visit + "mask/{number}", self._mask),
+                Route(visit + "truth", self._truth),
+                Route(visit + "run", self._run, methods=["POST"]),
+                Route(visit + "cancel", self._cancel, methods=["POST"]),
+                Route(visit + "inspect", self._inspect),
+                Route(visit + "download/{name}", self._download),
+                Mount("/", StaticFiles(directory=PAGE, html=True)),
+            ],
+            exception_handlers={InputError: _refuse, HTTPException: _refuse, Exception: _fail},
+        )
+
+    # Quick answers: Starlette calls them in threads of its own.
+
+    def _info(self, request: Request) -> Response:
+        engine = self.engine
+        encoder = {
+            "name": engine.encoder.name,
+            "patch": engine.encoder.patch_size,
+            "device": str(engine.device),
+            "matching": engine.matcher is not None,
+        }
+        return JSONResponse(
+            {
+                "encoder": encoder,
+                "threads": torch.get_num_threads(),
+                "samples": [{"key": key} | sample._asdict() for key, sample in SAMPLES.items()],
+                "limits": asdict(self.limits),
+                "most": {"objects": MAX_OBJECTS, "points": MAX_POINTS},
+                "palette": PALETTE[1:].tolist(),
+                "video": h264_encoder() is not None,
+            }
+        )
+
+    def _state(self, request: Request) -> Response:
+        return JSONResponse(state_message(self._visitor(request).job))
+
+    def _frame(self, request: Request) -> Response:
+        job = self._visitor(request).job
+        number = _number(request, len(job.clip.frames) if request.path_params["key"] == job.key else 0)
+        keep = {"Cache-Control": "private, max-age=3600"}
+        jpeg = encode_jpeg(np.asarray(job.clip.frames[number]), 92)
+        return Response(jpeg, media_type="image/jpeg", headers=keep)
+
+    def _mask(self, request: Request) -> Response:
+        job = self._visitor(request).job
+        number = _number(request, job.done if isinstance(job.given, Masks) else 0)
+        return Response(job.found[number].values.tobytes(), media_type="application/octet-stream")
+
+    def _truth(self, request: Request) -> Response:
+        truth = self._visitor(request).job.clip.truth
+        if truth is None:
+            raise InputError("the labels of an uploaded video are not known.")
+        return JSONResponse(truth_message(truth))
+
+    # Slow answers: they wait for the encoder or for a thread of asyncio's, and block no others.
+
+    async def _visit(self, request: Request) -> Response:
+        return JSONResponse({"id": (await asyncio.to_thread(self.visitors.new)).id})
+
+    async def _sample(self, request: Request) -> Response:
+        visitor, key = self._visitor(request), str((await _json(request)).get("sample"))
+        await asyncio.to_thread(visitor.open, self.engine, render_sample, key, self.limits.frames)
+        return self._state(request)
+
+    async def _upload(self, request: Request) -> Response:
+        visitor = self._visitor(request)
+        path = visitor.folder / secrets.token_hex(8)  # whatever the visitor calls it
+        try:
+            with path.open("wb") as file:
+                await _receive(request, self.limits.upload_mb * 10**6, file.write)
+            await asyncio.to_thread(visitor.open, self.engine, read_upload, path, self.limits.frames)
+        finally:
+            path.unlink(missing_ok=True)
+        return self._state(request)
+
+    async def _estimate(self, request: Request) -> Response:
+        job = self._visitor(request).job
+        frames = job.clip.frames
+        waiting = self.engine.submit(self.engine.estimate, frames[0], job.inside, len(frames))
+        return JSONResponse(await asyncio.wrap_future(waiting))
+
+    async def _run(self, request: Request) -> Response:
+        job, data = self._visitor(request).job, await _json(request)
+        await asyncio.to_thread(_start, job, data)
+        return self._state(request)
+
+    async def _cancel(self, request: Request) -> Response:
+        await asyncio.to_thread(self._visitor(request).job.stop)
+        return self._state(request)
+
+    async def _inspect(self, request: Request) -> Response:
+        job, query = self._visitor(request).job, request.query_params
+        try:
+            frame, row, column, offset = (int(query[name]) for name in ("frame", "row", "column", "offset"))
+        except (KeyError, ValueError) as error:
+            raise InputError("a patch is given by frame, row, column and offset, whole numbers.") from error
+        kind: Kind = "attention" if query.get("kind") == "attention" else "similarity"
+        waiting = self.engine.submit(inspect_patch, job, frame, row, column, offset, kind)
+        return JSONResponse(await asyncio.wrap_future(waiting))
+
+    async def _download(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        path = await asyncio.to_thread(write_export, self._visitor(request).job, name)
+        return FileResponse(path, filename=name)
+
+    def _visitor(self, request: Request) -> Visitor:
+        visitor = self.visitors.get(request.path_params["visit"])
+        if visitor is None:
+            raise HTTPException(410, "this visit ended, or the program was restarted: reload the page.")
+        return visitor
 
 
 async def _receive(request: Request, limit: int, write: Callable[[bytes], object]) -> None:
@@ -362,10 +310,11 @@ def _start(job: Job, data: dict[str, Any]) -> None:
     job.start(read_given(data, job.clip.size), changed if isinstance(changed, int) else 0)
 
 
-def _number(request: Request) -> int:
+def _number(request: Request, count: int) -> int:
+    """The number of one of the `count` frames that there are."""
     number = request.path_params["number"]
-    if not re.fullmatch("[0-9]{1,6}", number):
-        raise HTTPException(404, "there is no such frame.")
+    if number not in map(str, range(count)):
+        raise HTTPException(404, f"there is no frame {number:.9}.")
     return int(number)
 
 

@@ -48,7 +48,7 @@ def run_clip(
     shown: deque[Frame] = deque()  # at most one frame: encoded, its labels not there yet
 
     def features() -> Iterator[Float[Tensor, "channels rows columns"]]:
-        for frame in _same_size(frames):
+        for frame in same_size(frames):
             shown.append(frame)
             yield encode(encoder, frame, size, protocol.precision, smooth=smooth)
 
@@ -56,7 +56,8 @@ def run_clip(
         yield shown.popleft(), soft
 
 
-def _same_size(frames: Iterable[Frame]) -> Iterator[Frame]:
+def same_size(frames: Iterable[Frame]) -> Iterator[Frame]:
+    """The frames, up to one of another size than the first, which is an error."""
     first: tuple[int, ...] | None = None
     for index, frame in enumerate(frames):
         first = first or frame.shape

@@ -24,7 +24,7 @@ from tcore.data.rendered import RenderedVideo, render_video
 from tcore.data.video import open_video
 from tcore.demo.clips import SAMPLES
 from tcore.demo.engine import CELLS, Engine, load_engine
-from tcore.demo.server import GUARD, Demo
+from tcore.demo.server import GUARD, PAGE, Demo
 from tcore.evaluation.propagate import label_sources
 from tcore.evaluation.run_clip import run_clip
 from tcore.methods import build
@@ -85,7 +85,7 @@ def test_the_page_names_no_other_site_and_leaves_nothing_behind() -> None:
         assert "default-src 'self'" in headers["Content-Security-Policy"]
         linked = {name.decode() for name in re.findall(rb'(?:src|href)="([a-z.]+)"', page)}
         assert {"app.js", "style.css", "icon.svg"} <= linked
-        for file in server.page:
+        for file in (path.name for path in PAGE.iterdir()):
             status, body, _ = visitor.raw("GET", f"/{file}")
             assert status == 200
             assert not set(re.findall(rb"https?://[a-z0-9.]+", body)) - {b"http://www.w3.org"}, file
