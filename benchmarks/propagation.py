@@ -17,7 +17,7 @@ from PIL import Image
 
 from tcore.data.images import read_image
 from tcore.data.rendered import render_video
-from tcore.evaluation.benchmarks import open_benchmark
+from tcore.evaluation.benchmarks import find_benchmark
 from tcore.evaluation.benchmarks.benchmark import Clip
 from tcore.evaluation.card import device_name, peak_memory
 from tcore.evaluation.encoder import Encoder
@@ -46,7 +46,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         root = options.davis or rendered_clip(Path(folder), options.frames)
         names = options.clips if options.davis else ["rendered"]
-        found = [clip for clip in open_benchmark("davis", root, TCORE).clips if clip.name in names]
+        found = [clip for clip in find_benchmark("davis").open(root, TCORE).clips if clip.name in names]
         clips = [clip for clip in found if isinstance(clip, Clip)]
         report(encoder, clips, options.frames, Path(folder) / "masks")
 

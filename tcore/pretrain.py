@@ -16,7 +16,7 @@ from tcore.config import Config
 from tcore.data.images import Frame
 from tcore.data.stores import FrameStore
 from tcore.errors import InputError
-from tcore.evaluation.benchmarks import open_benchmark
+from tcore.evaluation.benchmarks import find_benchmark
 from tcore.evaluation.card import Card
 from tcore.evaluation.cycle import store_clips
 from tcore.evaluation.encoder import Encoder
@@ -120,7 +120,7 @@ class Scoring:
         if self.binary and self.davis is None:
             raise InputError("--binary goes with --davis: any id above 0 is then the one object.")
         if self.davis is not None:
-            open_benchmark("davis", Path(self.davis), TCORE, binary=self.binary, most=self.clips).check()
+            find_benchmark("davis").open(Path(self.davis), TCORE, binary=self.binary, most=self.clips).check()
         if self.cycle_frames is not None:
             next(iter(store_clips(FrameStore.open(self.cycle_frames))))
 

@@ -24,8 +24,9 @@ from tcore.data.prepare import prepare
 from tcore.data.stores import FrameStore, PackedStore
 from tcore.errors import InputError
 from tcore.evaluation import matfile
-from tcore.evaluation.benchmarks import Davis, Jhmdb
 from tcore.evaluation.benchmarks.benchmark import frame_size
+from tcore.evaluation.benchmarks.davis import Davis
+from tcore.evaluation.benchmarks.jhmdb import Jhmdb
 from tcore.evaluation.checkpoints import read_checkpoint
 from tcore.evaluation.encoders import load_encoder
 from tcore.evaluation.masks import read_ids

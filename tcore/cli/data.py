@@ -6,7 +6,6 @@ import shlex
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
 from tyro.conf import Positional
 
@@ -85,11 +84,11 @@ class Check:
     """Find what is wrong with a frame store, video files, images or a benchmark before training on them."""
 
     path: Positional[Path]
-    """Frame store, folder of video files or images, or a dataset laid out like DAVIS, VIP or JHMDB."""
+    """Frame store, folder of video files or images, or a dataset laid out like a benchmark (DAVIS, ...)."""
     recipe: str = "vits16-k400"
     """Recipe whose settings the data is checked against; its settings are flags, as for tcore train."""
-    kind: Literal["auto", "frames", "images", "videos", "davis", "vip", "jhmdb"] = "auto"
-    """What the folder holds, if auto takes it for something else."""
+    kind: str = "auto"
+    """What the folder holds, if auto takes it for something else: frames, images, videos or a benchmark."""
     sample: int = 2000
     """Number of videos whose frames are checked, drawn from the seed."""
     full: Switch = False

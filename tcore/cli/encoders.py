@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 from tyro.conf import Positional, UseAppendAction
 
-from tcore.cli.parsing import Switch, at_least
+from tcore.cli.parsing import Switch, WithDatasets, at_least
 from tcore.config import Reach
 from tcore.errors import InputError
 from tcore.text import Say, to_stderr
@@ -51,15 +51,9 @@ class WithProtocol(WithEncoder):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evaluate(WithProtocol):
+class Evaluate(WithProtocol, WithDatasets):
     """Score an encoder by label propagation: masks (DAVIS), body parts (VIP), joints (JHMDB)."""
 
-    davis: Path | None = None
-    """Dataset laid out like DAVIS: JPEGImages/480p, Annotations/480p."""
-    vip: Path | None = None
-    """Dataset laid out like VIP: Images, Annotations/Category_ids."""
-    jhmdb: Path | None = None
-    """Dataset laid out like JHMDB: Rename_Images, joint_positions."""
     rendered: Switch = False
     """Score on held-out rendered videos: masks, parts and joints; needs no dataset."""
     videos: int = 24
@@ -132,9 +126,7 @@ class Evaluate(WithProtocol):
             knobs = replace(knobs, first_frame=self.first_frame)
         return evaluate(
             encoder.to(choose_device("auto")),
-            davis=self.davis,
-            vip=self.vip,
-            jhmdb=self.jhmdb,
+            **self.datasets(),
             rendered=self.videos if self.rendered else 0,
             clips=self.clips,
             protocol=knobs,
@@ -156,7 +148,7 @@ class Score:
     """Score predictions in the official layout of a benchmark; prints JSON."""
 
     benchmark: Positional[str]
-    """davis, vip or jhmdb."""
+    """The benchmark that they are predictions for, by the name of its flag of `tcore evaluate`: davis, ..."""
     truth: Path
     """The dataset with the true labels."""
     predictions: Path
@@ -170,13 +162,15 @@ class Score:
 
     def execute(self) -> None:
         """Print the scores of every clip."""
-        from tcore.evaluation.benchmarks import BENCHMARKS, find_benchmark
+        from tcore.evaluation.benchmarks import all_benchmarks, find_benchmark
         from tcore.evaluation.protocols import TCORE
 
         benchmark = find_benchmark(self.benchmark)
         for option in ("binary", "skip_first", "count_lost"):
             if getattr(self, option) and option not in benchmark.options:
-                owners = " or ".join(one.name for one in BENCHMARKS if option in one.options and one.on_disk)
+                owners = " or ".join(
+                    one.name for one in all_benchmarks() if option in one.options and one.on_disk
+                )
                 flag = f"--{option.replace('_', '-')}"
                 raise InputError(f"{flag} goes with {owners}, not with {self.benchmark}.")
         if not self.predictions.is_dir():

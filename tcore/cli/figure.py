@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 from tyro.conf import Positional, UseAppendAction
 
+from tcore.cli.parsing import WithDatasets
 from tcore.errors import InputError
 from tcore.text import to_stderr
 
@@ -154,21 +155,15 @@ class Pca(FromTimes):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Propagation(FromEncoder):
+class Propagation(FromEncoder, WithDatasets):
     """Propagated labels beside the truth: masks, parts or skeletons; a picture or an mp4."""
 
     source: Positional[str] = "rendered"
     """A rendered video, rendered:N, or a video file or folder of frames with --labels."""
     labels: Path | None = None
     """Mask PNG of the first frame, for a video of your own."""
-    davis: Path | None = None
-    """A clip of a dataset like DAVIS instead."""
-    vip: Path | None = None
-    """A clip of VIP instead."""
-    jhmdb: Path | None = None
-    """A clip of JHMDB instead."""
     clip: str = ""
-    """Name of the clip (unset: the first one)."""
+    """Name of a clip of the dataset (unset: the first one)."""
     show: tuple[Literal["objects", "parts", "joints"], ...] = ("objects", "parts", "joints")
     """What to show of a rendered video."""
     columns: int = 6
@@ -194,16 +189,16 @@ class Propagation(FromEncoder):
     def _propagated(self) -> "list[PropagatedClip]":
         """The clip that the flags name, with its labels propagated."""
         from tcore.evaluation import protocols
-        from tcore.evaluation.benchmarks import open_benchmark
+        from tcore.evaluation.benchmarks import find_benchmark
         from tcore.show import propagation
         from tcore.show.clips import is_rendered
 
         knobs = protocols.protocol(self.protocol)
-        roots = _datasets(self.davis, self.vip, self.jhmdb)
+        roots = self.datasets()
         if len(roots) > 1:
             raise InputError(f"{' and '.join(f'--{name}' for name in roots)} are mutually exclusive.")
         for name, root in roots.items():
-            return [propagation.label_clip(self.load(), open_benchmark(name, root, knobs), self.clip)]
+            return [propagation.label_clip(self.load(), find_benchmark(name).open(root, knobs), self.clip)]
         if self.labels is not None:
             path, side = Path(self.source), self.long_side
             return [propagation.label_video(self.load(), path, self.labels, protocol=knobs, long_side=side)]
@@ -278,7 +273,7 @@ class Sandwich:
 
 
 @dataclass(frozen=True)
-class Failures:
+class Failures(WithDatasets):
     """The worst clips of a score card, and where they break."""
 
     card: Positional[Path]
@@ -289,12 +284,6 @@ class Failures:
     """Clips of every benchmark."""
     encoder: str | None = None
     """The encoder, if it is no longer where the card says."""
-    davis: Path | None = None
-    """The dataset that the card was made with."""
-    vip: Path | None = None
-    """The dataset that the card was made with."""
-    jhmdb: Path | None = None
-    """The dataset that the card was made with."""
 
     def execute(self) -> None:
         """Draw it, and print where each clip breaks."""
@@ -304,19 +293,13 @@ class Failures:
 
         out, card = check_out(self.out), read_card(self.card)
         encoder = load_encoder(self.encoder or card["encoder"]["name"])
-        roots = _datasets(self.davis, self.vip, self.jhmdb)
+        roots = self.datasets()
         found = find_failures(card, encoder, roots, count=self.count, say=to_stderr)
         failures_figure(found, out, title=f"worst clips of {title_of(encoder.name, '')}")
         for one in found:
             word = "breaks" if one.lasting else "worst"
             print(f"{one.clip}  {100 * one.score:.1f}  {word} at frame {one.breaks}")
         print(f"picture: {out}")
-
-
-def _datasets(davis: Path | None, vip: Path | None, jhmdb: Path | None) -> dict[str, Path]:
-    """The datasets that were given, by name."""
-    given = {"davis": davis, "vip": vip, "jhmdb": jhmdb}
-    return {name: root for name, root in given.items() if root is not None}
 
 
 Figure = Attention | Correspondence | Pca | Propagation | Neighbors | Dynamics | Sandwich | Failures

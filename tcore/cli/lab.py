@@ -50,7 +50,7 @@ class Lab:
 
     def execute(self) -> None:
         """Train and score what is missing, and print the table."""
-        from tcore.evaluation.benchmarks import open_benchmark
+        from tcore.evaluation.benchmarks import find_benchmark
         from tcore.evaluation.protocols import TCORE
         from tcore.lab import Plan, lab, split_flags
 
@@ -60,7 +60,7 @@ class Lab:
             given = "--binary" if self.binary else "--size"
             raise InputError(f"{given} goes with --davis DIR: leave it out for rendered videos.")
         if self.davis is not None:
-            open_benchmark("davis", self.davis, TCORE, binary=self.binary).check()
+            find_benchmark("davis").open(self.davis, TCORE, binary=self.binary).check()
         plan = Plan(
             self.recipe,
             self.frames,

@@ -31,7 +31,7 @@ training
 encoders
   tcore propagate ENCODER VIDEO --labels FIRST [--out OUT]    propagate masks or points through a video
   tcore evaluate ENCODER --davis DIR --jhmdb DIR --out OUT    score an encoder by label propagation
-  tcore score davis|vip|jhmdb --truth DIR --predictions DIR   score predictions of any method
+  tcore score BENCHMARK --truth DIR --predictions DIR         score predictions of any method
   tcore export ENCODER OUT --format FORMAT                    write it for torch, timm, transformers or ONNX
 
 to look at

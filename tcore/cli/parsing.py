@@ -1,14 +1,18 @@
 """From words to a command: its dataclass is the parser, the settings of a recipe are flags."""
 
 import os
-from dataclasses import field, fields, make_dataclass
-from typing import Annotated, Any, TypeVar
+from dataclasses import dataclass, field, fields, make_dataclass
+from functools import reduce
+from operator import or_
+from pathlib import Path
+from typing import Annotated, Any, TypeVar, get_args
 
 import tyro
 from tyro.conf import DisallowNone, FlagCreatePairsOff, PositionalMetavarFromFieldName, arg
 
 from tcore.config import Config
 from tcore.errors import InputError, PeerError
+from tcore.evaluation import benchmarks
 from tcore.text import to_stderr
 
 Switch = FlagCreatePairsOff[bool]
@@ -22,10 +26,21 @@ RENAMED = {"--views.colour": "--views.color", "--synthetic": "--rendered"}
 Command = TypeVar("Command")
 
 
+@dataclass(frozen=True)
+class WithDatasets:
+    """A command with a flag for every benchmark that is read from a folder, such as --davis DIR."""
+
+    def datasets(self) -> dict[str, Path]:
+        """The folders that were given, by the name of their benchmark."""
+        given = {name: getattr(self, name, None) for name in benchmarks.datasets()}
+        return {name: root for name, root in given.items() if root is not None}
+
+
 def parse(kind: Any, argv: list[str], prog: str) -> Any:
     """A command, or one of a union of them, from its arguments; tyro says what is wrong, with exit code 2."""
     first = os.environ.get("RANK", "0") == "0"
     argv = [_current(word, quiet=not first) for word in argv]
+    kind = reduce(or_, map(_with_datasets, get_args(kind) or (kind,)))
     markers = (PositionalMetavarFromFieldName, *(() if hasattr(kind, "config") else (DisallowNone,)))
     try:
         return tyro.cli(kind, args=argv, prog=prog, console_outputs=first, config=markers)
@@ -58,6 +73,19 @@ def at_least(least: int, **values: int | None) -> None:
     for name, value in values.items():
         if value is not None and value < least:
             raise InputError(f"--{name.replace('_', '-')} {value}: need {least} or more.")
+
+
+def _with_datasets(kind: Any) -> Any:
+    """A command with its flags for datasets, from the list of benchmarks."""
+    if not issubclass(kind, WithDatasets):
+        return kind
+    flags: list[Any] = [
+        (entry.name, Annotated[Path | None, arg(help=f"A dataset that holds {entry.folders}.")], None)
+        for entry in benchmarks.BENCHMARKS
+        if entry.folders
+    ]
+    own = {"__doc__": kind.__doc__}
+    return make_dataclass(kind.__name__, flags, bases=(kind,), frozen=True, kw_only=True, namespace=own)
 
 
 def _values(config: Config) -> dict[str, Any]:

@@ -22,7 +22,7 @@ class ClipCheck(NamedTuple):
 
 def recognize(root: Path) -> str | None:
     """The benchmark whose layout a folder has."""
-    return next((b.name for b in benchmarks.BENCHMARKS if b.recognize(root)), None)
+    return next((b.name for b in benchmarks.all_benchmarks() if b.recognize(root)), None)
 
 
 def check_benchmark(name: str, root: Path) -> Findings:

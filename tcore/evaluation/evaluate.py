@@ -47,7 +47,7 @@ def evaluate(
     """
     chosen = choose(sources)
     for option, value in (("size", size), ("binary", binary)):
-        takers = [b.flag for b in benchmarks.BENCHMARKS if option in b.options]
+        takers = [f"--{b.name}" for b in benchmarks.all_benchmarks() if option in b.options]
         if value and not any(option in benchmark.options for benchmark in chosen):
             given = "" if size is None or option == "binary" else f" {size[0]} {size[1]}"
             raise InputError(f"--{option}{given} goes with {' or '.join(takers)}.")
@@ -89,7 +89,7 @@ def evaluate(
 
 def choose(sources: dict[str, Source | None]) -> dict[type[Benchmark], Source]:
     """The benchmarks that have a source, in the order of the list; an old name is accepted with a note."""
-    known = benchmarks.BENCHMARKS
+    known = benchmarks.all_benchmarks()
     for benchmark in known:
         if benchmark.old_name in sources:
             to_stderr(f"tcore: {benchmark.old_name}= of evaluate is now called {benchmark.name}=.")
@@ -99,7 +99,7 @@ def choose(sources: dict[str, Source | None]) -> dict[type[Benchmark], Source]:
         raise InputError(f"evaluate() has no argument {name!r}.{did_you_mean(name, names)}")
     chosen = {benchmark: source for benchmark in known if (source := sources.get(benchmark.name))}
     if not chosen:
-        flags = ", ".join(benchmark.flag for benchmark in known)
+        flags = ", ".join(f"--{b.name} DIR" if b.on_disk else f"--{b.name}" for b in known)
         raise InputError(f"nothing to evaluate on: give one or more of {flags}.")
     return chosen
 

@@ -15,11 +15,12 @@ from tcore.data.packed import STORE
 from tcore.data.stores import VIDEO_SUFFIXES, FolderStore, FrameStore, ImageStore, PackedStore, walk_files
 from tcore.errors import InputError
 from tcore.evaluation import check as benchmark
-from tcore.evaluation.benchmarks import BENCHMARKS
+from tcore.evaluation.benchmarks import datasets
 from tcore.files import write_text
 from tcore.show.sheet import draw_sheet
 
-Kind = str  # auto, frames, images, videos, or the name of a benchmark
+Kind = str  # one of these, or the name of a benchmark
+KINDS = ("auto", "frames", "images", "videos")
 FOLDERS, IMAGES = 40, 6  # folders, and images of each, that are opened to distinguish frames and photographs
 
 
@@ -44,9 +45,11 @@ def check(
             raise InputError(
                 f"{file} is inside {path}: nothing is written into a dataset; choose another folder."
             )
+    if kind not in (*KINDS, *datasets()):
+        raise InputError(f"--kind {kind}: need {', '.join((*KINDS, *datasets()))}.")
     found = recognize(path) if kind == "auto" else kind
     store: FrameStore | None = None
-    if found in [one.name for one in BENCHMARKS]:
+    if found in datasets():
         findings = benchmark.check_benchmark(found, path)
     elif found == "images":
         store = FrameStore.open(path)

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from tcore.errors import InputError
-from tcore.evaluation.benchmarks import find_benchmark, open_benchmark
+from tcore.evaluation.benchmarks import find_benchmark
 from tcore.evaluation.card import Card, rename_old
 from tcore.evaluation.encoder import Encoder
 from tcore.evaluation.protocols import Protocol
@@ -109,7 +109,7 @@ def _run_again(
     protocol = Protocol(**{name: value for name, value in result["protocol"].items() if name in known})
     source = roots[benchmark] if find_benchmark(benchmark).on_disk else len(result["clips"])
     size = tuple(result["clips"][clip]["input"])
-    opened = open_benchmark(benchmark, source, protocol, binary=result["binary"], size=size)
+    opened = find_benchmark(benchmark).open(source, protocol, binary=result["binary"], size=size)
     return label_clip(encoder, opened, clip)
 
 

@@ -225,7 +225,9 @@ print({{"torch", "numpy", "matplotlib", "tyro", "PIL"}} & set(sys.modules))
     assert done.stdout.endswith("set()\n")
 
 
-@pytest.mark.parametrize("arguments", ["train quickstart --help", "propagate --help", "figure pca --help"])
+@pytest.mark.parametrize(
+    "arguments", ["train quickstart --help", "evaluate --help", "figure failures --help"]
+)
 def test_help_of_a_verb_does_not_load_torch(arguments: str) -> None:
     code = f"""
 import sys

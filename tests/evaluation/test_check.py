@@ -10,7 +10,7 @@ from PIL import Image
 from tcore.data.findings import Findings
 from tcore.data.rendered import RenderedVideo, render_video
 from tcore.errors import InputError
-from tcore.evaluation.benchmarks import Davis
+from tcore.evaluation.benchmarks.davis import Davis
 from tcore.evaluation.check import check_benchmark, recognize
 from tcore.evaluation.protocols import TCORE
 from tests.evaluation.layouts import write_davis, write_jhmdb, write_mat, write_vip

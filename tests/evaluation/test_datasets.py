@@ -9,10 +9,11 @@ import pytest
 from PIL import Image
 
 from tcore.errors import InputError
-from tcore.evaluation.benchmarks import Davis, Jhmdb, Vip
 from tcore.evaluation.benchmarks.benchmark import Benchmark
-from tcore.evaluation.benchmarks.jhmdb import read_truth
+from tcore.evaluation.benchmarks.davis import Davis
+from tcore.evaluation.benchmarks.jhmdb import Jhmdb, read_truth
 from tcore.evaluation.benchmarks.rendered import heldout_videos
+from tcore.evaluation.benchmarks.vip import Vip
 from tcore.evaluation.masks import read_ids
 from tcore.evaluation.matfile import read_mat
 from tcore.evaluation.protocols import TCORE

@@ -15,12 +15,13 @@ import pytest
 import torch
 from PIL import Image
 
+from tcore.cli.main import main
 from tcore.data.rendered import RenderedVideo
 from tcore.errors import InputError
 from tcore.evaluation import benchmarks
 from tcore.evaluation import evaluate as evaluation
-from tcore.evaluation.benchmarks import BENCHMARKS, open_benchmark
-from tcore.evaluation.benchmarks.benchmark import Clip, LabeledClip, Layout, Result, Save, Source
+from tcore.evaluation.benchmarks import BENCHMARKS, Entry, find_benchmark
+from tcore.evaluation.benchmarks.benchmark import Benchmark, Clip, LabeledClip, Layout, Result, Save, Source
 from tcore.evaluation.benchmarks.rendered import HELDOUT_SEED, heldout_videos, propagate_video, score_videos
 from tcore.evaluation.card import Card, rename_old, table, worst_clips
 from tcore.evaluation.encoder import Encoder
@@ -114,7 +115,7 @@ def test_card_says_what_the_numbers_depend_on(card: Card) -> None:
 
 def test_saved_predictions_score_the_same(card: Card, datasets: dict[str, Any], out: Path) -> None:
     for name, root in datasets.items():
-        total, details = open_benchmark(name, root, TCORE).score(out / "predictions" / name)
+        total, details = find_benchmark(name).open(root, TCORE).score(out / "predictions" / name)
         assert total == pytest.approx(card["benchmarks"][name]["scores"], abs=1e-12)
         assert details
     with Image.open(out / "predictions" / "davis" / "clip0" / "00003.png") as mask:
@@ -179,7 +180,7 @@ def test_input_sizes_are_those_of_the_protocols(encoder: Encoder) -> None:
     assert protocol("dino").input_size((854, 480), 16) == (832, 480)
     assert protocol("crw").input_size((480, 854), 16) == (480, 848)
     assert RENDERED.input_size((128, 128), 8) == (128, 128)
-    vip, jhmdb = (benchmark([], TCORE, "") for benchmark in (benchmarks.Vip, benchmarks.Jhmdb))
+    vip, jhmdb = (find_benchmark(name)([], TCORE, "") for name in ("vip", "jhmdb"))
     assert vip.input_size(encoder, (720, 1280)) == (448, 880)
     assert vip.input_size(encoder, (1280, 720)) == (880, 448)
     assert jhmdb.input_size(encoder, (240, 320)) == (320, 320)
@@ -190,7 +191,7 @@ def test_bad_requests_are_named(videos: list[RenderedVideo], encoder: Encoder, t
         evaluate(encoder)
     with pytest.raises(InputError, match="Did you mean davis"):
         evaluate(encoder, davsi=tmp_path)
-    with pytest.raises(InputError, match="--binary goes with --davis DIR"):
+    with pytest.raises(InputError, match="--binary goes with --davis"):
         evaluate(encoder, rendered=1, binary=True)
     with pytest.raises(InputError, match="rendered=-1"):
         evaluate(encoder, rendered=-1)
@@ -224,12 +225,11 @@ def test_rendered_videos_are_a_benchmark_with_all_three_scores(
     assert capsys.readouterr().err.count("now called rendered") == 3
 
 
-class Brightness(benchmarks.benchmark.Benchmark):
+class Brightness(Benchmark):
     """A fifth benchmark: how bright the frames of a clip are; no encoder is asked."""
 
     name = "brightness"
     main_score = "light"
-    flag = "--brightness DIR"
     official_clips = (7,)
 
     @classmethod
@@ -252,9 +252,10 @@ class Brightness(benchmarks.benchmark.Benchmark):
 
 
 def test_a_new_benchmark_is_a_class_and_an_entry_in_the_list(
-    encoder: Encoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    encoder: Encoder, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(benchmarks, "BENCHMARKS", (*BENCHMARKS, Brightness))
+    entry = Entry("brightness", f"{__name__}:Brightness", "a folder of frames per clip")
+    monkeypatch.setattr(benchmarks, "BENCHMARKS", (*BENCHMARKS, entry))
     for name, value in (("dark", 51), ("light", 204)):
         write_frames(tmp_path / "data" / name, np.full((2, 8, 8, 3), value, np.uint8))
     card = evaluate(encoder, brightness=tmp_path / "data", out=tmp_path / "out")
@@ -263,6 +264,15 @@ def test_a_new_benchmark_is_a_class_and_an_entry_in_the_list(
     assert "50.0" in text
     assert "brightness: not comparable with the published rows: 2 clips instead of 7" in text
     assert worst_clips(card, 1) == ["brightness  light  20.0  dark"]
+    # The command line takes it without a word of its own.
+    capsys.readouterr()
+    main(["evaluate", "random:vitti16", "--brightness", str(tmp_path / "data"), "--worst", "1"])
+    assert "brightness  light  20.0  dark" in capsys.readouterr().out
+    main(["check", str(tmp_path / "data"), "--kind", "brightness"])
+    assert "2 whole of 2" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main(["figure", "failures", "--help"])
+    assert "--brightness" in capsys.readouterr().out
 
 
 def test_corrections_change_what_they_name(encoder: Encoder, datasets: dict[str, Any], card: Card) -> None:

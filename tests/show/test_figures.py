@@ -10,7 +10,7 @@ from tcore import load_encoder
 from tcore.cli.main import main
 from tcore.data.rendered import render_video
 from tcore.errors import InputError
-from tcore.evaluation.benchmarks import open_benchmark
+from tcore.evaluation.benchmarks import find_benchmark
 from tcore.evaluation.protocols import TCORE
 from tcore.show.clips import Times, evenly, open_clip
 from tcore.show.failures import breaking_frame
@@ -156,7 +156,7 @@ def test_frames_are_scored_by_the_overlap_of_their_objects() -> None:
 def test_a_clip_of_a_benchmark_is_drawn_beside_its_truth(run: Path, tmp_path: Path, benchmark: str) -> None:
     video = render_video(0, 0, num_frames=4, size=64)
     write = {"davis": write_davis, "vip": write_vip, "jhmdb": write_jhmdb}[benchmark]
-    opened = open_benchmark(benchmark, write(tmp_path / "data", [video]), TCORE, size=(64, 64))
+    opened = find_benchmark(benchmark).open(write(tmp_path / "data", [video]), TCORE, size=(64, 64))
     clip = label_clip(load_encoder(run), opened)
     scores = score_frames(clip)
     assert clip.length == 4

@@ -1,39 +1,57 @@
-"""The benchmarks: a new one is a class in a file of its own, and an entry in this list."""
+"""The benchmarks: a new one is a class in a file of its own, and an entry in this list; no torch here."""
+
+import importlib
+from typing import TYPE_CHECKING, NamedTuple
 
 from tcore.errors import InputError
-from tcore.evaluation.benchmarks.benchmark import Benchmark, Source
-from tcore.evaluation.benchmarks.davis import Davis as Davis
-from tcore.evaluation.benchmarks.jhmdb import Jhmdb as Jhmdb
-from tcore.evaluation.benchmarks.rendered import Rendered
-from tcore.evaluation.benchmarks.vip import Vip as Vip
-from tcore.evaluation.protocols import Protocol
-from tcore.evaluation.resize import Size
 from tcore.text import did_you_mean
 
-BENCHMARKS: tuple[type[Benchmark], ...] = (Davis, Vip, Jhmdb, Rendered)
+if TYPE_CHECKING:
+    from tcore.evaluation.benchmarks.benchmark import Benchmark
 
 
-def find_benchmark(name: str) -> type[Benchmark]:
+class Entry(NamedTuple):
+    """A benchmark of the list; its class is imported when it is used."""
+
+    name: str
+    place: str
+    """Module and class."""
+    folders: str = ""
+    """What a dataset on disk holds; it then has a flag, such as --davis DIR."""
+
+    def load(self) -> "type[Benchmark]":
+        """The class."""
+        module, _, name = self.place.partition(":")
+        found: type[Benchmark] = getattr(importlib.import_module(module), name)
+        return found
+
+
+BENCHMARKS = (
+    Entry("davis", f"{__name__}.davis:Davis", "JPEGImages/480p, Annotations/480p"),
+    Entry("vip", f"{__name__}.vip:Vip", "Images, Annotations/Category_ids"),
+    Entry("jhmdb", f"{__name__}.jhmdb:Jhmdb", "Rename_Images, joint_positions"),
+    Entry("rendered", f"{__name__}.rendered:Rendered"),
+)
+
+
+def datasets() -> list[str]:
+    """Names of the benchmarks that are read from a folder."""
+    return [entry.name for entry in BENCHMARKS if entry.folders]
+
+
+def all_benchmarks() -> "list[type[Benchmark]]":
+    """The classes, in the order of the list."""
+    return [entry.load() for entry in BENCHMARKS]
+
+
+def find_benchmark(name: str) -> "type[Benchmark]":
     """A benchmark by its name, or by the name that it had before.
 
     >>> find_benchmark("davis").main_score
     'J&F'
     """
-    for benchmark in BENCHMARKS:
+    for benchmark in all_benchmarks():
         if name in (benchmark.name, benchmark.old_name):
             return benchmark
-    names = [benchmark.name for benchmark in BENCHMARKS]
+    names = [entry.name for entry in BENCHMARKS]
     raise InputError(f"no benchmark {name!r}: there are {', '.join(names)}.{did_you_mean(name, names)}")
-
-
-def open_benchmark(
-    name: str,
-    source: Source,
-    protocol: Protocol,
-    *,
-    binary: bool = False,
-    size: Size | None = None,
-    most: int | None = None,
-) -> Benchmark:
-    """A benchmark by its name: its clips are found, nothing is read yet; `most` takes some of them."""
-    return find_benchmark(name).open(source, protocol, binary=binary, size=size, most=most)

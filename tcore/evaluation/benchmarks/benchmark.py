@@ -75,8 +75,6 @@ class Benchmark(ABC):
     main_score: ClassVar[str]
     kind: ClassVar[Kind] = "objects"
     """What is propagated, or what figures show of it."""
-    flag: ClassVar[str] = ""
-    """The flag of `tcore evaluate`, with its value."""
     options: ClassVar[tuple[str, ...]] = ()
     """Settings that go with this benchmark: size, binary, skip_first, count_lost, round_border."""
     official_clips: ClassVar[tuple[int, ...]] = ()
@@ -84,7 +82,7 @@ class Benchmark(ABC):
     official_list: ClassVar[str] = ""
     """The files that name these clips."""
     on_disk: ClassVar[bool] = True
-    """Whether the clips are read from a folder."""
+    """Whether the clips are read from a folder; `tcore evaluate` then has a flag for it."""
     unlisted: ClassVar[str] = "all clips found"
     """Who chose the clips where no official list does."""
     old_name: ClassVar[str] = ""

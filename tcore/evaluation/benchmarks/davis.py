@@ -22,7 +22,6 @@ class Davis(MaskBenchmark):
 
     name = "davis"
     main_score = "J&F"
-    flag = "--davis DIR"
     options = ("size", "binary")
     official_clips = (30, 20)
     official_list = "ImageSets/2017/val.txt names 30 (DAVIS-2017 val; 20 in DAVIS-2016)"

@@ -47,7 +47,6 @@ class Jhmdb(Benchmark):
     name = "jhmdb"
     main_score = "PCK@0.1"
     kind = "joints"
-    flag = "--jhmdb DIR"
     options = ("size", "count_lost", "round_border")
     official_clips = (268,)
     official_list = "splits/ACTION_test_split1.txt name 268"

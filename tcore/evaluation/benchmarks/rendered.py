@@ -45,7 +45,6 @@ class Rendered(Benchmark):
 
     name = "rendered"
     main_score = "J&F"
-    flag = "--rendered"
     options = ("skip_first", "count_lost", "round_border")
     on_disk = False
     unlisted = "rendered, held out"

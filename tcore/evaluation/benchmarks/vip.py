@@ -21,7 +21,6 @@ class Vip(MaskBenchmark):
     name = "vip"
     main_score = "mIoU"
     kind = "parts"
-    flag = "--vip DIR"
     options = ("size", "skip_first")
     official_clips = (50,)
     official_list = "lists/val_videos.txt names 50"
