@@ -30,7 +30,7 @@ Command = TypeVar("Command")
 class WithDatasets:
     """A command with a flag for every benchmark that is read from a folder, such as --davis DIR."""
 
-    def datasets(self) -> dict[str, Path]:
+    def datasets(self) -> dict[str, Any]:
         """The folders that were given, by the name of their benchmark."""
         given = {name: getattr(self, name, None) for name in benchmarks.datasets()}
         return {name: root for name, root in given.items() if root is not None}
