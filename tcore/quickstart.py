@@ -9,33 +9,25 @@ from rich.console import Console
 from rich.table import Table
 
 from tcore.config import Config
-from tcore.data.rendered import RenderedVideo
 from tcore.errors import InputError
-from tcore.evaluation.benchmarks.rendered import (
-    HELDOUT_SEED,
-    Features,
-    Propagated,
-    RenderedScores,
-    copy_first_frame,
-    heldout_videos,
-    propagate_video,
-    raw_color,
-    score_videos,
-)
+from tcore.evaluation.benchmarks.rendered import Rendered
+from tcore.evaluation.controls import copy_first, raw_patches
 from tcore.evaluation.encoder import Encoder
 from tcore.evaluation.encoders import load_encoder
 from tcore.evaluation.protocols import RENDERED
 from tcore.files import write_text
 from tcore.methods import build
 from tcore.pretrain import train
-from tcore.show.propagation import compare_rendered, comparison_figure
+from tcore.show.propagation import comparison_figure, label_clip
 from tcore.show.report import write_report
 from tcore.text import format_seconds
 
 COPY, COLOR, UNTRAINED, TRAINED = "copy first frame", "raw color patches", "untrained", "trained"
+COLUMNS = {"J&F": "J&F", "J": "J", "F": "F", "mIoU": "part mIoU", "PCK@0.2": "PCK@.2"}
+SAVED = {"region": "J", "boundary": "F", "part_iou": "mIoU", "pck": "PCK@0.2"}  # names in results.json
 
 
-def quickstart(run: Path, config: Config, *, num_videos: int = 24) -> dict[str, RenderedScores]:
+def quickstart(run: Path, config: Config, *, num_videos: int = 24) -> dict[str, dict[str, float]]:
     """Train, score, print the table, save the picture and the report."""
     if num_videos < 1:
         raise InputError(f"videos={num_videos}: need 1 or more.")
@@ -47,26 +39,24 @@ def quickstart(run: Path, config: Config, *, num_videos: int = 24) -> dict[str, 
     console.print(
         f"\ntrained in {format_seconds(trained - started)}; scoring {num_videos} held-out videos ..."
     )
-    videos = heldout_videos(num_videos, seed=HELDOUT_SEED, size=config.rendered.size)
-    untrained = Encoder(build(config).encoder(), UNTRAINED)
-    found = propagate_all(videos, {UNTRAINED: untrained, TRAINED: load_encoder(run)})
-    scores = {name: score_videos(videos, labels) for name, labels in found.items()}
-
-    results = {name: dataclasses.asdict(score) for name, score in scores.items()}
-    protocol = dataclasses.asdict(RENDERED)
-    write_text(
-        run / "results.json",
-        json.dumps({"heldout_videos": num_videos, "protocol": protocol, "scores": results}, indent=2) + "\n",
-    )
-    picture = run / "propagation.png"
-    shown = {
-        name: compare_rendered(videos[0], found[name][0], name)["objects"]
-        for name in (COPY, UNTRAINED, TRAINED)
+    benchmark = Rendered.open(num_videos, RENDERED)
+    encoders = untrained_encoders(config) | {TRAINED: load_encoder(run)}
+    scores = {
+        name: benchmark.summarize([benchmark.run(encoder, clip) for clip in benchmark.clips])
+        for name, encoder in encoders.items()
     }
+    results = {
+        "heldout_videos": num_videos,
+        "protocol": dataclasses.asdict(RENDERED),
+        "scores": {name: {old: s[new] for old, new in SAVED.items()} for name, s in scores.items()},
+    }
+    write_text(run / "results.json", json.dumps(results, indent=2) + "\n")
+    picture = run / "propagation.png"
+    shown = {name: label_clip(encoders[name], benchmark) for name in (COPY, UNTRAINED, TRAINED)}
     comparison_figure(shown, picture)
 
     console.print(_table(scores, num_videos))
-    gain = 100 * (scores[TRAINED].region_and_boundary - scores[UNTRAINED].region_and_boundary)
+    gain = 100 * (scores[TRAINED]["J&F"] - scores[UNTRAINED]["J&F"])
     console.print(
         f"training gains {gain:+.1f} J&F points; picture: {picture}; encoder: {run}/encoder.safetensors"
     )
@@ -75,22 +65,18 @@ def quickstart(run: Path, config: Config, *, num_videos: int = 24) -> dict[str, 
     return scores
 
 
-def propagate_all(videos: list[RenderedVideo], encoders: dict[str, Encoder]) -> dict[str, list[Propagated]]:
-    """Labels of the first frames, propagated by two controls and some encoders."""
-    patch_size = next(iter(encoders.values())).patch_size
-    found = {COPY: [copy_first_frame(video) for video in videos]}
-    features: dict[str, Features] = {COLOR: raw_color(patch_size), **encoders}
-    for name, extract in features.items():
-        found[name] = [propagate_video(video, extract) for video in videos]
-    return found
+def untrained_encoders(config: Config) -> dict[str, Encoder]:
+    """What training must beat: two controls, and the encoder that it begins with."""
+    untrained = Encoder(build(config).encoder(), UNTRAINED)
+    size = untrained.patch_size
+    return {COPY: copy_first(size), COLOR: raw_patches(size), UNTRAINED: untrained}
 
 
-def _table(scores: dict[str, RenderedScores], num_videos: int) -> Table:
+def _table(scores: dict[str, dict[str, float]], num_videos: int) -> Table:
     table = Table(title=f"label propagation on {num_videos} held-out rendered videos")
     table.add_column("features")
-    for column in ("J&F", "J", "F", "part mIoU", "PCK@.2"):
+    for column in COLUMNS.values():
         table.add_column(column, justify="right")
-    for name, s in scores.items():
-        values = (s.region_and_boundary, s.region, s.boundary, s.part_iou, s.pck)
-        table.add_row(name, *(f"{100 * value:.1f}" for value in values))
+    for name, found in scores.items():
+        table.add_row(name, *(f"{100 * found[column]:.1f}" for column in COLUMNS))
     return table

@@ -4,8 +4,9 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from tcore.evaluation.benchmarks.rendered import heldout_videos, score_videos
-from tcore.quickstart import COPY, TRAINED, UNTRAINED, propagate_all, quickstart
+from tcore.evaluation.benchmarks.rendered import Rendered
+from tcore.evaluation.protocols import RENDERED
+from tcore.quickstart import COPY, TRAINED, UNTRAINED, quickstart, untrained_encoders
 from tcore.recipes import recipe
 from tests.tiny import TINY
 
@@ -31,15 +32,13 @@ def test_quickstart_prints_the_table_and_saves_picture_and_scores(
     assert f"report: {tmp_path / 'run' / 'report.html'}" in printed
     assert "part mIoU" in (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
     saved = json.loads((tmp_path / "run" / "results.json").read_text())["scores"]
-    assert saved[TRAINED]["region"] == scores[TRAINED].region
+    assert saved[TRAINED]["region"] == scores[TRAINED]["J"]
 
 
 def test_copying_the_first_frame_scores_clearly_below_an_untrained_encoder() -> None:
-    from tcore.evaluation.encoder import Encoder
-    from tcore.methods import build
-
-    videos = heldout_videos(3, seed=5)
-    untrained = Encoder(build(recipe("quickstart")).encoder(), UNTRAINED)
-    found = propagate_all(videos, {UNTRAINED: untrained})
-    scores = {name: score_videos(videos, labels).region_and_boundary for name, labels in found.items()}
+    benchmark = Rendered.open(3, RENDERED)
+    scores = {
+        name: benchmark.summarize([benchmark.run(encoder, clip) for clip in benchmark.clips])["J&F"]
+        for name, encoder in untrained_encoders(recipe("quickstart")).items()
+    }
     assert scores[COPY] + 0.05 < scores[UNTRAINED]

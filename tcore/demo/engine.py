@@ -17,7 +17,7 @@ from tcore.evaluation.encoder import Encoder
 from tcore.evaluation.encoders import load_encoder
 from tcore.evaluation.protocols import TCORE, Protocol
 from tcore.evaluation.resize import Size, normalize_images, resize_images
-from tcore.evaluation.run_clip import encode, exact_convolutions
+from tcore.evaluation.run_clip import encode
 from tcore.show.matcher import Matcher, load_matcher
 from tcore.video.propagate_video import fit_size
 
@@ -89,11 +89,10 @@ class Engine:
         images = [torch.from_numpy(frame.copy()).to(device) for frame in (current, *others)]
         mask = torch.zeros(1, grid[0] * grid[1], dtype=torch.bool, device=device)
         mask[0, row * grid[1] + column] = True
-        with exact_convolutions():
-            sized = normalize_images(torch.stack([resize_images(image, inside) for image in images]))
-            query = backbone(sized[:1], mask).patches
-            sources = backbone(sized[1:]).patches
-            maps = match.attention(query.expand(len(others), -1, -1), sources).cross
+        sized = normalize_images(torch.stack([resize_images(image, inside) for image in images]))
+        query = backbone(sized[:1], mask).patches
+        sources = backbone(sized[1:]).patches
+        maps = match.attention(query.expand(len(others), -1, -1), sources).cross
         return [values.unflatten(0, grid).cpu() for values in maps[:, row * grid[1] + column]]
 
 

@@ -3,6 +3,8 @@
 from typing import NoReturn
 
 import torch
+import torch.nn.functional as F
+from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 
 from tcore.errors import InputError
@@ -18,14 +20,35 @@ def load_control(name: str) -> Encoder:
     if name == "colour":
         to_stderr(f"tcore: control:colour is now called {CONTROLS[1]}.")
         name = "color"
-    mean = mean_color()
     if name == "color":
+        mean = mean_color()
         color = Adapted(mean, mean, patch_size=PATCH, num_prefix=0)
         return Encoder(color, CONTROLS[1], "control: the features of a patch are its mean color")
     if name == "copy":
-        blind = Adapted(mean, no_features, patch_size=PATCH, num_prefix=0)
-        return CopyFirst(blind, CONTROLS[0], "control: the labels of the first frame stay there")
+        return copy_first()
     raise InputError(f"no encoder 'control:{name}': there are {' and '.join(CONTROLS)}.")
+
+
+def copy_first(patch_size: int = PATCH) -> "CopyFirst":
+    """The control that copies labels."""
+    blind = Adapted(mean_color(), no_features, patch_size=patch_size, num_prefix=0)
+    return CopyFirst(blind, CONTROLS[0], "control: the labels of the first frame stay there")
+
+
+def raw_patches(patch_size: int) -> "RawPatches":
+    """The control whose features are pixels."""
+    blind = Adapted(mean_color(), no_features, patch_size=patch_size, num_prefix=0)
+    return RawPatches(blind, "raw color patches")
+
+
+class RawPatches(Encoder):
+    """The pixels of each patch are its features."""
+
+    def forward(
+        self, frames: UInt8[Tensor, "time height width 3"]
+    ) -> Float[Tensor, "time channels rows columns"]:
+        """Colors between -0.5 and 0.5."""
+        return F.pixel_unshuffle(frames.permute(0, 3, 1, 2).float() / 255 - 0.5, self.patch_size)
 
 
 class CopyFirst(Encoder):

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -20,9 +21,11 @@ from tcore.evaluation.masks import VOID, Ids
 from tcore.evaluation.propagate import GivenLabels, Labels, Precision, propagate_features
 from tcore.evaluation.protocols import Protocol
 from tcore.evaluation.resize import Size, grid_to_ids, ids_to_grid, normalize_images, resize_images
+from tcore.model.vit import VisionTransformer
 
 THREADS = 4  # enough to read and write as fast as the fastest GPU computes
 AHEAD = 8  # decoded frames that wait for the encoder
+CONVOLUTIONS = Lock()
 
 
 def run_clip(
@@ -94,23 +97,30 @@ def encode(
         frame = np.asarray(Image.fromarray(frame).resize((size[1], size[0]), Image.Resampling.BILINEAR))
     device = next(encoder.parameters()).device
     image = torch.from_numpy(frame.copy()).to(device)
-    with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"), exact_convolutions():
+    with (
+        torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"),
+        exact_convolutions(encoder),
+    ):
         return encoder.features(normalize_images(resize_images(image, size))[None])[0].float()
 
 
 @contextmanager
-def exact_convolutions() -> Iterator[None]:
-    """Compute fp32 convolutions in fp32: on CUDA they are rounded to TF32 by default.
+def exact_convolutions(encoder: Encoder) -> Iterator[None]:
+    """Compute fp32 convolutions of foreign models in fp32: on CUDA they are rounded to TF32 by default.
 
-    PyTorch has no argument for this, and `torch.backends.cudnn.flags` would also reset the precision of
-    matrix products; so one flag of the process is changed and restored.
+    PyTorch has no argument for this, only a flag of the process, so one thread at a time changes it. Our
+    own encoders need neither: they have no convolutions.
     """
-    before = torch.backends.cudnn.allow_tf32
-    torch.backends.cudnn.allow_tf32 = False
-    try:
+    if isinstance(encoder.backbone, VisionTransformer):
         yield
-    finally:
-        torch.backends.cudnn.allow_tf32 = before
+        return
+    with CONVOLUTIONS:
+        before = torch.backends.cudnn.allow_tf32
+        torch.backends.cudnn.allow_tf32 = False
+        try:
+            yield
+        finally:
+            torch.backends.cudnn.allow_tf32 = before
 
 
 def read_ahead(paths: Iterable[Path]) -> Iterator[Frame]:

@@ -58,7 +58,7 @@ def label_rendered(
 ) -> dict[Kind, PropagatedClip]:
     """Objects, parts and joints of a held-out rendered video, propagated by an encoder."""
     video = rendered_clip(source, encoder.patch_size)
-    found = propagate_video(video, lambda frames: encoder(frames).float().cpu(), protocol)
+    found = propagate_video(video, encoder, protocol)
     return compare_rendered(video, found, rendered_name(source))
 
 

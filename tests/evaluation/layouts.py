@@ -7,8 +7,12 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from tcore.data.rendered import RenderedVideo
+from tcore.data.rendered import RenderedVideo, render_video
 from tcore.evaluation.benchmarks.rendered import true_joints
+
+
+def heldout_videos(count: int, *, num_frames: int, size: int) -> list[RenderedVideo]:
+    return [render_video(0, i, split="heldout", num_frames=num_frames, size=size) for i in range(count)]
 
 
 def write_frames(folder: Path, frames: np.ndarray, first: int = 0) -> None:

@@ -1,5 +1,6 @@
 """Controls that have learned nothing."""
 
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 import numpy as np
@@ -8,10 +9,12 @@ import torch
 
 from tcore.cli.main import main
 from tcore.errors import InputError
-from tcore.evaluation.benchmarks.rendered import HELDOUT_SEED, copy_first_frame, heldout_videos, score_videos
+from tcore.evaluation.benchmarks.rendered import Rendered, copy_first_frame
 from tcore.evaluation.encoders import load_encoder
 from tcore.evaluation.evaluate import evaluate
-from tests.evaluation.layouts import write_davis, write_jhmdb, write_vip
+from tcore.evaluation.protocols import RENDERED
+from tcore.evaluation.run_clip import encode, exact_convolutions
+from tests.evaluation.layouts import heldout_videos, write_davis, write_jhmdb, write_vip
 
 
 def test_the_color_of_a_patch_is_its_mean_and_brightness_counts() -> None:
@@ -31,7 +34,8 @@ def test_the_color_of_a_patch_is_its_mean_and_brightness_counts() -> None:
 def test_copied_labels_have_the_scores_of_the_first_frame(tmp_path: Path) -> None:
     """At 8 times the size of its frames, a video's labels pass the grid of patches nearly unharmed."""
     videos = heldout_videos(2, num_frames=5, size=64)
-    expected = score_videos(videos, [copy_first_frame(video) for video in videos])
+    benchmark = Rendered([], RENDERED, "")
+    expected = benchmark.summarize([benchmark.compare(video, copy_first_frame(video)) for video in videos])
     card = evaluate(
         load_encoder("control:copy"),
         davis=write_davis(tmp_path / "davis", videos),
@@ -40,14 +44,22 @@ def test_copied_labels_have_the_scores_of_the_first_frame(tmp_path: Path) -> Non
         size=(512, 512),
     )
     found = {name: result["scores"] for name, result in card["benchmarks"].items()}
-    assert found["davis"]["J"] == pytest.approx(expected.region, abs=0.03)
-    assert found["davis"]["F"] == pytest.approx(expected.boundary, abs=0.05)
-    assert found["vip"]["mIoU"] == pytest.approx(expected.part_iou, abs=0.03)
-    assert found["jhmdb"]["PCK@0.2"] == pytest.approx(expected.pck, abs=0.03)
-    rendered = evaluate(load_encoder("control:copy"), rendered=2)["benchmarks"]["rendered"]["scores"]
-    longer = heldout_videos(2, seed=HELDOUT_SEED, num_frames=20, size=256)
-    exact = score_videos(longer, [copy_first_frame(video) for video in longer])
-    assert rendered["J"] == pytest.approx(exact.region, abs=1e-6)
+    assert found["davis"]["J"] == pytest.approx(expected["J"], abs=0.03)
+    assert found["davis"]["F"] == pytest.approx(expected["F"], abs=0.05)
+    assert found["vip"]["mIoU"] == pytest.approx(expected["mIoU"], abs=0.03)
+    assert found["jhmdb"]["PCK@0.2"] == pytest.approx(expected["PCK@0.2"], abs=0.03)
+
+
+def test_threads_leave_the_precision_of_convolutions_as_it_was() -> None:
+    encoder, before = load_encoder("control:color"), torch.backends.cudnn.allow_tf32
+    frame = np.zeros((32, 32, 3), np.uint8)
+    with ThreadPoolExecutor(1) as pool:
+        with exact_convolutions(encoder):
+            waiting = pool.submit(encode, encoder, frame, (32, 32))
+            assert not wait([waiting], timeout=0.2).done
+            assert not torch.backends.cudnn.allow_tf32
+        waiting.result()
+    assert torch.backends.cudnn.allow_tf32 == before
 
 
 def test_the_old_spelling_of_a_control_works_and_names_the_new_one(

@@ -12,12 +12,11 @@ from tcore.errors import InputError
 from tcore.evaluation.benchmarks.benchmark import Benchmark
 from tcore.evaluation.benchmarks.davis import Davis
 from tcore.evaluation.benchmarks.jhmdb import Jhmdb, read_truth
-from tcore.evaluation.benchmarks.rendered import heldout_videos
 from tcore.evaluation.benchmarks.vip import Vip
 from tcore.evaluation.masks import read_ids
 from tcore.evaluation.matfile import read_mat
 from tcore.evaluation.protocols import TCORE
-from tests.evaluation.layouts import write_davis, write_jhmdb, write_mat, write_vip
+from tests.evaluation.layouts import heldout_videos, write_davis, write_jhmdb, write_mat, write_vip
 
 VIDEOS = heldout_videos(2, num_frames=4, size=32)
 DATA = os.environ.get("TCORE_DATA")

@@ -13,7 +13,6 @@ import torch
 from tcore import InputError, Scoring, evaluate, load_encoder, train
 from tcore.cli.main import main
 from tcore.data.rendered import render_video
-from tcore.evaluation.benchmarks.rendered import heldout_videos
 from tcore.evaluation.card import Card
 from tcore.evaluation.encoder import Encoder
 from tcore.evaluation.trajectory import read_checkpoints
@@ -21,7 +20,7 @@ from tcore.pretrain import BEST, BEST_CARD, read_best
 from tcore.show.dynamics import CYCLE, SCORES, curves, dynamics_figure
 from tcore.show.runs import read_run
 from tcore.training.guard import StopRequested
-from tests.evaluation.layouts import write_davis
+from tests.evaluation.layouts import heldout_videos, write_davis
 from tests.tiny import tiny
 from tests.training.test_loop import assert_same_run
 

@@ -1,15 +1,14 @@
 """Held-out rendered videos as a benchmark: masks, body parts and joints, all three scores; no files."""
 
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-import torch.nn.functional as F
-from jaxtyping import Float, UInt8
+from jaxtyping import UInt8
 from torch import Tensor
 
 from tcore.data.rendered import RenderedVideo, render_video
@@ -25,8 +24,6 @@ from tcore.evaluation.propagate import propagate_features
 from tcore.evaluation.protocols import RENDERED, SHARED, Protocol
 from tcore.evaluation.resize import grid_to_ids, ids_to_grid
 
-Frames = UInt8[Tensor, "time height width 3"]
-Features = Callable[[Frames], Float[Tensor, "time channels rows columns"]]
 HELDOUT_SEED = 31415  # no setting was chosen on these videos
 FRAMES = 20
 GRID = 16  # patches a side, the same for every patch size
@@ -67,34 +64,26 @@ class Rendered(Benchmark):
     def run(self, encoder: Encoder, clip: Any, save: Save | None = None) -> Result:
         """Propagate objects, parts and joints together."""
         video = heldout_video(clip.number, encoder.patch_size)
-        found = self.predict(encoder, video)
+        found = propagate_video(video, encoder, self.protocol)
         if save:
             for index, (objects, parts) in enumerate(zip(found.objects, found.parts, strict=True)):
                 save(f"{clip.name}/objects", f"{index:05d}.png", objects)
                 save(f"{clip.name}/parts", f"{index:05d}.png", parts)
             save(clip.name, "joints.npz", found.joints)
+        return self.compare(video, found)
+
+    def compare(self, video: RenderedVideo, found: "Propagated") -> Result:
+        """The result of one video, given its labels."""
         first = int(self.protocol.skip_first)
         confusion = scores.confusion_matrix(video.parts[first:], found.parts[first:])
         return {
             **describe_objects(scores.davis_scores(video.objects, found.objects)),
-            "frames": FRAMES,
+            "frames": len(video.frames),
             "input": list(video.frames.shape[1:3]),
             "confusion": confusion.tolist(),
             "truth": plain(true_joints(video)),
             "joints": plain(found.joints),
         }
-
-    def predict(self, encoder: Encoder, video: RenderedVideo) -> "Propagated":
-        """All labels of one video."""
-        if encoder.copies:
-            return copy_first_frame(video)
-        device = next(encoder.parameters()).device
-
-        def features(frames: Frames) -> Float[Tensor, "time channels rows columns"]:
-            with torch.autocast(device.type, torch.bfloat16, enabled=self.protocol.precision == "bf16"):
-                return encoder(frames.to(device)).float().cpu()
-
-        return propagate_video(video, features, self.protocol)
 
     def summarize(self, results: Iterable[Result]) -> dict[str, float]:
         """All scores of the other three benchmarks."""
@@ -114,7 +103,7 @@ class Rendered(Benchmark):
     def label(self, encoder: Encoder, clip: Any) -> LabeledClip:
         """Predicted and true ids of objects."""
         video = heldout_video(clip.number, encoder.patch_size)
-        found = list(self.predict(encoder, video).objects)
+        found = list(propagate_video(video, encoder, self.protocol).objects)
         return LabeledClip(lambda index: video.frames[index], found, list(video.objects))
 
     def fingerprints(self, clip: Any, patch_size: int) -> tuple[str, str]:
@@ -133,38 +122,19 @@ class Propagated:
     joints: Joints
 
 
-@dataclass(frozen=True)
-class RenderedScores:
-    """Scores over held-out videos, as fractions."""
-
-    region: float
-    boundary: float
-    part_iou: float
-    pck: float
-    """Share of the joints within .2 of the figure's size."""
-
-    @property
-    def region_and_boundary(self) -> float:
-        """J&F."""
-        return (self.region + self.boundary) / 2
-
-
 def heldout_video(number: int, patch_size: int) -> RenderedVideo:
     """A video of the benchmark."""
     return render_video(HELDOUT_SEED, number, split="heldout", num_frames=FRAMES, size=GRID * patch_size)
 
 
-def heldout_videos(
-    count: int, *, seed: int = 0, num_frames: int = FRAMES, size: int = 128
-) -> list[RenderedVideo]:
-    """Videos that training never sees."""
-    return [render_video(seed, i, split="heldout", num_frames=num_frames, size=size) for i in range(count)]
-
-
-def propagate_video(video: RenderedVideo, features: Features, protocol: Protocol = RENDERED) -> Propagated:
+def propagate_video(video: RenderedVideo, encoder: Encoder, protocol: Protocol = RENDERED) -> Propagated:
     """Propagate masks, parts and joints of the first frame together, on one set of features."""
+    if encoder.copies:
+        return copy_first_frame(video)
     size = video.frames.shape[1:3]
-    found = features(torch.from_numpy(video.frames))
+    device = next(encoder.parameters()).device
+    with torch.autocast(device.type, torch.bfloat16, enabled=protocol.precision == "bf16"):
+        found = encoder(torch.from_numpy(video.frames).to(device)).float().cpu()
     grid = (found.shape[2], found.shape[3])
     first = first_labels(video, grid, round_border=protocol.round_border)
     labels = list(propagate_features(found, torch.cat(first, dim=2), protocol.propagator()))
@@ -207,28 +177,3 @@ def true_joints(video: RenderedVideo) -> Joints:
     """Joints as the scores take them: NaN where one is not visible."""
     position = video.joints[:, :, :2].transpose(2, 1, 0).astype(np.float64)
     return np.where(video.joints[:, :, 2].T > 0, position, np.nan)
-
-
-def score_videos(videos: list[RenderedVideo], found: list[Propagated]) -> RenderedScores:
-    """J and F over all objects, IoU over all parts, PCK over all joints."""
-    pairs = list(zip(videos, found, strict=True))
-    objects = [one for video, labels in pairs for one in scores.davis_scores(video.objects, labels.objects)]
-    confusion = np.sum(
-        [scores.confusion_matrix(video.parts, labels.parts) for video, labels in pairs], axis=0
-    )
-    pck = scores.pck([true_joints(video) for video in videos], [labels.joints for labels in found], (0.2,))
-    return RenderedScores(
-        region=float(np.mean([one.region_statistics.mean for one in objects])),
-        boundary=float(np.mean([one.boundary_statistics.mean for one in objects])),
-        part_iou=scores.mean_iou(confusion),
-        pck=float(pck.pck[0]),
-    )
-
-
-def raw_color(patch_size: int) -> Features:
-    """The control that has learned nothing: the pixels of each patch are its features."""
-
-    def features(frames: Frames) -> Float[Tensor, "time channels rows columns"]:
-        return F.pixel_unshuffle(frames.permute(0, 3, 1, 2).float() / 255 - 0.5, patch_size)
-
-    return features
