@@ -18,7 +18,7 @@ from tcore import methods
 from tcore.config import OptimConfig
 from tcore.evaluation import pose, resize, scores
 from tcore.evaluation.propagate import Propagator, propagate_features
-from tcore.methods.distillation import Batch, make_batch
+from tcore.methods.distillation import Batch, SelfDistillation, make_batch
 from tcore.methods.matching import PatchMatchingModule
 from tcore.methods.settings import LossForm
 from tcore.methods.tcore import TCoRe
@@ -389,6 +389,146 @@ def check_miou(arrays: Arrays) -> Iterator[Deviation]:
     yield deviation("miou", scores.mean_iou(confusion), arrays["miou"], 1e-6)
 
 
+def dino_model(arrays: Arrays, settings: Mapping[str, Any]) -> SelfDistillation:
+    """Student, teacher and center as stored; nothing is masked, so no mask token learns."""
+    vit = VisionTransformer(
+        dim=settings["dim"],
+        depth=settings["depth"],
+        num_heads=settings["heads"],
+        patch_size=settings["patch"],
+        image_size=settings["image"],
+        num_registers=settings["registers"],
+        layer_scale=settings["layer_scale"],
+        position_resize="factor",
+    )
+    head = ProjectionHead(
+        dim=settings["dim"],
+        hidden=settings["hidden"],
+        bottleneck=settings["bottleneck"],
+        num_prototypes=settings["K"],
+        train_gains=settings["train_gains"],
+    )
+    vit.mask_token.requires_grad_(False)
+    model = SelfDistillation(
+        vit,
+        head,
+        {"dino": 1.0},
+        student_temperature=settings["student_temperature"],
+        center_momentum=settings["center_momentum"],
+    )
+    absent = {"backbone.register_tokens", "backbone.mask_token"}
+    for network, prefix in ((model.student, "student/"), (model.teacher, "teacher/")):
+        odd = network.load_state_dict(tensors(arrays, prefix), strict=False)
+        assert set(odd.missing_keys) == absent, odd
+        assert not odd.unexpected_keys, odd
+    model.frame_center.value.copy_(torch.from_numpy(arrays["center"]))
+    return model
+
+
+def check_dino(arrays: Arrays) -> Iterator[Deviation]:
+    """DINO: positions, tokens, outputs, targets, loss and gradients by both twins, states after a step."""
+    settings = json.loads(str(arrays["settings"]))
+    crops = {name: torch.from_numpy(arrays[f"views/{name}_crops"]) for name in ("global", "local")}
+    batch = make_batch(
+        crops["global"], crops["local"], torch.zeros(len(crops["global"]), 0, dtype=torch.bool)
+    )
+    values = {"teacher_temperature": settings["teacher_temperature"], "momentum": settings["momentum"]}
+    for fused in (False, True):
+        model = dino_model(arrays, settings)
+        model.fused = fused
+        found = model(batch, values)
+        model.total(found).backward()  # type: ignore[no-untyped-call]
+        yield deviation(f"loss/dino (fused {fused})", found["dino"], arrays["loss/dino"])
+        parameters = dict(model.student.named_parameters())
+        trained = {name for name, p in parameters.items() if p.grad is not None and p.numel()}
+        yield same_names("grad", set(tensors(arrays, "grad/")), trained)
+        for name, golden in tensors(arrays, "grad/").items():
+            yield deviation(f"grad/{name} (fused {fused})", parameters[name].grad, golden, 1e-4)
+    yield from check_dino_update(arrays, settings, model, frozen=False)
+    yield deviation("after/center", model.frame_center.value, arrays["after/center"])
+    frozen = dino_model(arrays, settings)
+    frozen.total(frozen(batch, values)).backward()  # type: ignore[no-untyped-call]
+    yield from check_dino_update(arrays, settings, frozen, frozen=True)
+    yield from check_dino_tokens(arrays, settings, crops)
+
+
+@torch.no_grad()
+def check_dino_tokens(
+    arrays: Arrays, settings: Mapping[str, Any], crops: Mapping[str, Tensor]
+) -> Iterator[Deviation]:
+    """What the networks make of the crops before any step."""
+    model = dino_model(arrays, settings).eval()
+    side = settings["local"] // settings["patch"]
+    yield deviation(
+        "positions_local", model.student.backbone.positions(side, side), arrays["positions_local"]
+    )
+    for who, network in (("student", model.student), ("teacher", model.teacher)):
+        for kind, views in crops.items():
+            if f"tokens/{who}_{kind}_frame" in arrays:
+                tokens = network.backbone(views)
+                for part, made in (("frame", tokens.frame), ("patches", tokens.patches)):
+                    name = f"tokens/{who}_{kind}_{part}"
+                    yield deviation(name, made, arrays[name])
+    frames = [model.student.backbone(views).frame for views in crops.values()]
+    yield deviation("outputs/student", model.student.head(torch.cat(frames)), arrays["outputs/student"])
+    outputs = model.teacher.head(model.teacher.backbone(crops["global"]).frame)
+    yield deviation("outputs/teacher", outputs, arrays["outputs/teacher"])
+    targets = losses.centering_targets(outputs, model.frame_center.value, settings["teacher_temperature"])
+    yield deviation("targets", targets, arrays["targets"])
+
+
+def check_dino_update(
+    arrays: Arrays, settings: Mapping[str, Any], model: SelfDistillation, *, frozen: bool
+) -> Iterator[Deviation]:
+    """Parameters after clipping each by itself, AdamW and EMA; in the first epoch prototypes stay."""
+    optimizer = optim.Optimizer(
+        model.parts(),
+        depth=settings["depth"],
+        clip=settings["clip"],
+        clip_by="parameter",
+        freeze="gradient",
+        betas=tuple(settings["betas"]),
+        eps=settings["eps"],
+    )
+    optimizer.clip()
+    lr, decay = settings["lr"], settings["weight_decay"]
+    optimizer.step(optim.StepValues(lr, {"backbone": lr, "head": lr}, not frozen, decay, {}))
+    model.finish_step({"momentum": settings["momentum"]})
+    networks = {"student": model.student} if frozen else {"student": model.student, "teacher": model.teacher}
+    for who, network in networks.items():
+        prefix, state = f"after{'_frozen' * frozen}/{who}/", network.state_dict()
+        for name, golden in tensors(arrays, prefix).items():
+            yield deviation(prefix + name, state[name], golden, 1e-4)
+
+
+def check_dino_schedules(arrays: Arrays) -> Iterator[Deviation]:
+    """DINO's entries: learning rate, weight decay and momentum by step, temperature by epoch."""
+    settings = json.loads(str(arrays["settings"]))
+    small = {"vit.dim": 16, "vit.depth": 1, "vit.num_heads": 1, "head.hidden": 8, "head.prototypes": 8}
+    steps = settings["steps_per_epoch"]
+    lengths = {
+        "optim.epochs": settings["epochs"],
+        "optim.warmup_epochs": settings["warmup_epochs"],
+        "teacher.temperature_epochs": settings["temperature_epochs"],
+        "optim.base_lr": settings["dino"]["lr"],
+        "optim.batch": settings["dino"]["batch"],
+        "optim.end_lr": settings["dino"]["end"],
+    }
+    config = recipe("vits16-dino-k400", small | lengths)
+    schedule = optim.build_schedule(config, methods.build(config), steps_per_epoch=steps)
+    logged = [schedule.at(step).logged() for step in range(steps * settings["epochs"])]
+    for name in ("lr", "weight_decay", "momentum"):
+        yield deviation(f"dino/{name}", [values[name] for values in logged], arrays[f"dino/{name}"])
+    by_epoch = np.repeat(arrays["dino/teacher_temperature_by_epoch"], steps)
+    yield deviation("dino/teacher_temperature_by_epoch", [x["teacher_temperature"] for x in logged], by_epoch)
+
+
+# The other methods' tensors; a folder that holds dino.npz is such a set.
+DISTIL: dict[str, Callable[[Any], Iterator[Deviation]]] = {
+    "dino.npz": check_dino,
+    "schedules.npz": check_dino_schedules,
+}
+
 KNOWN: dict[str, Callable[[Any], Iterator[Deviation]]] = {
     "davis_metrics_multi_object.npz": check_davis,
     "label_and_image_resize.npz": check_resize,
@@ -430,7 +570,10 @@ def check_file(path: Path) -> Row:
     if not path.is_file():
         return Row(path.name, False, "missing")
     try:
-        deviations = list(KNOWN[path.name](read(path)))
+        arrays = read(path)
+        # Files of one name are told apart by their keys.
+        known = DISTIL if path.name in DISTIL and ("dino/lr" in arrays or path.name not in KNOWN) else KNOWN
+        deviations = list(known[path.name](arrays))
     except Exception as error:
         return Row(path.name, False, f"cannot be compared: {error!r}")
     if not deviations:
@@ -446,8 +589,9 @@ def check_folder(folder: Path) -> list[Row]:
     # The package keeps its own files of other kinds here; golden sets are .npz and .json.
     ours = {"__init__.py", "check.py", "test_golden.py", "README.md"}
     found = {path.name for path in folder.iterdir() if path.is_file()} if folder.is_dir() else set()
-    unknown = [Row(name, False, "unknown file") for name in sorted(found - KNOWN.keys() - ours)]
-    return [check_file(folder / name) for name in KNOWN] + unknown
+    known = DISTIL if "dino.npz" in found else KNOWN
+    unknown = [Row(name, False, "unknown file") for name in sorted(found - known.keys() - ours)]
+    return [check_file(folder / name) for name in known] + unknown
 
 
 def main(arguments: list[str]) -> int:

@@ -12,7 +12,7 @@ from tcore.config import VitSpec
 from tcore.data.source import Counts
 from tcore.errors import InputError
 from tcore.methods.distillation import make_batch
-from tcore.model.subset import Share, Wanted, add_residual, draw_subsets
+from tcore.model.subset import Share, Subset, Wanted, add_residual, draw_gates, draw_subsets
 from tcore.model.vit import Block, LayerScale, Tokens, VisionTransformer, build_vit
 from tcore.recipes import VIT_B, VIT_L, VIT_S, VIT_TI
 
@@ -373,3 +373,29 @@ def test_the_last_block_makes_no_more_than_is_wanted() -> None:
         vit(images, wanted=wanted)
     tokens = 1 + 4 + 16
     assert rows == [6 * tokens, 6, 2 * tokens, 4]
+
+
+def test_each_sample_skips_by_itself_at_rates_that_rise_with_the_block() -> None:
+    vit = VisionTransformer(
+        dim=DIM, depth=3, num_heads=3, drop_path=0.4, drop_path_rule="linear", drop_path_form="sample"
+    )
+    assert vit.drop_rates == pytest.approx([0.0, 0.2, 0.4])
+    first, second = draw_gates([0.0, 0.4], 4000, seeded(0), torch.device("cpu"))
+    assert first is None
+    assert isinstance(second, Tensor)
+    assert second.unique().tolist() == pytest.approx([0.0, 1 / 0.6])
+    assert float((second == 0).float().mean()) == pytest.approx(0.4, abs=0.03)
+    assert float(second.mean()) == pytest.approx(1.0, abs=0.05)
+
+
+def test_subsets_of_rising_rates_leave_out_their_own_shares() -> None:
+    shares = draw_subsets([0.0, 0.25, 0.5], 8, seeded(0), torch.device("cpu"))
+    assert shares[0] is None
+    assert [len(share.rows) for share in shares if isinstance(share, Subset)] == [6, 4]
+
+
+def test_without_layer_scale_there_is_no_gain_and_the_card_says_so() -> None:
+    vit = VisionTransformer(dim=DIM, depth=1, num_heads=3, layer_scale=None, position_resize="factor")
+    assert not any("gamma" in name for name in vit.state_dict())
+    sizes = vit.sizes()
+    assert (sizes["layer_scale"], sizes["position_resize"]) == (None, "factor")

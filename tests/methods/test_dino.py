@@ -1,0 +1,115 @@
+"""DINO behind the trainer: what it wants to see, what it minimizes, how it is trained."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tcore import Config, InputError, load_encoder, methods, recipe, train
+from tcore.config import validate
+from tcore.data.loader import render_batch
+from tcore.data.stores import FrameStore
+from tcore.methods.distillation import SelfDistillation
+from tcore.methods.sampling import FrameSampling
+from tcore.training.optim import build_optimizer, build_schedule
+from tests.tiny import TINY
+from tests.training.jobs import StoppedError, stopping_at
+
+
+def small(**changes: Any) -> Config:
+    """The recipe with the sizes of the tiny run."""
+    sizes = {name: value for name, value in TINY.items() if not name.startswith("matching.")}
+    return recipe("vits16-dino-k400", sizes | {name.replace("__", "."): v for name, v in changes.items()})
+
+
+def build(config: Config) -> SelfDistillation:
+    method = methods.build(config)
+    assert type(method) is SelfDistillation
+    return method
+
+
+def test_it_trains_exports_the_teacher_and_resumes_bit_for_bit(tmp_path: Path) -> None:
+    whole = train(small(), tmp_path / "whole", quiet=True)
+    with pytest.raises(StoppedError):
+        train(small(), tmp_path / "parts", quiet=True, on_step=stopping_at(3))
+    parts = train(small(), tmp_path / "parts", quiet=True)
+    rows = [json.loads(line) for line in (whole / "metrics.jsonl").read_text().splitlines()]
+    again = [json.loads(line) for line in (parts / "metrics.jsonl").read_text().splitlines()]
+    assert [row["dino"] for row in rows] == [row["dino"] for row in again]
+    assert all(row["total"] == row["dino"] for row in rows)
+    assert rows[-1]["health"]["state"] in ("learning", "plateau", "collapse")
+    assert (whole / "encoder.safetensors").read_bytes() == (parts / "encoder.safetensors").read_bytes()
+    assert not (whole / "matching.safetensors").exists()
+    encoder = load_encoder(whole)
+    assert encoder(torch.zeros(1, 32, 48, 3, dtype=torch.uint8)).shape == (1, 32, 4, 6)
+
+
+def test_a_sample_is_one_frame_of_the_wanted_stretch_and_nothing_is_masked() -> None:
+    config = small(frame__current=(0.2, 0.5))
+    source = methods.build_source(FrameStore.rendered(videos=4, frames=10, size=32), config)
+    assert isinstance(source.sampling, FrameSampling)
+    drawn = {source.sampling.frames(10, np.random.default_rng(seed))["current"] for seed in range(50)}
+    assert drawn == {2, 3, 4}
+    assert source.sampling.frames(1, np.random.default_rng(0)) == {"current": 0}
+    raw = source.read(0, 0)
+    assert len(raw.sizes) == config.optim.batch
+    batch = render_batch(raw, torch.device("cpu"))
+    assert batch.mask.shape == (8, 0)
+    assert batch.teacher_crops is batch.global_crops
+    flips = np.concatenate([source.read(step, 0).plans["global"].flip for step in range(20)])
+    assert 0.3 < flips.mean() < 0.7
+
+
+def test_prototypes_without_gradients_neither_move_nor_decay_and_have_no_moments_yet() -> None:
+    config = small()
+    model = build(config)
+    optimizer = build_optimizer(model, config)
+    values = build_schedule(config, model, 4).at(1)
+    assert not values.last_layer
+    before = model.student.head.prototypes.directions.detach().clone()
+    for parameter in model.student.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.clip()
+    optimizer.step(values)
+    prototypes = model.student.head.prototypes.directions
+    assert torch.equal(prototypes, before)
+    assert prototypes not in optimizer.adamw.state
+
+
+def test_each_parameter_is_clipped_by_itself() -> None:
+    config = small()
+    model = build(config)
+    optimizer = build_optimizer(model, config)
+    for parameter in model.student.parameters():
+        parameter.grad = torch.full_like(parameter, 1e-3)
+    large = model.student.backbone.cls_token
+    large.grad = torch.full_like(large, 10.0)
+    optimizer.clip()
+    assert large.grad is not None
+    assert float(large.grad.norm()) == pytest.approx(3.0, rel=1e-4)
+    kernel = model.student.backbone.patch_embed.proj.weight
+    assert kernel.grad is not None
+    assert torch.equal(kernel.grad, torch.full_like(kernel, 1e-3))
+
+
+def test_the_mask_token_is_not_trained() -> None:
+    names = [name for part in build(small()).parts().values() for name, _ in part.parameters]
+    assert "cls_token" in names
+    assert "mask_token" not in names
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"optim__matching_lr": 1.0}, "optim.matching_lr=1.0"),
+        ({"views__fixed_time": False}, "views.fixed_time=False"),
+        ({"source": "images", "frame__current": (0.0, 1.0)}, "frame"),
+        ({"auxiliary": "none"}, "auxiliary"),
+    ],
+)
+def test_settings_that_mean_nothing_to_it_are_refused(changes: dict[str, Any], named: str) -> None:
+    with pytest.raises(InputError, match=named):
+        validate(small(**changes))
