@@ -437,7 +437,7 @@ def check_dino(arrays: Arrays) -> Iterator[Deviation]:
         model = dino_model(arrays, settings)
         model.fused = fused
         found = model(batch, values)
-        model.total(found).backward()  # type: ignore[no-untyped-call]
+        model.total(found).backward()
         yield deviation(f"loss/dino (fused {fused})", found["dino"], arrays["loss/dino"])
         parameters = dict(model.student.named_parameters())
         trained = {name for name, p in parameters.items() if p.grad is not None and p.numel()}
@@ -447,7 +447,7 @@ def check_dino(arrays: Arrays) -> Iterator[Deviation]:
     yield from check_dino_update(arrays, settings, model, frozen=False)
     yield deviation("after/center", model.frame_center.value, arrays["after/center"])
     frozen = dino_model(arrays, settings)
-    frozen.total(frozen(batch, values)).backward()  # type: ignore[no-untyped-call]
+    frozen.total(frozen(batch, values)).backward()
     yield from check_dino_update(arrays, settings, frozen, frozen=True)
     yield from check_dino_tokens(arrays, settings, crops)
 
@@ -481,18 +481,18 @@ def check_dino_update(
     arrays: Arrays, settings: Mapping[str, Any], model: SelfDistillation, *, frozen: bool
 ) -> Iterator[Deviation]:
     """Parameters after clipping each by itself, AdamW and EMA; in the first epoch prototypes stay."""
-    optimizer = optim.Optimizer(
-        model.parts(),
-        depth=settings["depth"],
+    adamw = OptimConfig(
         clip=settings["clip"],
         clip_by="parameter",
         freeze="gradient",
         betas=tuple(settings["betas"]),
         eps=settings["eps"],
     )
+    optimizer = optim.Optimizer(model.parts(), adamw, settings["depth"])
     optimizer.clip()
     lr, decay = settings["lr"], settings["weight_decay"]
-    optimizer.step(optim.StepValues(lr, {"backbone": lr, "head": lr}, not frozen, decay, {}))
+    rates = dict.fromkeys(("backbone", "head", "last_layer"), lr)
+    optimizer.step(optim.StepValues(lr, rates, not frozen, decay, {}))
     model.finish_step({"momentum": settings["momentum"]})
     networks = {"student": model.student} if frozen else {"student": model.student, "teacher": model.teacher}
     for who, network in networks.items():

@@ -14,7 +14,7 @@ from tcore.data.loader import render_batch
 from tcore.data.stores import FrameStore
 from tcore.methods.distillation import SelfDistillation
 from tcore.methods.sampling import FrameSampling
-from tcore.training.optim import build_optimizer, build_schedule
+from tcore.training.optim import Optimizer, build_schedule
 from tests.tiny import TINY
 from tests.training.jobs import StoppedError, stopping_at
 
@@ -66,7 +66,7 @@ def test_a_sample_is_one_frame_of_the_wanted_stretch_and_nothing_is_masked() -> 
 def test_prototypes_without_gradients_neither_move_nor_decay_and_have_no_moments_yet() -> None:
     config = small()
     model = build(config)
-    optimizer = build_optimizer(model, config)
+    optimizer = Optimizer(model.parts(), config.optim, config.vit.depth)
     values = build_schedule(config, model, 4).at(1)
     assert not values.last_layer
     before = model.student.head.prototypes.directions.detach().clone()
@@ -82,7 +82,7 @@ def test_prototypes_without_gradients_neither_move_nor_decay_and_have_no_moments
 def test_each_parameter_is_clipped_by_itself() -> None:
     config = small()
     model = build(config)
-    optimizer = build_optimizer(model, config)
+    optimizer = Optimizer(model.parts(), config.optim, config.vit.depth)
     for parameter in model.student.parameters():
         parameter.grad = torch.full_like(parameter, 1e-3)
     large = model.student.backbone.cls_token
