@@ -8,14 +8,12 @@ import shlex
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from pathlib import Path
 from queue import SimpleQueue
-from types import FrameType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -89,20 +87,11 @@ TABLES: dict[str, tuple[Row, ...]] = {
 
 @dataclass(frozen=True)
 class Plan:
-    """What all rows share: recipe, data, length and benchmark."""
+    """What all rows share, as the words of their two commands."""
 
     recipe: str
-    frames: str | None
-    budget: int | None
-    """Steps of a run; None: the recipe's own length."""
-    davis: Path | None
-    """Score on these clips; None: on held-out rendered videos."""
-    binary: bool
-    size: tuple[int, int] | None
-    videos: int = 24
-    """Held-out rendered videos."""
-    extra: tuple[str, ...] = ()
-    """More flags for every training."""
+    train: tuple[str, ...] = ()
+    score: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -117,22 +106,11 @@ class Job:
         return f"{self.row.name}, seed {self.seed}"
 
     def commands(self, plan: Plan) -> list[list[str]]:
-        """Train, then score; a row's own flags replace those of all rows."""
-        run = self.folder / "run"
-        common = ["--seed", str(self.seed)]
-        common += ["--frames", plan.frames] if plan.frames else []
-        common += ["--optim.steps", str(plan.budget)] if plan.budget else []
-        common += plan.extra
-        score = ["evaluate", str(run), "--out", str(self.folder / "scores")]
-        score += ["--davis", str(plan.davis)] if plan.davis else ["--rendered", "--videos", str(plan.videos)]
-        score += ["--binary"] if plan.binary else []
-        score += ["--size", *map(str, plan.size)] if plan.size else []
+        """Train, then score; a row's own flags come last and override those of all rows."""
+        run = str(self.folder / "run")
         own = split_flags(self.row.flags, f"flags of row {self.row.name!r}")
-        given = {flag_name(word) for word in own}
-        kept = [
-            word for name, words in by_flag(common).items() if flag_name(name) not in given for word in words
-        ]
-        return [["train", plan.recipe, "--run", str(run), *kept, *own], score]
+        train = ["train", plan.recipe, "--run", run, "--seed", str(self.seed), *plan.train, *own]
+        return [train, ["evaluate", run, "--out", str(self.folder / "scores"), *plan.score]]
 
 
 def split_flags(text: str, what: str) -> list[str]:
@@ -143,22 +121,20 @@ def split_flags(text: str, what: str) -> list[str]:
         raise InputError(f"{what}, {text!r}: {str(error).lower()}; close it.") from error
 
 
-def flag_name(flag: str) -> str:
-    """A flag without its value, spelled with hyphens."""
-    return flag.partition("=")[0].replace("_", "-")
-
-
 def by_flag(words: Sequence[str]) -> dict[str, list[str]]:
-    """The words of a command, grouped by the flag that they belong to.
+    """The values of a command by flag, spelled with hyphens; the last of repeated flags counts.
 
-    >>> by_flag(["train", "quickstart", "--masking.ratio", ".1", ".5"])
-    {'train': ['train', 'quickstart'], '--masking.ratio': ['--masking.ratio', '.1', '.5']}
+    >>> by_flag(["train", "quickstart", "--masking.ratio", ".1", ".5", "--optim.base_lr=1"])
+    {'train': ['quickstart'], '--masking.ratio': ['.1', '.5'], '--optim.base-lr': ['1']}
     """
     found: dict[str, list[str]] = {}
-    name = ""
+    values: list[str] = []
     for word in words:
-        name = word if word.startswith("--") or not found else name
-        found.setdefault(name, []).append(word)
+        if word.startswith("--") or not found:
+            name, equals, value = word.partition("=")
+            values = found[name.replace("_", "-")] = [value] if equals else []
+        else:
+            values.append(word)
     return found
 
 
@@ -172,25 +148,16 @@ def read_table(name: str) -> list[Row]:
             f"no table {name!r}: give {', '.join(TABLES)}, or a JSON file.{did_you_mean(name, TABLES)}"
         )
     found = read_json(path, "rows from ")
-    example = '{"name": "fast", "flags": "--optim.base-lr 0.004"}'
-    if not isinstance(found, list) or not found:
-        raise InputError(f"{path} is not a table: need a list such as [{example}].")
-    rows, taken = [], {file: f"the file {file}" for file in (DONE, CURVES, TABLE)}
-    for entry in found:
-        if not (
-            isinstance(entry, dict)
-            and set(entry) <= {"name", "flags"}
-            and isinstance(entry.get("name"), str)
-            and isinstance(entry.get("flags", ""), str)
-        ):
-            raise InputError(f"{path}: row {json.dumps(entry)}: need a row such as {example}.")
-        row = Row(entry["name"], entry.get("flags", ""))
-        if row.folder in taken:
-            raise InputError(
-                f"{path}: row {row.name!r} and {taken[row.folder]} share a path: rename the row."
-            )
-        taken[row.folder] = f"row {row.name!r}"
-        rows.append(row)
+    for entry in found if isinstance(found, list) and found else [found]:
+        texts = isinstance(entry, dict) and all(isinstance(value, str) for value in entry.values())
+        if not texts or not {"name"} <= set(entry) <= {"name", "flags"}:
+            example = '[{"name": "fast", "flags": "--optim.base-lr 0.004"}]'
+            raise InputError(f"{path}: row {json.dumps(entry)}: need a list of rows such as {example}.")
+    rows = [Row(**entry) for entry in found]
+    folders = [DONE, CURVES, TABLE, *(row.folder for row in rows)]
+    for row in rows:
+        if folders.count(row.folder) > 1:
+            raise InputError(f"{path}: row {row.name!r}: its folder {row.folder} is taken; rename the row.")
     return rows
 
 
@@ -216,46 +183,48 @@ def lab(
     jobs = [Job(row, seed, out / row.folder / f"seed-{seed}") for seed in range(seeds) for row in chosen]
     title = f"{Path(table).stem}, recipe {plan.recipe}"
 
-    def write_rows() -> list[dict[str, Any]]:
+    def write_rows(*curves: str) -> list[str]:
         """Write the rows known so far, so that an interrupted lab has its table."""
         found = collect(out, rows)
+        lines = [*markdown(title, found), *curves]
         if found:
             write_text(out / DONE, json.dumps(found, indent=1) + "\n")
-            write_text(out / TABLE, "\n".join(markdown(title, found)) + "\n")
-        return found
+            write_text(out / TABLE, "\n".join(lines) + "\n")
+        return lines
 
     failed = run_jobs(jobs, plan, devices, say, write_rows)
-    found = write_rows()
-    lines = list(markdown(title, found))
-    if found:
-        lines += draw_curves(out, rows, title)
-        write_text(out / TABLE, "\n".join(lines) + "\n")
+    lines = write_rows(*draw_curves(out, rows, title))
     if failed:
-        kept = f"; {out / TABLE} has the {len(found)} finished rows" if found else ""
-        raise InputError(f"{len(failed)} of {len(jobs)} runs failed{kept}. The first: {failed[0]}")
+        done = f"{out / TABLE} has the finished ones"
+        raise InputError(f"{len(failed)} of {len(jobs)} runs failed; {done}. The first: {failed[0]}")
     return lines
 
 
 def check_folder(out: Path, rows: Sequence[Row], table: str, plan: Plan) -> None:
     """Refuse a folder that holds runs of another table or of other commands: the table would list them."""
     known = {row.folder: row for row in rows}
-    for folder in sorted(out.glob("*/seed-*")):
-        if not any((folder / name).is_file() for name in (DONE, STARTED)):
-            continue
-        row, seed = known.get(folder.parent.name), folder.name.removeprefix("seed-")
-        if row is None:
+    for folder in sorted({file.parent for name in (DONE, STARTED) for file in out.glob(f"*/seed-*/{name}")}):
+        if folder.parent.name not in known:
             raise InputError(f"{folder.parent} is not a row of {table}: give another --out.")
-        if seed.isdecimal():
-            is_done(Job(row, int(seed), folder), plan)
+        if (seed := folder.name.removeprefix("seed-")).isdecimal():
+            is_done(Job(known[folder.parent.name], int(seed), folder), plan)
 
 
 def is_done(job: Job, plan: Plan) -> bool:
     """Whether these commands have finished; other commands in the same folder are refused."""
-    done, started = job.folder / DONE, job.folder / STARTED
-    if done.is_file():
-        _check_same(job, _read_commands(done), plan, "give another --out")
-    elif started.is_file():
-        _check_same(job, _read_commands(started), plan, "give another --out, or remove this unfinished run")
+    done = job.folder / DONE
+    noted = done if done.is_file() else job.folder / STARTED
+    if not noted.is_file():
+        return False
+    for then, now in zip(_read_commands(noted), job.commands(plan), strict=True):
+        was, will = by_flag(then), by_flag(now)
+        for name in was | will:
+            if name not in LOCATIONS and was.get(name) != will.get(name):
+                value = shlex.join([name, *will[name]]) if name in will else f"without {name}"
+                raise InputError(
+                    f"{job.folder} was made by other commands, `tcore {shlex.join(then)}` (now {value}): "
+                    "give another --out, or remove this run."
+                )
     return done.is_file()
 
 
@@ -270,33 +239,16 @@ def _read_commands(path: Path) -> list[list[str]]:
         raise InputError(f"{path} is damaged: remove it, then rerun the same command.") from error
 
 
-def _check_same(job: Job, before: Sequence[Sequence[str]], plan: Plan, advice: str) -> None:
-    """Refuse commands that differ from those before, naming the first flag that differs."""
-    for then, now in zip(before, job.commands(plan), strict=True):
-        was, will = by_flag(then), by_flag(now)
-        for name in was | will:
-            if name not in LOCATIONS and was.get(name) != will.get(name):
-                value = shlex.join(will[name]) if name in will else f"without {name}"
-                raise InputError(
-                    f"{job.folder} was made by other commands, `tcore {shlex.join(then)}` (now {value}): "
-                    f"{advice}."
-                )
-
-
 class Processes:
-    """The processes of a lab; a signal to stop is passed on, so that a training saves its step and exits.
-
-    A terminal interrupts all processes by itself; a scheduler or `kill` reaches only the lab.
-    """
+    """The processes of a lab; a stop is passed on, so that a training saves its step and exits."""
 
     def __init__(self) -> None:
         self._running: set[subprocess.Popen[bytes]] = set()
-        self._signal: int | None = None
-        self._handlers: dict[signal.Signals, Any] = {}
+        self._stopped = False
 
     def check_stop(self) -> None:
         """Start nothing once a stop was requested."""
-        if self._signal is not None:
+        if self._stopped:
             raise KeyboardInterrupt
 
     def run(self, command: Sequence[str], environment: Mapping[str, str], log: Path) -> int:
@@ -305,34 +257,18 @@ class Processes:
         with log.open("a") as output:
             process = subprocess.Popen(command, env=environment, stdout=output, stderr=output)
         self._running.add(process)
-        if self._signal is not None:  # started while the others were being stopped
-            process.send_signal(self._signal)
+        if self._stopped:  # started while the others were being stopped
+            process.terminate()
         try:
             return process.wait()
         finally:
             self._running.discard(process)
 
-    def stop(self, number: int = signal.SIGTERM) -> bool:
-        """Signal what is running; False if that was done before."""
-        if self._signal is not None:
-            return False
-        self._signal = number
+    def stop(self) -> None:
+        """Send SIGTERM to what is running, and start nothing more."""
+        self._stopped = True
         for process in list(self._running):
-            process.send_signal(number)
-        return True
-
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.stop(number):
-            raise KeyboardInterrupt
-
-    def __enter__(self) -> "Processes":
-        if threading.current_thread() is threading.main_thread():  # Python sets handlers nowhere else
-            self._handlers = {number: signal.signal(number, self._handle) for number in SIGNALS}
-        return self
-
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
-        for number, handler in self._handlers.items():
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+            process.terminate()
 
 
 def run_jobs(
@@ -346,22 +282,25 @@ def run_jobs(
     say(f"{len(jobs)} runs, {len(jobs) - len(waiting)} of them already done; {len(devices)} at a time")
     failed = []
     # A GPU can train the next run while one is scored; CPU cores cannot.
-    pool = ThreadPoolExecutor(sum(2 if device else 1 for device in devices))
-    with Processes() as processes:
-        try:
-            futures = [pool.submit(run_job, job, plan, free, say, processes) for job in waiting]
-            for future in as_completed(futures):
-                try:
-                    future.result()
-                    write_rows()
-                except InputError as error:
-                    say(f"failed: {error}")
-                    failed.append(error)
-        except KeyboardInterrupt:
-            processes.stop()  # also jobs that wait for a device and would start now
-            raise
-        finally:
-            pool.shutdown(cancel_futures=True)
+    pool, processes = ThreadPoolExecutor(sum(2 if device else 1 for device in devices)), Processes()
+    # A terminal interrupts all processes by itself; a scheduler or `kill` reaches only the lab.
+    handlers = {number: signal.signal(number, signal.default_int_handler) for number in SIGNALS}
+    try:
+        futures = [pool.submit(run_job, job, plan, free, say, processes) for job in waiting]
+        for future in as_completed(futures):
+            try:
+                future.result()
+                write_rows()
+            except InputError as error:
+                say(f"failed: {error}")
+                failed.append(error)
+    except KeyboardInterrupt:
+        processes.stop()  # also jobs that wait for a device and would start now
+        raise
+    finally:
+        pool.shutdown(cancel_futures=True)
+        for number, handler in handlers.items():
+            signal.signal(number, handler or signal.SIG_DFL)
     return failed
 
 
@@ -476,8 +415,7 @@ def draw_curves(out: Path, rows: Sequence[Row], title: str) -> list[str]:
         for name, folder in folders.items()
         if (folder / DONE).is_file() and (folder / "run").is_dir()
     ]
-    try:
-        dynamics_figure(runs, out / CURVES, title=title)
-    except InputError as error:  # nothing to draw
-        return ["", f"No curves: {error}"]
+    if not any(run.metrics for run in runs):
+        return []
+    dynamics_figure(runs, out / CURVES, title=title)
     return ["", f"![Losses and health of every row, first seed]({CURVES})"]

@@ -1,5 +1,6 @@
 """`tcore figure KIND`: pictures of an encoder's features, of runs, score cards and stores."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -12,23 +13,49 @@ from tcore.text import to_stderr
 
 if TYPE_CHECKING:
     from tcore.evaluation.encoder import Encoder
+    from tcore.show.clips import Clip
     from tcore.show.propagation import PropagatedClip
 
 
 @dataclass(frozen=True, kw_only=True)
-class FromEncoder:
+class Drawn:
+    """A figure: where it is written, and what is said about it."""
+
+    out: Path
+    """PNG or PDF to write."""
+
+    def execute(self) -> None:
+        """Draw it, and say what it shows and where it is."""
+        from tcore.show.plotting import FORMATS, check_out
+
+        video = (".mp4",) if isinstance(self, Propagation) else ()
+        check_out(self.out, (*FORMATS, *video))
+        for line in (*self.draw(), f"picture: {self.out}"):
+            print(line)
+
+    def draw(self) -> Iterable[str]:
+        """Draw it; lines to print."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class FromEncoder(Drawn):
     """A picture that an encoder makes of some frames."""
 
     encoder: Positional[str]
     """Any encoder: a run folder, a file, default, random:vits16, timm:NAME ..."""
-    out: Path
-    """PNG or PDF to write."""
 
     def load(self) -> "Encoder":
         """The encoder."""
         from tcore.evaluation.encoders import load_encoder
 
         return load_encoder(self.encoder)
+
+    def title(self, source: str) -> str:
+        """The title: encoder and clip."""
+        from tcore.show.plotting import title_of
+
+        return title_of(self.encoder, source)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +77,14 @@ class FromTimes(FromFrames):
     times: tuple[float, ...] = ()
     """The same in seconds."""
 
+    def open(self, encoder: "Encoder", count: int | None = None) -> "Clip":
+        """The frames at a size for the encoder; unnamed ones are `count` spread over the video."""
+        from tcore.show.clips import Times, evenly, open_clip
+
+        given = Times(self.frames, self.times)
+        times = given if count is None or self.frames or self.times else evenly(count)
+        return open_clip(self.sources, times, encoder.patch_size, long_side=self.long_side)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Attention(FromTimes):
@@ -68,28 +103,19 @@ class Attention(FromTimes):
     seed: int = 0
     """Which patches are masked."""
 
-    def execute(self) -> None:
-        """Draw it."""
+    def draw(self) -> Iterable[str]:
+        """Draw the maps."""
         from tcore.show.attention import attend, attention_figure
-        from tcore.show.clips import Times, open_clip
         from tcore.show.matcher import load_matcher
-        from tcore.show.plotting import check_out, title_of
 
-        out, encoder = check_out(self.out), self.load()
-        times = Times(self.frames, self.times)
-        clip = open_clip(self.sources, times, encoder.patch_size, long_side=self.long_side)
-        found = attend(
-            encoder,
-            clip,
-            matcher=load_matcher(self.encoder),
-            patches=list(self.patch),
-            count=self.count,
-            seed=self.seed,
-        )
-        title = title_of(self.encoder, clip.source)
-        attention_figure(clip, found, out, patch_size=encoder.patch_size, heads=self.heads, title=title)
+        encoder = self.load()
+        clip = self.open(encoder)
+        matcher, size = load_matcher(self.encoder), encoder.patch_size
+        found = attend(encoder, clip, matcher=matcher, patches=self.patch, count=self.count, seed=self.seed)
+        title = self.title(clip.source)
+        attention_figure(clip, found, self.out, patch_size=size, heads=self.heads, title=title)
         how = "cross-attention" if found.matched else "feature similarity (no patch matching module)"
-        print(f"{how} of patches {', '.join(f'{r} {c}' for r, c in found.queries)}; picture: {out}")
+        return [f"{how} of patches {', '.join(f'{r} {c}' for r, c in found.queries)}"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,17 +131,15 @@ class Correspondence(FromFrames):
     protocol: str = "tcore"
     """How labels are propagated: tcore, dino, rsp or crw (rendered videos: tcore on their small grid)."""
 
-    def execute(self) -> None:
-        """Draw it, and print the sources."""
+    def draw(self) -> Iterable[str]:
+        """Draw the sources, and list them."""
         from tcore.evaluation import protocols
-        from tcore.show.clips import RENDERED, Times, open_clip
+        from tcore.show.clips import Times, is_rendered, open_clip
         from tcore.show.features import correspond, correspondence_figure
-        from tcore.show.plotting import check_out, title_of
 
-        out = check_out(self.out)
         if len(self.sources) > 1:
             raise InputError(f"one video, not {len(self.sources)}: give a video file or a folder of frames.")
-        rendered = not self.sources or self.sources[0].startswith(RENDERED)
+        rendered = not self.sources or is_rendered(self.sources[0])
         knobs = protocols.protocol(self.protocol)
         knobs = protocols.RENDERED if rendered and knobs == protocols.TCORE else knobs
         frame = self.frame if self.frame is not None else 19 if rendered else 10
@@ -124,13 +148,12 @@ class Correspondence(FromFrames):
         encoder = self.load()
         held = Times((0, *range(max(1, frame - knobs.context), frame + 1)))
         clip = open_clip(self.sources, held, encoder.patch_size, long_side=self.long_side)
-        found = correspond(encoder, clip, patches=list(self.patch), count=self.count, protocol=knobs)
-        title = title_of(self.encoder, clip.source)
-        correspondence_figure(clip, found, out, patch_size=encoder.patch_size, protocol=knobs, title=title)
+        found = correspond(encoder, clip, patches=self.patch, count=self.count, protocol=knobs)
+        title, size = self.title(clip.source), encoder.patch_size
+        correspondence_figure(clip, found, self.out, patch_size=size, protocol=knobs, title=title)
         for cell, sources in zip(found.patches, found.sources, strict=True):
-            told = ", ".join(f"{clip.names[s.frame]} ({s.row} {s.column}) {s.weight:.0%}" for s in sources)
-            print(f"patch {cell[0]} {cell[1]}: {told}")
-        print(f"picture: {out}")
+            listed = ", ".join(f"{clip.names[s.frame]} ({s.row} {s.column}) {s.weight:.0%}" for s in sources)
+            yield f"patch {cell[0]} {cell[1]}: {listed}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,18 +163,14 @@ class Pca(FromTimes):
     count: int = 5
     """Number of frames to spread over the video if none are given."""
 
-    def execute(self) -> None:
-        """Draw it."""
-        from tcore.show.clips import Times, evenly, open_clip
+    def draw(self) -> Iterable[str]:
+        """Draw frames above their features."""
         from tcore.show.features import pca_figure
-        from tcore.show.plotting import check_out, title_of
 
-        out, encoder = check_out(self.out), self.load()
-        given = self.frames or self.times
-        times = Times(self.frames, self.times) if given else evenly(self.count)
-        clip = open_clip(self.sources, times, encoder.patch_size, long_side=self.long_side)
-        explained = pca_figure(encoder, clip, out, title=title_of(self.encoder, clip.source))
-        print(f"three components, {explained:.0%} of the variance; picture: {out}")
+        encoder = self.load()
+        clip = self.open(encoder, self.count)
+        explained = pca_figure(encoder, clip, self.out, title=self.title(clip.source))
+        return [f"three components, {explained:.0%} of the variance"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,18 +192,15 @@ class Propagation(FromEncoder, WithDatasets):
     long_side: int = 880
     """Shrink larger frames of a video of your own to this long side."""
 
-    def execute(self) -> None:
-        """Draw it."""
-        from tcore.show.plotting import check_out, title_of
+    def draw(self) -> Iterable[str]:
+        """Draw the labels, or write the video."""
         from tcore.show.propagation import propagation_figure, propagation_video
 
-        out = check_out(self.out, (".png", ".pdf", ".mp4"))
         clips = self._propagated()
-        if out.suffix.lower() == ".mp4":
-            print(f"{propagation_video(clips, out)} frames; video: {out}")
-            return
-        propagation_figure(clips, out, columns=self.columns, title=title_of(self.encoder, clips[0].name))
-        print(f"picture: {out}")
+        if self.out.suffix.lower() == ".mp4":
+            return [f"{propagation_video(clips, self.out)} frames"]
+        propagation_figure(clips, self.out, columns=self.columns, title=self.title(clips[0].name))
+        return []
 
     def _propagated(self) -> "list[PropagatedClip]":
         """The clip that the flags name, with its labels propagated."""
@@ -209,14 +225,12 @@ class Propagation(FromEncoder, WithDatasets):
         return [found[kind] for kind in self.show]
 
 
-@dataclass(frozen=True)
-class Neighbors:
+@dataclass(frozen=True, kw_only=True)
+class Neighbors(Drawn):
     """Images beside their neighbors, with the cosine under each."""
 
     store: Positional[Path]
     """A folder of images, or a packed store of images, whose neighbors were found."""
-    out: Path
-    """PNG or PDF to write."""
     images: int = 8
     """Images to show, one per row."""
     seed: int = 0
@@ -224,82 +238,74 @@ class Neighbors:
     neighbors: Path | None = None
     """File of neighbors (unset: the one in or beside the store)."""
 
-    def execute(self) -> None:
-        """Draw it."""
+    def draw(self) -> Iterable[str]:
+        """Draw the rows."""
         from tcore.show.samples import neighbors_figure
 
         neighbors_figure(self.store, self.out, number=self.images, seed=self.seed, neighbors=self.neighbors)
-        print(f"picture: {self.out}")
+        return []
 
 
-@dataclass(frozen=True)
-class Dynamics:
+@dataclass(frozen=True, kw_only=True)
+class Dynamics(Drawn):
     """Losses, health and scores over the steps of one or several runs."""
 
     runs: Positional[tuple[Path, ...]]
     """Run folders; scores are there after tcore evaluate RUN --every-checkpoint or train --evaluate-every."""
-    out: Path
-    """PNG or PDF to write."""
 
-    def execute(self) -> None:
-        """Draw it."""
+    def draw(self) -> Iterable[str]:
+        """Draw the curves."""
         from tcore.show.dynamics import dynamics_figure
         from tcore.show.runs import read_runs
 
         runs = read_runs(self.runs)
         dynamics_figure(runs, self.out, title=", ".join(run.name for run in runs))
-        print(f"picture: {self.out}")
+        return []
 
 
-@dataclass(frozen=True)
-class Sandwich:
+@dataclass(frozen=True, kw_only=True)
+class Sandwich(Drawn):
     """Training samples of a run: past, current, future, crops and masks (of a store: tcore check --sheet)."""
 
     run: Positional[Path]
     """A run folder: its settings and its frames."""
-    out: Path
-    """PNG or PDF to write."""
     frames: str | None = None
     """Other frames than those of the run: a store, a folder, or rendered."""
     rows: int = 4
     """Samples to show."""
 
-    def execute(self) -> None:
-        """Draw it."""
+    def draw(self) -> Iterable[str]:
+        """Draw the samples."""
         from tcore.show.samples import sandwich_figure
 
-        count = sandwich_figure(self.run, self.out, frames=self.frames, rows=self.rows)
-        print(f"{count} samples; picture: {self.out}")
+        return [f"{sandwich_figure(self.run, self.out, frames=self.frames, rows=self.rows)} samples"]
 
 
-@dataclass(frozen=True)
-class Failures(WithDatasets):
+@dataclass(frozen=True, kw_only=True)
+class Failures(Drawn, WithDatasets):
     """The worst clips of a score card, and where they break."""
 
     card: Positional[Path]
     """results.json of tcore evaluate, or its folder."""
-    out: Path
-    """PNG or PDF to write."""
     count: int = 4
     """Clips of every benchmark."""
     encoder: str | None = None
     """The encoder, if it is no longer where the card says."""
 
-    def execute(self) -> None:
-        """Draw it, and print where each clip breaks."""
+    def draw(self) -> Iterable[str]:
+        """Draw the clips, and say where each breaks."""
         from tcore.evaluation.encoders import load_encoder
         from tcore.show.failures import failures_figure, find_failures, read_card
-        from tcore.show.plotting import check_out, title_of
+        from tcore.show.plotting import title_of
 
-        out, card = check_out(self.out), read_card(self.card)
+        card = read_card(self.card)
         encoder = load_encoder(self.encoder or card["encoder"]["name"])
         roots = self.datasets()
         found = find_failures(card, encoder, roots, count=self.count, say=to_stderr)
-        failures_figure(found, out, title=f"worst clips of {title_of(encoder.name, '')}")
+        failures_figure(found, self.out, title=f"worst clips of {title_of(encoder.name, '')}")
         for one in found:
             word = "breaks" if one.lasting else "worst"
-            print(f"{one.clip}  {100 * one.score:.1f}  {word} at frame {one.breaks}")
-        print(f"picture: {out}")
+            yield f"{one.clip}  {100 * one.score:.1f}  {word} at frame {one.breaks}"
 
 
 Figure = Attention | Correspondence | Pca | Propagation | Neighbors | Dynamics | Sandwich | Failures

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from tyro.conf import Positional
 
 from tcore.cli.parsing import Switch, at_least, parse
-from tcore.cli.train import parse_train
+from tcore.cli.train import Train, parse_train
 from tcore.errors import InputError
 from tcore.text import to_stderr
 
@@ -61,16 +61,13 @@ class Lab:
             raise InputError(f"{given} goes with --davis DIR: leave it out for rendered videos.")
         if self.davis is not None:
             find_benchmark("davis").open(self.davis, TCORE, binary=self.binary).check()
-        plan = Plan(
-            self.recipe,
-            self.frames,
-            self.budget,
-            self.davis,
-            self.binary,
-            self.size,
-            self.videos,
-            tuple(split_flags(self.extra, "--extra")),
-        )
+        frames = ["--frames", self.frames] if self.frames else []
+        steps = ["--optim.steps", str(self.budget)] if self.budget else []
+        score = ["--davis", str(self.davis)] if self.davis else ["--rendered", "--videos", str(self.videos)]
+        score += ["--binary"] if self.binary else []
+        score += ["--size", *map(str, self.size)] if self.size else []
+        extra = split_flags(self.extra, "--extra")
+        plan = Plan(self.recipe, (*frames, *steps, *extra), tuple(score))
         check_rows(self, plan)
         devices = self.gpus or ("",)
         lines = lab(
@@ -92,46 +89,41 @@ def lab(argv: list[str]) -> None:
 
 def check_rows(command: Lab, plan: "Plan") -> None:
     """Refuse a bad row before the first one is trained."""
-    from tcore.lab import Job, choose_rows, flag_name, read_table
+    from tcore.lab import Job, choose_rows, read_table
 
-    seen: set[object] = set()
     for row in choose_rows(read_table(command.table), command.table, command.rows):
-        words = Job(row, 0, Path(row.folder)).commands(plan)[0][1:]
-        own = {flag_name(word) for word in (*row.flags.split(), *plan.extra)}
+        job = Job(row, 0, Path(row.folder))
+        words = job.commands(plan)[0][1:]
         try:
-            for flag in ("-h", "--help", "--plan", "--plan-memory"):
-                if flag in map(flag_name, words):
-                    raise InputError(f"{flag} trains nothing; leave it out.")
-            if "--run" in own or ("--seed" in own and command.seeds > 1):
+            train = parse_train(words)
+            if train.plan or train.plan_memory is not None:
+                raise InputError("--plan trains nothing; leave it out.")
+            if train.run != job.folder / "run" or (train.config.seed and command.seeds > 1):
                 raise InputError("the lab gives --run and --seed itself; use --out and --seeds.")
-            patch_size = check_training(words, seen)
+            if command.size is not None and min(command.size) < train.config.vit.patch_size:
+                raise InputError(f"--size {command.size}: smaller than a patch; try 240 432.")
+            check_training(train)
         except InputError as error:
             raise InputError(f"row {row.name}: {error}") from error
         except SystemExit as stop:  # tyro has said what is wrong
-            raise InputError(f"row {row.name}: tcore train cannot read {shlex.join(words)}.") from stop
-        if plan.size is not None and min(plan.size) < patch_size:
-            raise InputError(f"--size {plan.size[0]} {plan.size[1]} is smaller than a patch: try 240 432.")
+            raise InputError(f"row {row.name}: tcore train cannot run {shlex.join(words)}.") from stop
 
 
-def check_training(words: list[str], seen: set[object]) -> int:
-    """Refuse a training that could not begin, and return its patch size; `seen` data are not read again."""
+def check_training(train: Train) -> None:
+    """Refuse a training that could not begin."""
     from tcore.config import validate
     from tcore.device import choose_device
     from tcore.pretrain import read_init
     from tcore.training.loop import open_source
 
-    train = parse_train(words)
     train.check()
     config, scoring = validate(train.config), train.scoring()
     choose_device(config.runtime.device)
     read_init(config)
-    if scoring is not None and scoring not in seen:
+    if scoring is not None:
         scoring.check(config.vit.patch_size)
-    data = (train.frames, train.neighbors, config.source, config.method, config.fps)
-    if train.frames not in (None, "rendered") and data not in seen:
-        open_source(config, train.frames, train.neighbors)
-    seen |= {scoring, data}
-    return config.vit.patch_size
+    if train.store is not None:
+        open_source(config, train.store, train.neighbors)
 
 
 def check_gpus(gpus: tuple[str, ...]) -> None:

@@ -11,8 +11,6 @@ from tcore.cli.parsing import at_least
 from tcore.errors import InputError
 from tcore.text import to_stderr
 
-QUICKSTART = Path("runs/quickstart")
-
 
 @dataclass(frozen=True)
 class Report:
@@ -37,8 +35,8 @@ class Report:
 class Demo:
     """Paint objects on a frame in the browser and watch them being propagated through the video."""
 
-    encoder: Positional[str] = ""
-    """A run folder, a checkpoint, timm:NAME ... (unset: what comes with tcore, or runs/quickstart)."""
+    encoder: Positional[str] = "default"
+    """A run folder, a checkpoint, timm:NAME ...; default comes with tcore."""
     host: str = "127.0.0.1"
     """Address to listen on; others than 127.0.0.1 let other machines in."""
     port: int = 7860
@@ -65,13 +63,7 @@ class Demo:
             from tcore.demo.server import Limits
         except ImportError as error:
             raise InputError(f"tcore demo needs {error.name}: pip install starlette uvicorn.") from error
-        spec = self.encoder or usual_encoder()
-        if not spec:
-            raise InputError(
-                "no encoder: name one (tcore demo ENCODER), or train one: "
-                f"tcore quickstart --run {QUICKSTART}."
-            )
-        engine = load_engine(spec)
+        engine = load_engine(self.encoder)
         demo = Server(engine, host=self.host, port=self.port, limits=Limits(*limits))
         print(f"encoder: {engine.encoder.name}")
         print(f"page: {demo.url} (Ctrl-C stops)", flush=True)
@@ -82,12 +74,3 @@ class Demo:
             demo.serve()
         except KeyboardInterrupt:
             to_stderr("stopped.")
-
-
-def usual_encoder() -> str:
-    """The encoder if none is named: the shipped one, the quickstart's, or an empty string."""
-    from tcore.evaluation.encoders import DEFAULT, shipped
-
-    if shipped().weights.is_file():
-        return DEFAULT
-    return str(QUICKSTART) if (QUICKSTART / "encoder.safetensors").is_file() else ""

@@ -74,10 +74,10 @@ class Train:
         if self.frames == "":
             raise InputError("--frames is empty: give a folder of frame folders, or rendered.")
         if self.frames is None and self.recipe != "quickstart":
-            images = "IMAGES, a folder of images or a packed store of them."
-            videos = "STORE, a folder of frame folders (or --frames rendered, to try it on rendered videos)."
-            wanted = images if self.config.source == "images" else videos
-            raise InputError(f"recipe {self.recipe} needs --frames {wanted}")
+            raise InputError(
+                f"recipe {self.recipe} needs --frames STORE, of {self.config.source} "
+                "(or --frames rendered, to try it on rendered videos)."
+            )
         for name in ("davis", "binary", "evaluate_size", "evaluate_clips", "cycle_frames"):
             if self.evaluate_every is None and getattr(self, name) not in (None, False):
                 raise InputError(f"--{name.replace('_', '-')} goes with --evaluate-every STEPS.")

@@ -8,7 +8,6 @@ from typing import Literal
 import numpy as np
 import torch
 from jaxtyping import Bool, Float
-from matplotlib.axes import Axes
 from torch import Tensor
 
 from tcore.data.masking import sample_masks
@@ -18,20 +17,7 @@ from tcore.evaluation.resize import normalize_images
 from tcore.model.vit import VisionTransformer
 from tcore.show.clips import Clip, encode_clip
 from tcore.show.matcher import Matcher
-from tcore.show.plotting import (
-    COLORS,
-    Cell,
-    caption,
-    check_out,
-    hide_axes,
-    mask_patches,
-    new_figure,
-    outline,
-    save_figure,
-    show_heat,
-    show_picture,
-    styled,
-)
+from tcore.show.plotting import COLORS, Cell, drawing, mask_patches, outline, show_heat, show_picture
 
 Heads = Literal["mean", "each"]
 MASKED = (0.25, 0.35)  # share of the current frame that is masked
@@ -120,85 +106,45 @@ def choose_patches(frame: np.ndarray, mask: Bool[np.ndarray, "rows columns"], co
     return tuple(chosen)
 
 
-@styled
 def attention_figure(
     clip: Clip, found: Attention, out: Path, *, patch_size: int, heads: Heads = "mean", title: str = ""
 ) -> None:
-    """Draw the maps: a column for each queried patch, or a row for each and a column for each head."""
-    check_out(out)
-    if heads == "each":
-        _draw_heads(clip, found, out, patch_size, title)
-        return
-    height, width = clip.frames.shape[1:3]
+    """Draw past, current and future, with a column for each queried patch, or also for each of its heads."""
+    count = found.past.shape[1] if heads == "each" else 0
+    maps = [(index, head) for index in range(len(found.queries)) for head in range(-1, count)]
     frame_token = found.frame_token
-    columns = 1 + (frame_token is not None) + len(found.queries)
-    figure = new_figure(1.75 * columns + 0.5, 1.75 * 3 * height / width + 0.95)
-    axes = figure.subplots(3, columns, squeeze=False)
-    for row, name in enumerate(("past", "current", "future")):
-        picture = clip.frames[row]
-        seen = mask_patches(picture, found.mask) if row == 1 else picture
-        show_picture(axes[row, 0], seen, f"{name}: {clip.names[row]}")
-        if frame_token is not None:
-            text = "frame token" if row == 0 else ""
-            show_heat(axes[row, 1], picture, frame_token[row].mean(axis=0), text)
-    for index, cell in enumerate(found.queries):
-        color, column = COLORS[index % len(COLORS)], columns - len(found.queries) + index
-        name = f"patch {cell[0]}, {cell[1]}"
-        for row, maps in ((0, found.past), (2, found.future)):
-            heat = maps[index].mean(axis=0)
-            peak = _peak(heat, found.matched)
-            show_heat(axes[row, column], clip.frames[row], heat, f"{name}: {peak}" if row == 0 else peak)
-            mark_peak(axes[row, column], heat, patch_size, color)
-        show_picture(axes[1, column], mask_patches(clip.frames[1], found.mask))
-        outline(axes[1, column], cell, patch_size, color)
-    caption(figure, _explain(found))
-    save_figure(figure, out, title)
-
-
-def _draw_heads(clip: Clip, found: Attention, out: Path, patch_size: int, title: str) -> None:
-    """Two rows for each patch, past and future; a column for the mean and for every head."""
-    count = found.past.shape[1]
+    first = 1 + (frame_token is not None)
     height, width = clip.frames.shape[1:3]
-    rows = 2 * len(found.queries)
-    figure = new_figure(1.3 * (count + 2) + 0.4, 1.4 * rows * height / width + 0.9)
-    axes = figure.subplots(rows, count + 2, squeeze=False)
-    for index, cell in enumerate(found.queries):
-        color = COLORS[index % len(COLORS)]
-        show_picture(
-            axes[2 * index, 0], mask_patches(clip.frames[1], found.mask), f"patch {cell[0]}, {cell[1]}"
-        )
-        outline(axes[2 * index, 0], cell, patch_size, color)
-        hide_axes(axes[2 * index + 1, 0])
-        for row, (name, maps) in enumerate((("past", found.past), ("future", found.future))):
-            picture = clip.frames[2 * row]
-            for head in range(-1, count):
-                heat = maps[index].mean(axis=0) if head < 0 else maps[index, head]
-                text = f"{name}, mean" if head < 0 else f"head {head + 1}"
-                place = axes[2 * index + row, head + 2]
-                show_heat(place, picture, heat, text)
-                mark_peak(place, heat, patch_size, color)
-    caption(figure, _explain(found, per_head=True))
-    save_figure(figure, out, title)
+    with drawing(
+        out, (1.75 * (first + len(maps)) + 0.5, 1.75 * 3 * height / width + 0.95), title, text=_explain(found)
+    ) as figure:
+        axes = figure.subplots(3, first + len(maps), squeeze=False)
+        masked = mask_patches(clip.frames[1], found.mask)
+        for row, name in enumerate(("past", "current", "future")):
+            show_picture(axes[row, 0], masked if row == 1 else clip.frames[row], f"{name}: {clip.names[row]}")
+            if frame_token is not None:
+                text = "frame token" if row == 0 else ""
+                show_heat(axes[row, 1], clip.frames[row], frame_token[row].mean(axis=0), text)
+        for column, (index, head) in enumerate(maps, start=first):
+            cell, color = found.queries[index], COLORS[index % len(COLORS)]
+            name = f"patch {cell[0]}, {cell[1]}: " if head < 0 else f"head {head + 1}: "
+            for row, past_or_future in ((0, found.past), (2, found.future)):
+                heat = past_or_future[index].mean(axis=0) if head < 0 else past_or_future[index, head]
+                # Attention in multiples of uniform attention, or a cosine.
+                peak = f"peak {heat.max() * heat.size:.1f}x" if found.matched else f"cosine {heat.max():.2f}"
+                show_heat(axes[row, column], clip.frames[row], heat, name + peak if row == 0 else peak)
+                highest = divmod(int(heat.argmax()), heat.shape[1])
+                outline(axes[row, column], highest, patch_size, color, width=1.4)
+            show_picture(axes[1, column], masked)
+            outline(axes[1, column], cell, patch_size, color)
 
 
-def _peak(heat: Float[np.ndarray, "rows columns"], matched: bool) -> str:
-    """The highest value of a map: attention in multiples of uniform attention, or a cosine."""
-    return f"peak {heat.max() * heat.size:.1f}x" if matched else f"cosine {heat.max():.2f}"
-
-
-def mark_peak(axes: Axes, heat: Float[np.ndarray, "rows columns"], patch: int, color: str) -> None:
-    """An outline around the highest patch of a map."""
-    row, column = divmod(int(heat.argmax()), heat.shape[1])
-    outline(axes, (row, column), patch, color, width=1.4)
-
-
-def _explain(found: Attention, *, per_head: bool = False) -> str:
+def _explain(found: Attention) -> str:
     """What the maps show."""
-    squares = "Squares: the queried patch, and the highest patch of each map. Each map has its own scale."
-    if not found.matched:
-        text = f"Feature similarity (cosine): this encoder has no patch matching module. {squares}"
-    else:
-        text = f"Cross-attention of the patch matching module for masked patches (gray). {squares}"
-        text += "" if per_head else " Peak: highest attention, in multiples of uniform attention."
-    frame_token = " Frame token: attention of the last block, mean over heads."
-    return text + ("" if per_head or found.frame_token is None else frame_token)
+    text = "Feature similarity (cosine): this encoder has no patch matching module."
+    if found.matched:
+        text = "Cross-attention of the patch matching module for masked patches (gray). "
+        text += "Peak: highest attention, in multiples of uniform attention."
+    text += " Squares: the queried patch, and the highest patch of each map. Each map has its own scale."
+    token = " Frame token: attention of the last block, mean over heads."
+    return text + ("" if found.frame_token is None else token)

@@ -57,9 +57,7 @@ class Times:
 
 def evenly(count: int) -> Times:
     """Frames spread evenly over the whole video, `count` of them."""
-    if count < 1:
-        raise InputError(f"--count {count}: need 1 or more.")
-    return Times(shares=tuple(float(x) for x in np.linspace(0, 1, count)))
+    return Times(shares=tuple(np.linspace(0, 1, max(1, count)).tolist()))
 
 
 def is_rendered(source: str) -> bool:
@@ -76,9 +74,6 @@ def open_clip(sources: Sequence[str], times: Times, patch_size: int, *, long_sid
         return Clip(video.frames[chosen], tuple(f"frame {n}" for n in chosen), rendered_name(first))
     if len(sources) > 1:
         files = [Path(source) for source in sources]
-        for file in files:
-            if not file.is_file():
-                raise InputError(f"image {file} does not exist: give images, or one video or folder.")
         return _fit([read_image(file) for file in files], [f.stem for f in files], "", patch_size, long_side)
     path = Path(first)
     chosen, frames = pick_frames(path, times)

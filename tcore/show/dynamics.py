@@ -1,5 +1,6 @@
 """How training went: losses, health and scores over the steps of one or several runs."""
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -10,7 +11,7 @@ from matplotlib.ticker import MaxNLocator
 
 from tcore.errors import InputError
 from tcore.evaluation.benchmarks import find_benchmark
-from tcore.show.plotting import COLORS, FAINT, GRID, check_out, new_figure, save_figure, styled
+from tcore.show.plotting import COLORS, FAINT, GRID, drawing
 from tcore.show.runs import GRADIENT_NORM, Run, Series
 
 STYLES = ("-", (0, (4, 2)), (0, (1, 1.5)))
@@ -22,11 +23,10 @@ SCORES, CYCLE = "scores of checkpoints, percent", "cycle: labels that return, pe
 
 
 class Line(NamedTuple):
-    """One curve of a panel."""
+    """One curve of a panel; the label sets it apart from other curves of its run and may be empty."""
 
     run: str
     label: str
-    """What sets it apart from the other curves of its run in this panel; may be empty."""
     color: int
     style: int
     series: Series
@@ -53,8 +53,8 @@ def curves(run: Run) -> dict[str, dict[str, Series]]:
     """Everything that a run recorded over its steps: by the title of its panel, then by label."""
     found: dict[str, dict[str, Series]] = {}
 
-    def add(title: str, label: str, series: Series | None) -> None:
-        if series is not None:
+    def add(title: str, label: str, series: Series) -> None:
+        if len(series.steps):
             found.setdefault(title, {})[label] = series
 
     for name in run.losses():
@@ -86,18 +86,14 @@ def panels(runs: Sequence[Run]) -> list[Panel]:
     several = len(recorded) > 1
     found = []
     for title in dict.fromkeys(title for own in recorded.values() for title in own):
-        labels = list(dict.fromkeys(label for own in recorded.values() for label in own.get(title, {})))
-        found.append(
-            Panel(
-                title,
-                [
-                    Line(name, label, number if several else style, style, series)
-                    for number, (name, own) in enumerate(recorded.items())
-                    for label, series in own.get(title, {}).items()
-                    for style in [labels.index(label)]
-                ],
-            )
-        )
+        shown = {name: own.get(title, {}) for name, own in recorded.items()}
+        styles = {label: n for n, label in enumerate(dict.fromkeys(itertools.chain(*shown.values())))}
+        lines = [
+            Line(name, label, number if several else styles[label], styles[label], series)
+            for number, (name, own) in enumerate(shown.items())
+            for label, series in own.items()
+        ]
+        found.append(Panel(title, lines))
     return found
 
 
@@ -130,19 +126,16 @@ def draw_panel(axes: Axes, panel: Panel) -> None:
     axes.set_axisbelow(True)
 
 
-@styled
 def dynamics_figure(runs: Sequence[Run], out: Path, *, title: str = "") -> None:
     """Draw a panel for every loss and health figure, and for scores and cycles of evaluated checkpoints."""
-    check_out(out)
     shown = panels(runs)
     rows = -(-len(shown) // COLUMNS)
-    figure = new_figure(11.2, 2.15 * rows + 0.8)
-    for index, panel in enumerate(shown):
-        axes = figure.add_subplot(rows, COLUMNS, index + 1)
-        axes.set_title(panel.title, loc="left", fontweight="bold")
-        draw_panel(axes, panel)
-    names = [run.name for run in runs if run.metrics]
-    if len(names) > 1:
-        lines = [Line2D([], [], color=COLORS[i % len(COLORS)], linewidth=2) for i in range(len(names))]
-        figure.legend(lines, names, loc="outside lower left", ncols=min(4, len(names)))
-    save_figure(figure, out, title)
+    with drawing(out, (11.2, 2.15 * rows + 0.8), title) as figure:
+        for index, panel in enumerate(shown):
+            axes = figure.add_subplot(rows, COLUMNS, index + 1)
+            axes.set_title(panel.title, loc="left", fontweight="bold")
+            draw_panel(axes, panel)
+        names = [run.name for run in runs if run.metrics]
+        if len(names) > 1:
+            lines = [Line2D([], [], color=COLORS[i % len(COLORS)], linewidth=2) for i in range(len(names))]
+            figure.legend(lines, names, loc="outside lower left", ncols=min(4, len(names)))

@@ -1,6 +1,7 @@
 """The worst clips of a score card, and the frame where each breaks."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -15,16 +16,7 @@ from tcore.evaluation.card import Card, rename_old
 from tcore.evaluation.encoder import Encoder
 from tcore.evaluation.protocols import Protocol
 from tcore.files import read_json
-from tcore.show.plotting import (
-    COLORS,
-    FAINT,
-    caption,
-    check_out,
-    new_figure,
-    save_figure,
-    show_picture,
-    styled,
-)
+from tcore.show.plotting import COLORS, FAINT, drawing, show_picture
 from tcore.show.propagation import SCORES, PropagatedClip, label_clip, paint, score_frames
 from tcore.text import Say, silent
 
@@ -58,59 +50,45 @@ def read_card(path: Path) -> Card:
     return card | {"benchmarks": rename_old(card["benchmarks"])}
 
 
-def worst(card: Card, count: int) -> list[tuple[str, str, float]]:
-    """Benchmark, clip and main score of the worst clips of every benchmark, worst first."""
-    found = []
-    for name, result in card["benchmarks"].items():
-        score = find_benchmark(name).main_score
-        values = [
-            (float(clip[score]), title)
-            for title, clip in result["clips"].items()
-            if score in clip and not math.isnan(clip[score])
-        ]
-        found += [(name, title, value) for value, title in sorted(values)[:count]]
-    return found
+def worst(card: Card, benchmark: str) -> list[tuple[str, float]]:
+    """Clips of a benchmark with their main score, worst first; those without one are left out."""
+    score = find_benchmark(benchmark).main_score
+    clips = card["benchmarks"][benchmark]["clips"].items()
+    found = [
+        (title, float(clip[score])) for title, clip in clips if not math.isnan(clip.get(score, math.nan))
+    ]
+    return sorted(found, key=lambda one: one[1])
 
 
 def find_failures(
-    card: Card,
-    encoder: Encoder,
-    roots: dict[str, Path],
-    *,
-    count: int = 4,
-    say: Say = silent,
+    card: Card, encoder: Encoder, roots: Mapping[str, Path], *, count: int = 4, say: Say = silent
 ) -> list[Failure]:
     """Run the worst clips of a card again, with the encoder and the settings that it was made with."""
-    if encoder.fingerprint() != card["encoder"]["weights"]:
+    own, wanted = encoder.fingerprint(), card["encoder"]["weights"]
+    if own != wanted:
         raise InputError(
-            f"the card was made with other weights ({card['encoder']['weights']}) than {encoder.name} has "
-            f"({encoder.fingerprint()}): evaluate again, or give --encoder."
+            f"the card was made with other weights ({wanted}) than {encoder.name} has ({own}): "
+            "evaluate again, or give --encoder."
         )
-    on_disk = [name for name in card["benchmarks"] if find_benchmark(name).on_disk]
-    chosen = [entry for entry in worst(card, count) if entry[0] not in on_disk or entry[0] in roots]
-    if not chosen:
-        names = " and ".join(f"--{name} DIR" for name in on_disk)
+    lacking = [name for name in card["benchmarks"] if find_benchmark(name).on_disk and name not in roots]
+    if set(lacking) == set(card["benchmarks"]):
+        names = " and ".join(f"--{name} DIR" for name in lacking)
         raise InputError(f"the clips of this card are in its datasets: give {names}.")
-    found = []
-    for index, (benchmark, clip, score) in enumerate(chosen):
-        say(f"{index + 1}/{len(chosen)}  {benchmark}  {clip}")
-        labels = _run_again(card, encoder, benchmark, clip, roots)
-        scores = score_frames(labels)
-        breaks, lasting = breaking_frame(scores)
-        found.append(Failure(benchmark, clip, score, breaks, lasting, scores, labels))
-    return found
-
-
-def _run_again(
-    card: Card, encoder: Encoder, benchmark: str, clip: str, roots: dict[str, Path]
-) -> PropagatedClip:
-    result = card["benchmarks"][benchmark]
     known = {field.name for field in fields(Protocol)}
-    protocol = Protocol(**{name: value for name, value in result["protocol"].items() if name in known})
-    source = roots[benchmark] if find_benchmark(benchmark).on_disk else len(result["clips"])
-    size = tuple(result["clips"][clip]["input"])
-    opened = find_benchmark(benchmark).open(source, protocol, binary=result["binary"], size=size)
-    return label_clip(encoder, opened, clip)
+    found = []
+    for benchmark, result in card["benchmarks"].items():
+        if benchmark in lacking:
+            continue
+        protocol = Protocol(**{name: value for name, value in result["protocol"].items() if name in known})
+        for clip, score in worst(card, benchmark)[:count]:
+            say(f"{benchmark}  {clip}")
+            size = tuple(result["clips"][clip]["input"])
+            source = roots.get(benchmark, len(result["clips"]))
+            opened = find_benchmark(benchmark).open(source, protocol, binary=result["binary"], size=size)
+            labels = label_clip(encoder, opened, clip)
+            scores = score_frames(labels)
+            found.append(Failure(benchmark, clip, score, *breaking_frame(scores), scores, labels))
+    return found
 
 
 def breaking_frame(scores: Float[np.ndarray, " time"]) -> tuple[int, bool]:
@@ -131,23 +109,20 @@ def breaking_frame(scores: Float[np.ndarray, " time"]) -> tuple[int, bool]:
     return int(known[np.argmin(scores[known])]), False
 
 
-@styled
 def failures_figure(failures: list[Failure], out: Path, *, title: str = "") -> None:
     """Draw a row for each clip: its first frame, truth and prediction where it breaks, its scores."""
-    check_out(out)
-    figure = new_figure(9.8, 2.0 * len(failures) + 0.7)
-    axes = figure.subplots(len(failures), 4, squeeze=False, width_ratios=(1, 1, 1, 1.5))
-    for row, failure in enumerate(failures):
-        labels, at = failure.labels, failure.breaks
-        head = f"{failure.clip}  {find_benchmark(failure.benchmark).main_score} {100 * failure.score:.1f}"
-        show_picture(axes[row, 0], paint(labels, labels.truth, 0), head)
-        axes[row, 0].title.set_fontweight("bold")
-        word = "breaks at" if failure.lasting else "worst at"
-        show_picture(axes[row, 1], paint(labels, labels.truth, at), f"truth, {word} frame {at}")
-        show_picture(axes[row, 2], paint(labels, labels.found, at), f"prediction, frame {at}")
-        _draw_scores(axes[row, 3], failure, row + 1 == len(failures))
-    caption(figure, f"Breaks: first of {LASTING} frames in a row with a mean below {BROKEN:g}.")
-    save_figure(figure, out, title)
+    text = f"Breaks: first of {LASTING} frames in a row with a mean below {BROKEN:g}."
+    with drawing(out, (9.8, 2.0 * len(failures) + 0.7), title, text=text) as figure:
+        axes = figure.subplots(len(failures), 4, squeeze=False, width_ratios=(1, 1, 1, 1.5))
+        for row, failure in enumerate(failures):
+            labels, at = failure.labels, failure.breaks
+            head = f"{failure.clip}  {find_benchmark(failure.benchmark).main_score} {100 * failure.score:.1f}"
+            show_picture(axes[row, 0], paint(labels, labels.truth, 0), head)
+            axes[row, 0].title.set_fontweight("bold")
+            word = "breaks at" if failure.lasting else "worst at"
+            show_picture(axes[row, 1], paint(labels, labels.truth, at), f"truth, {word} frame {at}")
+            show_picture(axes[row, 2], paint(labels, labels.found, at), f"prediction, frame {at}")
+            _draw_scores(axes[row, 3], failure, row + 1 == len(failures))
 
 
 def _draw_scores(axes: Axes, failure: Failure, last: bool) -> None:

@@ -15,17 +15,7 @@ from tcore.evaluation.propagate import LabelSource
 from tcore.evaluation.protocols import TCORE, Protocol
 from tcore.show.attention import choose_patches
 from tcore.show.clips import Clip, encode_clip
-from tcore.show.plotting import (
-    COLORS,
-    Cell,
-    caption,
-    hide_axes,
-    new_figure,
-    outline,
-    save_figure,
-    show_picture,
-    styled,
-)
+from tcore.show.plotting import COLORS, Cell, drawing, hide_axes, outline, show_picture
 
 WIDEST = 6  # pictures in a row
 
@@ -53,20 +43,17 @@ def pca_colors(
     return colors.reshape(time, rows, columns, 3), explained
 
 
-@styled
 def pca_figure(encoder: Encoder, clip: Clip, out: Path, *, title: str = "") -> float:
     """Draw frames above their features as colors; returns the share of the variance that is shown."""
     colors, explained = pca_colors(encode_clip(encoder, clip.frames))
     count, (height, width) = len(clip.frames), clip.frames.shape[1:3]
-    figure = new_figure(1.8 * count + 0.3, 3.5 * height / width + 0.85)
-    axes = figure.subplots(2, count, squeeze=False)
-    for column in range(count):
-        show_picture(axes[0, column], clip.frames[column], clip.names[column])
-        axes[1, column].imshow(colors[column], interpolation="nearest", aspect="equal")
-        hide_axes(axes[1, column])
     text = f"Colors: first three principal components over all frames, {explained:.0%} of the variance."
-    caption(figure, text)
-    save_figure(figure, out, title)
+    with drawing(out, (1.8 * count + 0.3, 3.5 * height / width + 0.85), title, text=text) as figure:
+        axes = figure.subplots(2, count, squeeze=False)
+        for column in range(count):
+            show_picture(axes[0, column], clip.frames[column], clip.names[column])
+            axes[1, column].imshow(colors[column], interpolation="nearest", aspect="equal")
+            hide_axes(axes[1, column])
     return explained
 
 
@@ -90,23 +77,17 @@ def correspond(
     last = len(clip.frames) - 1
     if last < 1:
         raise InputError("frame 0 has no sources: its labels are given; choose a later --frame.")
-    # Propagation keeps the first frame and the frames of the context.
-    kept = [0, *range(max(1, last - protocol.context), last + 1)]
-    features = encode_clip(encoder, clip.frames[kept])
+    features = encode_clip(encoder, clip.frames)
     grid = (features.shape[2], features.shape[3])
     cells = tuple(patches) or choose_patches(clip.frames[last], np.ones(grid, dtype=bool), count)
     propagator = protocol.propagator()
     propagator.start(features[0], torch.zeros(*grid, 1))
     for frame in features[1:-1]:
         propagator.step(frame)
-    found = tuple(
-        tuple(s._replace(frame=kept[s.frame]) for s in propagator.sources(features[-1], *cell))
-        for cell in cells
-    )
+    found = tuple(tuple(propagator.sources(features[-1], *cell)) for cell in cells)
     return Correspondence(cells, found)
 
 
-@styled
 def correspondence_figure(
     clip: Clip, found: Correspondence, out: Path, *, patch_size: int, protocol: Protocol, title: str = ""
 ) -> None:
@@ -118,30 +99,30 @@ def correspondence_figure(
     columns = min(WIDEST, len(shown) + 1)
     rows = -(-(len(shown) + 1) // columns)
     height, width = clip.frames.shape[1:3]
-    figure = new_figure(2.1 * columns + 0.3, rows * (2.1 * height / width + 0.2) + 0.6)
-    axes = figure.add_subplot(rows, columns, 1)
-    show_picture(axes, clip.frames[-1], f"{clip.names[-1]}: patches")
-    for index, cell in enumerate(found.patches):
-        outline(axes, cell, patch_size, COLORS[index % len(COLORS)])
-    for place, frame in enumerate(shown, start=2):
-        axes = figure.add_subplot(rows, columns, place)
-        show_picture(axes, clip.frames[frame], f"{clip.names[frame]}: {weights[frame]:.0%}")
-        for index, sources in enumerate(found.sources):
-            own = [source for source in sources if source.frame == frame]
-            axes.scatter(
-                [(source.column + 0.5) * patch_size for source in own],
-                [(source.row + 0.5) * patch_size for source in own],
-                s=[30 + 400 * source.weight for source in own],
-                c=COLORS[index % len(COLORS)],
-                alpha=0.75,
-                edgecolors="white",
-                linewidths=0.9,
-            )
     rest = 1 - sum(weights[frame] for frame in shown)
     text = (
         f"Top-{protocol.topk} sources of each patch (same color), protocol {protocol.name}. Area of a disk: "
         "share in the label. Percent: share of all patches' labels that comes from this frame"
         + (f"; {rest:.0%} from frames not shown." if rest > 0.005 else ".")
     )
-    caption(figure, text)
-    save_figure(figure, out, title)
+    with drawing(
+        out, (2.1 * columns + 0.3, rows * (2.1 * height / width + 0.2) + 0.6), title, text=text
+    ) as figure:
+        axes = figure.add_subplot(rows, columns, 1)
+        show_picture(axes, clip.frames[-1], f"{clip.names[-1]}: patches")
+        for index, cell in enumerate(found.patches):
+            outline(axes, cell, patch_size, COLORS[index % len(COLORS)])
+        for place, frame in enumerate(shown, start=2):
+            axes = figure.add_subplot(rows, columns, place)
+            show_picture(axes, clip.frames[frame], f"{clip.names[frame]}: {weights[frame]:.0%}")
+            for index, sources in enumerate(found.sources):
+                own = [source for source in sources if source.frame == frame]
+                axes.scatter(
+                    [(source.column + 0.5) * patch_size for source in own],
+                    [(source.row + 0.5) * patch_size for source in own],
+                    s=[30 + 400 * source.weight for source in own],
+                    c=COLORS[index % len(COLORS)],
+                    alpha=0.75,
+                    edgecolors="white",
+                    linewidths=0.9,
+                )

@@ -1,12 +1,12 @@
 """What all figures share: one look, files by their ending, pictures without axes, heat maps, outlines."""
 
-import functools
 import io
 import re
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float, UInt8
@@ -41,8 +41,6 @@ LOOK: dict[Any, Any] = {
     "svg.fonttype": "none",
 }
 
-Given = ParamSpec("Given")
-Made = TypeVar("Made")
 Picture = UInt8[np.ndarray, "height width 3"]
 Cell = tuple[int, int]  # row, column
 
@@ -54,26 +52,23 @@ def check_out(out: Path, formats: Sequence[str] = FORMATS) -> Path:
     return out
 
 
-def styled(draw: Callable[Given, Made]) -> Callable[Given, Made]:
-    """Let a function draw in our look, and leave the look of other figures as it was."""
+@contextmanager
+def drawing(out: Path, size: tuple[float, float], title: str = "", text: str = "") -> Iterator[Figure]:
+    """A figure in our look, in inches, that is written as PNG or PDF when the block ends.
 
-    @functools.wraps(draw)
-    def drawn(*args: Given.args, **kwargs: Given.kwargs) -> Made:
-        with rc_context(LOOK):
-            return draw(*args, **kwargs)
-
-    return drawn
-
-
-def new_figure(width: float, height: float) -> Figure:
-    """An empty figure, in inches; no window and no global state."""
-    return Figure(figsize=(width, height), dpi=DPI, layout="constrained", facecolor="white")
-
-
-def caption(figure: Figure, text: str) -> None:
-    """A faint line below a figure, wrapped to its width."""
-    wrapped = textwrap.fill(text, width=max(40, int(figure.get_figwidth() * 16.5)))
-    figure.supxlabel(wrapped, x=0.008, ha="left", fontsize=7.5, color=FAINT)
+    Title above it, a faint text below it; no window, and the look of other figures stays as it was.
+    """
+    check_out(out)
+    with rc_context(LOOK):
+        figure = Figure(figsize=size, dpi=DPI, layout="constrained", facecolor="white")
+        yield figure
+        if title:
+            figure.suptitle(title, x=0.008, ha="left", fontsize=11, fontweight="bold")
+        if text:
+            wrapped = textwrap.fill(text, width=max(40, int(size[0] * 16.5)))
+            figure.supxlabel(wrapped, x=0.008, ha="left", fontsize=7.5, color=FAINT)
+        with atomic(out) as temporary:
+            figure.savefig(temporary, format=out.suffix.lower()[1:], facecolor="white")
 
 
 def title_of(encoder: str, source: str) -> str:
@@ -82,20 +77,13 @@ def title_of(encoder: str, source: str) -> str:
     return f"{name}, {source}" if source else name
 
 
-def save_figure(figure: Figure, out: Path, title: str = "") -> None:
-    """Write a figure as PNG or PDF, with a title above it."""
-    check_out(out)
-    if title:
-        figure.suptitle(title, x=0.008, ha="left", fontsize=11, fontweight="bold")
-    with atomic(out) as temporary:
-        figure.savefig(temporary, format=out.suffix.lower()[1:], facecolor="white")
-
-
-def to_svg(figure: Figure, salt: str) -> str:
-    """A figure as an SVG element for an HTML page, whose CSS variables color it; `salt` keeps ids unique."""
+def to_svg(draw: Callable[[Axes], None], size: tuple[float, float], salt: str) -> str:
+    """A plot as an SVG element for an HTML page, whose CSS variables color it; `salt` keeps ids unique."""
     buffer = io.StringIO()
     nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-    with rc_context({"svg.hashsalt": salt}):
+    with rc_context(LOOK | {"svg.hashsalt": salt}):
+        figure = Figure(figsize=size, layout="constrained")
+        draw(figure.add_subplot())
         figure.savefig(buffer, format="svg", transparent=True, metadata=nothing)
     svg = buffer.getvalue()
     svg = svg[svg.index("<svg") :]

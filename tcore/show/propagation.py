@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float, UInt8
@@ -22,7 +22,7 @@ from tcore.evaluation.masks import Ids, read_ids
 from tcore.evaluation.protocols import RENDERED, TCORE, Protocol
 from tcore.evaluation.scores import BOX_SHARE
 from tcore.show.clips import rendered_clip, rendered_name
-from tcore.show.plotting import caption, check_out, new_figure, save_figure, show_picture, styled
+from tcore.show.plotting import check_out, drawing, show_picture
 from tcore.text import did_you_mean
 from tcore.video.propagate_video import propagate
 from tcore.video.tracked import paint_ids
@@ -112,27 +112,22 @@ def score_frames(clip: PropagatedClip) -> Float[np.ndarray, " time"]:
     scores = np.full(clip.length, np.nan)
     ids = sorted(set(np.unique(clip.truth[0]).tolist()) - {0})
     for index, (truth, found) in enumerate(zip(clip.truth, clip.found, strict=False)):
-        values = []
-        for number in ids:
-            true, guess = truth == number, found == number
-            union = int((true | guess).sum())
-            if union or clip.kind == "objects":  # an object that is absent in both is right
-                values.append(int((true & guess).sum()) / union if union else 1.0)
-        if values:
-            scores[index] = float(np.mean(values))
+        pairs = [(truth == number, found == number) for number in ids]
+        sizes = [(int((true & guess).sum()), int((true | guess).sum())) for true, guess in pairs]
+        # An object that is absent in both is right; such a part does not count.
+        values = [both / any_ if any_ else 1.0 for both, any_ in sizes if any_ or clip.kind == "objects"]
+        scores[index] = np.mean(values) if values else np.nan
     return scores
 
 
 def _score_joints(truth: Joints, found: Joints) -> Float[np.ndarray, " time"]:
     known = ~np.isnan(truth).any(axis=0)
     scores = np.full(truth.shape[2], np.nan)
-    for index in range(truth.shape[2]):
-        at = known[:, index]
-        if at.sum() >= 2:
-            points = truth[:, at, index]
-            extent = BOX_SHARE * float(np.linalg.norm(points.max(axis=1) - points.min(axis=1)))
-            far = np.linalg.norm(points - found[:, at, index], axis=0)
-            scores[index] = float(np.mean(np.nan_to_num(far, nan=np.inf) <= 0.2 * max(extent, 1.0)))
+    for index in np.flatnonzero(known.sum(axis=0) >= 2).tolist():
+        points = truth[:, known[:, index], index]
+        extent = BOX_SHARE * float(np.linalg.norm(np.ptp(points, axis=1)))
+        far = np.linalg.norm(points - found[:, known[:, index], index], axis=0)
+        scores[index] = float(np.mean(far <= 0.2 * max(extent, 1.0)))  # false where a joint is lost
     return scores
 
 
@@ -169,53 +164,46 @@ def draw_skeleton(frame: Frame, joints: Float[np.ndarray, "2 joints"], scale: fl
     return np.asarray(image)
 
 
-class Row(NamedTuple):
-    """A row of a figure: true labels with frame numbers, or propagated ones with scores."""
-
-    name: str
-    clip: PropagatedClip
-    is_truth: bool = False
+Row = tuple[str, PropagatedClip, bool]
+"""A row of a figure: its name, the clip, and whether it shows the truth or what was propagated."""
 
 
 def propagation_figure(
     clips: Sequence[PropagatedClip], out: Path, *, columns: int = 6, title: str = ""
 ) -> None:
     """Draw frames spread over each clip: truth above prediction, with the score of each frame."""
-    rows = []
+    rows: list[Row] = []
     for clip in clips:
-        rows += [] if clip.truth is None else [Row(f"{clip.kind}, truth", clip, is_truth=True)]
-        rows += [Row("prediction" if rows else f"{clip.kind}, prediction", clip)]
+        rows += [] if clip.truth is None else [(f"{clip.kind}, truth", clip, True)]
+        rows += [("prediction" if rows else f"{clip.kind}, prediction", clip, False)]
     _draw_rows(rows, out, columns, title)
 
 
 def comparison_figure(clips: Mapping[str, PropagatedClip], out: Path, *, columns: int = 6) -> None:
     """Draw one clip propagated in several ways: the truth, then a row for each way."""
-    truth = Row("truth", next(iter(clips.values())), is_truth=True)
-    _draw_rows([truth, *(Row(name, clip) for name, clip in clips.items())], out, columns, "")
+    truth = ("truth", next(iter(clips.values())), True)
+    _draw_rows([truth, *((name, clip, False) for name, clip in clips.items())], out, columns, "")
 
 
-@styled
 def _draw_rows(rows: Sequence[Row], out: Path, columns: int, title: str) -> None:
-    check_out(out)
-    height, width = rows[0].clip.read(0).shape[:2]
-    figure = new_figure(1.7 * columns + 0.4, len(rows) * (1.7 * height / width + 0.22) + 0.6)
-    axes = figure.subplots(len(rows), columns, squeeze=False)
-    for places, (name, clip, is_truth) in zip(axes, rows, strict=True):
-        scores = score_frames(clip)
-        labels = clip.truth if is_truth else clip.found
-        shown = np.linspace(0, clip.length - 1, columns).round().astype(int).tolist()
-        for place, index in zip(places, shown, strict=True):
-            if is_truth or clip.truth is None:
-                text = f"frame {index}"
-            else:
-                text = "" if np.isnan(scores[index]) else f"{SCORES[clip.kind]} {100 * scores[index]:.0f}"
-            text = f"{name}: {text}" if place is places[0] else text
-            show_picture(place, paint(clip, labels, index), text)
-            place.title.set_fontsize(8)
-    kinds = {row.clip.kind for row in rows if row.clip.truth is not None}
+    height, width = rows[0][1].read(0).shape[:2]
+    kinds = {clip.kind for _, clip, _ in rows if clip.truth is not None}
     text = "; ".join(MEANINGS[kind] for kind in MEANINGS if kind in kinds)
-    caption(figure, f"The labels of frame 0 are given. {text}{', in percent.' if text else ''}")
-    save_figure(figure, out, title)
+    text = f"The labels of frame 0 are given. {text}{', in percent.' if text else ''}"
+    with drawing(
+        out, (1.7 * columns + 0.4, len(rows) * (1.7 * height / width + 0.22) + 0.6), title, text=text
+    ) as figure:
+        axes = figure.subplots(len(rows), columns, squeeze=False)
+        for places, (name, clip, is_truth) in zip(axes, rows, strict=True):
+            scores = score_frames(clip)
+            labels = clip.truth if is_truth else clip.found
+            shown = np.linspace(0, clip.length - 1, columns).round().astype(int).tolist()
+            for place, index in zip(places, shown, strict=True):
+                tile = "" if np.isnan(scores[index]) else f"{SCORES[clip.kind]} {100 * scores[index]:.0f}"
+                tile = f"frame {index}" if is_truth or clip.truth is None else tile
+                tile = f"{name}: {tile}" if place is places[0] else tile
+                show_picture(place, paint(clip, labels, index), tile)
+                place.title.set_fontsize(8)
 
 
 def propagation_video(clips: Sequence[PropagatedClip], out: Path, *, rate: Fraction = Fraction(8)) -> int:
@@ -223,19 +211,16 @@ def propagation_video(clips: Sequence[PropagatedClip], out: Path, *, rate: Fract
     check_out(out, (".mp4",))
     if h264_encoder() is None:
         raise InputError(f"{out} needs PyAV with an H.264 encoder: pip install av; or give a .png.")
-    length = min(clip.length for clip in clips)
 
     def compose(index: int) -> UInt8[np.ndarray, "tall wide 3"]:
         rows = []
         for clip in clips:
             sides = [clip.found] if clip.truth is None else [clip.truth, clip.found]
-            pictures = [np.pad(paint(clip, labels, index), ((0, 0), (0, 4), (0, 0))) for labels in sides]
-            rows.append(np.concatenate(pictures, axis=1)[:, :-4])
-        widest = max(row.shape[1] for row in rows)
-        return np.concatenate([np.pad(row, ((0, 0), (0, widest - row.shape[1]), (0, 0))) for row in rows])
+            rows.append(np.concatenate([paint(clip, labels, index) for labels in sides], axis=1))
+        return np.concatenate(rows)
 
-    first = compose(0)
-    with video_writer(out, rate, (first.shape[0], first.shape[1])) as write:
+    length, (height, width) = min(clip.length for clip in clips), compose(0).shape[:2]
+    with video_writer(out, rate, (height, width)) as write:
         for index in range(length):
             write(compose(index))
     return length

@@ -2,14 +2,13 @@
 
 import base64
 import io
-import math
+import itertools
 import os
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from statistics import median
-from typing import Any, ClassVar, NamedTuple
+from typing import Any
 from urllib.parse import quote
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -24,10 +23,10 @@ from tcore.files import write_text
 from tcore.show.attention import attend, attention_figure
 from tcore.show.clips import Times, evenly, open_clip
 from tcore.show.dynamics import Panel, draw_panel, panels, words
-from tcore.show.failures import failures_figure, find_failures
+from tcore.show.failures import failures_figure, find_failures, worst
 from tcore.show.features import pca_figure
 from tcore.show.matcher import load_matcher
-from tcore.show.plotting import check_out, new_figure, styled, to_svg
+from tcore.show.plotting import check_out, to_svg
 from tcore.show.propagation import label_rendered, propagation_figure
 from tcore.show.runs import Run, read_runs
 from tcore.text import Say, format_seconds, silent
@@ -39,79 +38,43 @@ WIDEST = 1400  # pixels of an embedded picture
 WORST = 10  # clips that are listed before all others
 
 
-class Score(NamedTuple):
-    """A score in percent, with its 95% interval if there is one."""
-
-    value: float
-    interval: tuple[float, float] | None = None
-
-
-Value = str | float | int | Score | None
+Value = str | float | int | tuple[float, str] | None
+"""A cell of a table; a tuple is a number and a note beside it."""
+Block = dict[str, Any]
+"""A table, charts, a picture or a text: what the template needs to show it."""
 
 
-class Cell(NamedTuple):
-    """A value of a table as text."""
-
-    text: str
-    note: str = ""
-    number: bool = False
-
-
-@dataclass(frozen=True)
-class Table:
-    """Rows below a head."""
-
-    kind: ClassVar = "table"
-    head: tuple[str, ...]
-    rows: Sequence[tuple[Value, ...]]
-    caption: str = ""
-    digits: int = 1
-    """Digits of a number after the point."""
-    folded: bool = False
-    """Closed until somebody opens it."""
-    marked: int = 0
-    """This many rows at the top are ours; the others are there for comparison."""
-
-    def cells(self) -> Iterator[list[Cell]]:
-        """The rows as text."""
-        return ([self._cell(value) for value in row] for row in self.rows)
-
-    def _cell(self, value: Value) -> Cell:
-        if value is None or isinstance(value, str):
-            return Cell("-" if value is None else value)
-        if isinstance(value, Score):
-            note = "" if value.interval is None else "({:.1f}-{:.1f})".format(*value.interval)
-            return Cell(f"{value.value:.1f}", note, number=True)
-        return Cell(f"{value:.{self.digits}f}" if isinstance(value, float) else str(value), number=True)
+def table(
+    head: Sequence[str],
+    rows: Sequence[Sequence[Value]],
+    caption: str = "",
+    *,
+    digits: int = 1,
+    folded: bool = False,
+    marked: int = 0,
+) -> Block:
+    """Rows below a head, the first `marked` ones ours; a folded table is closed until somebody opens it."""
+    cells = [[_cell(value, digits) for value in row] for row in rows]
+    return {
+        "kind": "table",
+        "head": head,
+        "rows": cells,
+        "caption": caption,
+        "folded": folded,
+        "marked": marked,
+    }
 
 
-@dataclass(frozen=True)
-class Charts:
-    """Curves; with several runs, one legend for all."""
-
-    kind: ClassVar = "charts"
-    panels: list[Panel]
-    legend: list[str]
+def _cell(value: Value, digits: int) -> Block:
+    value, note = value if isinstance(value, tuple) else (value, "")
+    number = isinstance(value, int | float)
+    text = f"{value:.{digits}f}" if isinstance(value, float) else "-" if value is None else str(value)
+    return {"text": text, "note": note, "number": number}
 
 
-@dataclass(frozen=True)
-class Picture:
-    """A picture on disk and what it shows."""
-
-    kind: ClassVar = "picture"
-    path: Path
-    caption: str
-
-
-@dataclass(frozen=True)
-class Text:
+def text(line: str) -> Block:
     """A paragraph."""
-
-    kind: ClassVar = "text"
-    text: str
-
-
-Block = Table | Charts | Picture | Text
+    return {"kind": "text", "text": line}
 
 
 def write_report(paths: Sequence[str | Path], out: Path, *, draw: bool = True, say: Say = silent) -> Path:
@@ -158,12 +121,9 @@ def describe(runs: Sequence[Run]) -> dict[str, list[Block]]:
     return {title: blocks for title, blocks in sections.items() if blocks}
 
 
-@styled
 def panel_svg(panel: Panel) -> str:
     """A panel as an SVG element."""
-    figure = new_figure(3.4, 1.9)
-    draw_panel(figure.add_subplot(), panel)
-    return to_svg(figure, panel.title)
+    return to_svg(lambda axes: draw_panel(axes, panel), (3.4, 1.9), panel.title)
 
 
 def picture_data(path: Path) -> str:
@@ -194,11 +154,11 @@ def _overview(runs: Sequence[Run]) -> Iterator[Block]:
         frames = run.environment.get("frames")
         rows.append((run.name, last.get("step"), last.get("total"), health.get("state"), time, frames))
         ends[run.name] = {name: last[name] for name in run.losses()} | health
-    yield Table(("run", "steps", "total loss", "state", "training time", "frames"), rows, digits=3)
+    yield table(("run", "steps", "total loss", "state", "training time", "frames"), rows, digits=3)
     figures = dict.fromkeys(name for end in ends.values() for name in end if name != "state")
     rows = [(words(name), *(end.get(name) for end in ends.values())) for name in figures]
     if rows:
-        yield Table(("", *ends), rows, "Losses and health at the end.", digits=3)
+        yield table(("", *ends), rows, "Losses and health at the end.", digits=3)
 
 
 def _settings(runs: Sequence[Run]) -> Iterator[Block]:
@@ -215,11 +175,11 @@ def _settings(runs: Sequence[Run]) -> Iterator[Block]:
         and len(set(shown := [setting_text(own.get(name)) for own in compared.values()])) > 1
     ]
     if rows:
-        yield Table(("setting", *compared), rows, "Settings that differ.")
+        yield table(("setting", *compared), rows, "Settings that differ.")
     else:
-        yield Text("All settings are the same." if len(every) > 1 else "All settings are the defaults.")
+        yield text("All settings are the same." if len(every) > 1 else "All settings are the defaults.")
     rows = [(name, *(setting_text(own.get(name)) for own in every.values())) for name in names]
-    yield Table(("setting", *every), rows, "All settings.", folded=True)
+    yield table(("setting", *every), rows, "All settings.", folded=True)
 
 
 def setting_text(value: Any) -> str:
@@ -232,7 +192,7 @@ def setting_text(value: Any) -> str:
 def _curves(runs: Sequence[Run]) -> Iterator[Block]:
     names = [run.name for run in runs if run.metrics]
     if names:
-        yield Charts(panels(runs), names if len(names) > 1 else [])
+        yield {"kind": "charts", "panels": panels(runs), "legend": names if len(names) > 1 else []}
 
 
 def _cards(runs: Sequence[Run]) -> Iterator[tuple[str, Any]]:
@@ -242,58 +202,44 @@ def _cards(runs: Sequence[Run]) -> Iterator[tuple[str, Any]]:
             yield (run.name if folder == "." else f"{run.name}/{folder}"), card
 
 
-def _score(scores: dict[str, float], intervals: dict[str, Any], column: str) -> Score | None:
-    if column not in scores:
+def _percent(result: Any, column: str) -> tuple[float, str] | None:
+    """A score with its interval."""
+    if column not in result["scores"]:
         return None
-    low, high = intervals.get(column, (math.nan, math.nan))
-    return Score(100 * scores[column], (100 * low, 100 * high) if column in intervals else None)
+    interval = result.get("interval", {}).get(column)
+    note = "" if interval is None else "({:.1f}-{:.1f})".format(*(100 * bound for bound in interval))
+    return 100 * result["scores"][column], note
 
 
 def _scores(runs: Sequence[Run]) -> Iterator[Block]:
-    """Public benchmarks beside all published rows, every other benchmark in a table of its own."""
+    """A table for each benchmark, with the published rows of a public one, and why ours may not compare."""
     cards = list(_cards(runs))
-    names = dict.fromkeys(name for _, card in cards for name in card["benchmarks"])
-    public = [name for name in names if find_benchmark(name).official_clips]
-    if public:
-        yield from _public_scores(cards, public)
-    for benchmark in (name for name in names if name not in public):
-        results = [(name, card["benchmarks"].get(benchmark)) for name, card in cards]
-        found = [(name, result) for name, result in results if result is not None]
-        columns = list(found[0][1]["scores"])
-        rows = [(name, *(_score(r["scores"], r["interval"], c) for c in columns)) for name, r in found]
-        caption = f"{benchmark}: {found[0][1]['clips_from']}, in percent, with 95% intervals over clips."
-        yield Table(("encoder", *columns), rows, caption, marked=len(rows))
-    for run in runs:
-        if run.quickstart:
-            shown = {"region": "J", "boundary": "F", "part_iou": "part mIoU", "pck": "PCK@0.2"}
-            rows = [
-                (features, 50 * (s["region"] + s["boundary"]), *(100 * s[name] for name in shown))
-                for features, s in run.quickstart["scores"].items()
-            ]
-            count = run.quickstart["heldout_videos"]
-            caption = f"{run.name}: label propagation on {count} held-out rendered videos, in percent."
-            yield Table(("features", "J&F", *shown.values()), rows, caption)
-
-
-def _public_scores(cards: Sequence[tuple[str, Any]], benchmarks: Sequence[str]) -> Iterator[Block]:
-    """One table of all public benchmarks with the published rows, then what keeps ours from comparing."""
-    rows: list[tuple[Value, ...]] = []
-    notes = []
-    named: dict[str, dict[str, Score | None]] = {}
-    for name, card in cards:
-        for benchmark in (b for b in benchmarks if b in card["benchmarks"]):
-            result = card["benchmarks"][benchmark]
-            own = {c: _score(result["scores"], result.get("interval", {}), c) for c in result["scores"]}
-            named[name] = named.get(name, {}) | own
+    for benchmark in dict.fromkeys(name for _, card in cards for name in card["benchmarks"]):
+        found = {
+            name: card["benchmarks"][benchmark] for name, card in cards if benchmark in card["benchmarks"]
+        }
+        columns = list(dict.fromkeys(column for result in found.values() for column in result["scores"]))
+        rows = [(name, *(_percent(result, column) for column in columns)) for name, result in found.items()]
+        source = next(iter(found.values()))["clips_from"]
+        caption = f"{benchmark}: {source}, in percent, with 95% intervals over clips"
+        published: list[tuple[Value, ...]] = []
+        if find_benchmark(benchmark).official_clips:
+            known = {row: [scores.get(column) for column in columns] for row, scores in PUBLISHED.items()}
+            published = [(row, *values) for row, values in known.items() if any(values)]
+            caption += "; below: the T-CoRe paper's main table"
+        yield table(("encoder", *columns), [*rows, *published], f"{caption}.", marked=len(rows))
+        for name, result in found.items():
             if differs := "; ".join(result.get("differs", ())):
-                notes.append(f"{name}, {benchmark}: not comparable with the published rows: {differs}.")
-    columns = list(dict.fromkeys(column for own in named.values() for column in own))
-    rows += [(name, *(own.get(column) for column in columns)) for name, own in named.items()]
-    for row, numbers in PUBLISHED.items():
-        rows.append((row, *(numbers.get(column) for column in columns)))
-    caption = "In percent, ours with 95% intervals over clips; below: the T-CoRe paper's main table."
-    yield Table(("encoder", *columns), rows, caption, marked=len(named))
-    yield from (Text(note) for note in notes)
+                yield text(f"{name}, {benchmark}: not comparable with the published rows: {differs}.")
+    for run in (run for run in runs if run.quickstart):
+        shown = {"region": "J", "boundary": "F", "part_iou": "part mIoU", "pck": "PCK@0.2"}
+        rows = [
+            (features, 50 * (s["region"] + s["boundary"]), *(100 * s[name] for name in shown))
+            for features, s in run.quickstart["scores"].items()
+        ]
+        count = run.quickstart["heldout_videos"]
+        caption = f"{run.name}: label propagation on {count} held-out rendered videos, in percent."
+        yield table(("features", "J&F", *shown.values()), rows, caption)
 
 
 def _checkpoints(runs: Sequence[Run]) -> Iterator[Block]:
@@ -302,39 +248,33 @@ def _checkpoints(runs: Sequence[Run]) -> Iterator[Block]:
         columns = [(benchmark, column) for benchmark in first for column in first[benchmark]]
         rows: list[tuple[Value, ...]] = []
         for step, row in run.checkpoints.items():
-            scores = [
-                _score(row["scores"].get(b, {}), row["interval"].get(b, {}), column) for b, column in columns
-            ]
-            rows.append((step, *scores, Score(100 * row["cycle"]) if "cycle" in row else None))
+            results = {
+                b: {"scores": row["scores"].get(b, {}), "interval": row["interval"].get(b, {})} for b in first
+            }
+            cycle = 100 * row["cycle"] if "cycle" in row else None
+            rows.append((step, *(_percent(results[b], column) for b, column in columns), cycle))
         head = ("step", *(f"{benchmark} {column}" for benchmark, column in columns), "cycle")
-        yield Table(head, rows, f"{run.name}: encoders of earlier steps, in percent.")
+        yield table(head, rows, f"{run.name}: encoders of earlier steps, in percent.")
 
 
 def _worst(runs: Sequence[Run]) -> Iterator[Block]:
     for name, card in _cards(runs):
-        for benchmark, result in card["benchmarks"].items():
-            score = find_benchmark(benchmark).main_score
-            scored = [
-                (clip, 100 * values[score], values.get("frames"))
-                for clip, values in result["clips"].items()
-                if score in values and not math.isnan(values[score])
-            ]
-            scored.sort(key=lambda row: row[1])
-            head, what = ("clip", score, "frames"), f"{name}, {benchmark}"
-            yield Table(head, scored[:WORST], f"{what}: the worst of {len(scored)} clips.")
-            if len(scored) > WORST:
-                yield Table(head, scored, f"{what}: all clips.", folded=True)
+        for benchmark in card["benchmarks"]:
+            clips = [(clip, 100 * score) for clip, score in worst(card, benchmark)]
+            head, what = ("clip", find_benchmark(benchmark).main_score), f"{name}, {benchmark}"
+            yield table(head, clips[:WORST], f"{what}: the worst of {len(clips)} clips.")
+            if len(clips) > WORST:
+                yield table(head, clips, f"{what}: all clips.", folded=True)
 
 
 def _environment(runs: Sequence[Run]) -> Iterator[Block]:
     for name, card in _cards(runs):
         versions = ", ".join(f"{package} {version}" for package, version in card["versions"].items())
-        yield Text(f"Evaluation {name}: {format_seconds(card['seconds'])} on {card['device']}, {versions}.")
+        yield text(f"Evaluation {name}: {format_seconds(card['seconds'])} on {card['device']}, {versions}.")
     known = [run.environment | _cost(run) for run in runs]
-    names = dict.fromkeys(name for own in known for name in own)
-    rows = [(name, *(own.get(name, "") for own in known)) for name in names]
+    rows = [(name, *(own.get(name, "") for own in known)) for name in dict.fromkeys(itertools.chain(*known))]
     if rows:
-        yield Table(("", *(run.name for run in runs)), rows)
+        yield table(("", *(run.name for run in runs)), rows)
 
 
 def _cost(run: Run) -> dict[str, str]:
@@ -357,52 +297,40 @@ def _pictures(runs: Sequence[Run]) -> Iterator[Block]:
         for folder in (run.path, run.path / FIGURES):
             for path in sorted(folder.iterdir()) if folder.is_dir() else ():
                 if path.suffix.lower() in PICTURES and not path.name.startswith("."):
-                    yield Picture(path, f"{run.name}: {words(path.stem)}")
+                    yield {"kind": "picture", "path": path, "caption": f"{run.name}: {words(path.stem)}"}
 
 
 def draw_figures(run: Run, say: Say = silent) -> None:
     """Draw figures that a run lacks, or that are older than its encoder, on a held-out rendered video."""
-    weights = run.path / "encoder.safetensors"
+    weights, folder = run.path / "encoder.safetensors", run.path / FIGURES
     if run.config is None or not weights.is_file():
         return
-    for name, draw in {
-        "attention": _attention,
-        "pca": _pca,
-        "propagation": _propagation,
-        "failures": _failures,
-    }.items():
-        out = run.path / FIGURES / f"{name}.png"
+    encoder = load_encoder(run.path)
+    patch = encoder.patch_size
+
+    def attention(out: Path) -> None:
+        clip = open_clip((), Times(), patch)
+        attention_figure(clip, attend(encoder, clip, matcher=load_matcher(run.path)), out, patch_size=patch)
+
+    def failures(out: Path) -> None:
+        own = [card for card in run.cards.values() if card["encoder"]["weights"] == encoder.fingerprint()]
+        rendered = [card for card in own if not all(find_benchmark(b).on_disk for b in card["benchmarks"])]
+        if rendered:
+            failures_figure(find_failures(rendered[0], encoder, {}), out)
+
+    figures: dict[str, Callable[[Path], object]] = {
+        "attention": attention,
+        "pca": lambda out: pca_figure(encoder, open_clip((), evenly(5), patch), out),
+        "propagation": lambda out: propagation_figure([*label_rendered(encoder, "rendered").values()], out),
+        "failures": failures,
+    }
+    for name, draw in figures.items():
+        out = folder / f"{name}.png"
         if out.is_file() and out.stat().st_mtime >= weights.stat().st_mtime:
             continue
         if (run.path / out.name).is_file():
             continue  # the quickstart's own
         try:
-            draw(run, out)
+            draw(out)
         except InputError as error:
             say(f"{run.name}: {name} is not drawn: {error}")
-
-
-def _attention(run: Run, out: Path) -> None:
-    encoder = load_encoder(run.path)
-    clip = open_clip((), Times(), encoder.patch_size)
-    found = attend(encoder, clip, matcher=load_matcher(run.path))
-    attention_figure(clip, found, out, patch_size=encoder.patch_size)
-
-
-def _pca(run: Run, out: Path) -> None:
-    encoder = load_encoder(run.path)
-    pca_figure(encoder, open_clip((), evenly(5), encoder.patch_size), out)
-
-
-def _propagation(run: Run, out: Path) -> None:
-    propagation_figure(list(label_rendered(load_encoder(run.path), "rendered").values()), out)
-
-
-def _failures(run: Run, out: Path) -> None:
-    encoder = load_encoder(run.path)
-    own = encoder.fingerprint()
-    for card in run.cards.values():
-        rendered = any(not find_benchmark(name).on_disk for name in card["benchmarks"])
-        if rendered and card["encoder"]["weights"] == own:
-            failures_figure(find_failures(card, encoder, {}), out)
-            return

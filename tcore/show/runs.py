@@ -27,20 +27,15 @@ class Series:
     values: Float[np.ndarray, " n"]
 
     @staticmethod
-    def of(values: Mapping[int, float]) -> "Series | None":
-        """Values by step; None if there is none."""
+    def of(values: Mapping[int, float]) -> "Series":
+        """Values by step."""
         steps, found = (np.array(list(x), dtype=np.float64) for x in (values, values.values()))
-        return Series(steps, found) if values else None
+        return Series(steps, found)
 
-    def smoothed(self, points: int = 400) -> "Series":
-        """Means over equal stretches, if there are more values than points."""
-        if len(self.steps) <= points:
-            return self
-        edges = np.linspace(0, len(self.steps), points + 1).astype(int)[:-1]
-        counts = np.diff(np.append(edges, len(self.steps)))
-        return Series(
-            np.add.reduceat(self.steps, edges) / counts, np.add.reduceat(self.values, edges) / counts
-        )
+    def smoothed(self, points: int) -> "Series":
+        """Means over about equal stretches."""
+        parts = (np.array_split(array, points) for array in (self.steps, self.values))
+        return Series(*(np.array([part.mean() for part in split]) for split in parts))
 
 
 @dataclass(frozen=True)
@@ -58,7 +53,7 @@ class Run:
     """The results of the quickstart, if the run is one."""
     checkpoints: dict[int, dict[str, Any]]
 
-    def series(self, name: str) -> Series | None:
+    def series(self, name: str) -> Series:
         """A figure over the steps; the names of health figures start with `health.`."""
         group, _, last = name.rpartition(".")
         lines = {line["step"]: (line.get(group, {}) if group else line).get(last) for line in self.metrics}
@@ -86,9 +81,7 @@ def read_run(path: str | Path) -> Run:
     """Read a run folder, or a folder with a score card."""
     folder = Path(path)
     if not folder.is_dir():
-        raise InputError(
-            f"run {folder} {'is a file' if folder.exists() else 'does not exist'}: give a folder."
-        )
+        raise InputError(f"run {folder} does not exist, or is not a folder.")
     config = load_config(folder / "config.json") if (folder / "config.json").is_file() else None
     cards, quickstart = read_cards(folder)
     if config is None and not cards:

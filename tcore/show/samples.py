@@ -12,7 +12,7 @@ from tcore.data.neighbors import check_neighbors, find_neighbors, load_neighbors
 from tcore.data.stores import open_images
 from tcore.errors import InputError
 from tcore.files import read_json
-from tcore.show.plotting import caption, check_out, new_figure, save_figure, show_picture, styled
+from tcore.show.plotting import drawing, show_picture
 from tcore.show.sheet import draw_sheet
 from tcore.training.loop import open_store
 
@@ -38,7 +38,6 @@ def _frames_of(environment: Path) -> str:
         raise InputError(f"{environment} does not say where the frames are: give --frames.") from error
 
 
-@styled
 def neighbors_figure(
     images: str | Path,
     out: Path,
@@ -48,7 +47,6 @@ def neighbors_figure(
     neighbors: str | Path | None = None,
 ) -> None:
     """Draw some images, one per row, each followed by its neighbors with their cosines."""
-    check_out(out)
     if number < 1:
         raise InputError(f"images={number}: need 1 or more.")
     store = open_images(images)
@@ -56,14 +54,13 @@ def neighbors_figure(
     found = load_neighbors(path)
     check_neighbors(found, path, len(store), store.fingerprint())
     shown = np.random.default_rng(seed).choice(len(store), size=min(number, len(store)), replace=False)
-    figure = new_figure(1.4 * (1 + found.k) + 0.3, 1.55 * len(shown) + 0.5)
-    axes = figure.subplots(len(shown), 1 + found.k, squeeze=False)
-    for row, image in zip(axes, shown.tolist(), strict=True):
-        show_picture(row[0], thumbnail(store.read(image, [0])[0]), f"image {image}")
-        for place, other, cosine in zip(row[1:], found.indices[image], found.cosines[image], strict=True):
-            show_picture(place, thumbnail(store.read(int(other), [0])[0]), f"{cosine:.3f}")
-    caption(figure, f"Images and their {found.k} nearest neighbors by {found.encoder}, with cosines.")
-    save_figure(figure, out)
+    text = f"Images and their {found.k} nearest neighbors by {found.encoder}, with cosines."
+    with drawing(out, (1.4 * (1 + found.k) + 0.3, 1.55 * len(shown) + 0.5), text=text) as figure:
+        axes = figure.subplots(len(shown), 1 + found.k, squeeze=False)
+        for row, image in zip(axes, shown.tolist(), strict=True):
+            show_picture(row[0], thumbnail(store.read(image, [0])[0]), f"image {image}")
+            for place, other, cosine in zip(row[1:], found.indices[image], found.cosines[image], strict=True):
+                show_picture(place, thumbnail(store.read(int(other), [0])[0]), f"{cosine:.3f}")
 
 
 def thumbnail(image: Frame) -> UInt8[np.ndarray, "side side 3"]:

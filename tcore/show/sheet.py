@@ -16,16 +16,7 @@ from tcore.data.render import render_pixels
 from tcore.data.source import SAMPLE, RawBatch, Source
 from tcore.data.stores import FrameStore
 from tcore.errors import InputError
-from tcore.show.plotting import (
-    Picture,
-    caption,
-    check_out,
-    mask_patches,
-    new_figure,
-    save_figure,
-    show_picture,
-    styled,
-)
+from tcore.show.plotting import Picture, drawing, mask_patches, show_picture
 
 ROWS = 6
 GLOBAL_COLORS, LOCAL_COLOR = ("#1e6eeb", "#eb6e14"), "#28be78"
@@ -39,10 +30,8 @@ class Shown(NamedTuple):
     raw: RawBatch
 
 
-@styled
 def draw_sheet(store: FrameStore, config: Config, path: Path, title: str, rows: int = ROWS) -> int:
     """Draw samples of the first step of a run, and return how many there are."""
-    check_out(path)
     source = methods.build_source(store, config)
     samples = take_samples(source, rows)
     if not samples:
@@ -51,16 +40,15 @@ def draw_sheet(store: FrameStore, config: Config, path: Path, title: str, rows: 
     num_global = len(samples[0].raw.plans["global"])
     wide = [1.34] * len(columns) + [1.0] * num_global
     wide += [-(-len(samples[0].raw.plans["local"]) // 2) / 2] if "local" in source.sampling.sides else []
-    figure = new_figure(1.9 * sum(wide), 2.1 * len(samples) + 0.6)
-    grid = figure.subplots(len(samples), len(wide), squeeze=False, width_ratios=wide)
-    for axes, sample in zip(grid, samples, strict=True):
-        _draw_row(list(axes), source, sample, columns)
-    caption(
-        figure,
+    text = (
         f"Samples of the first step, seed {config.seed}. Boxes: global crops (blue, orange), local crops "
-        "(green). Gray: masked patches.",
+        "(green). Gray: masked patches."
     )
-    save_figure(figure, path, title.encode("ascii", "replace").decode("ascii"))
+    title = title.encode("ascii", "replace").decode("ascii")
+    with drawing(path, (1.9 * sum(wide), 2.1 * len(samples) + 0.6), title, text) as figure:
+        grid = figure.subplots(len(samples), len(wide), squeeze=False, width_ratios=wide)
+        for axes, sample in zip(grid, samples, strict=True):
+            _draw_row(list(axes), source, sample, columns)
     return len(samples)
 
 

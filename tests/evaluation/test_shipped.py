@@ -17,7 +17,6 @@ from safetensors.torch import load_file, save_file
 
 from tcore import InputError, load_encoder, recipe, train
 from tcore.cli.main import main
-from tcore.cli.show import usual_encoder
 from tcore.config import from_dict
 from tcore.data.rendered import render_video
 from tcore.demo.engine import load_engine
@@ -108,8 +107,6 @@ def test_an_installation_without_one_says_so(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(encoders, "FOLDER", tmp_path)
     with pytest.raises(InputError, match=r"default\.safetensors does not exist"):
         load_encoder("default")
-    monkeypatch.chdir(tmp_path)
-    assert usual_encoder() == ""
 
 
 def test_half_precision_on_disk_is_single_precision_in_use(run: Path, folder: Path) -> None:
@@ -149,7 +146,6 @@ def test_figures_and_the_demo_take_the_word_with_its_matching_module(
     for a, b in zip(ours.match.parameters(), theirs.match.parameters(), strict=True):
         assert a.dtype == torch.float32
         assert torch.allclose(a, b, atol=1e-3)
-    assert usual_encoder() == "default"
     main(["figure", "attention", "default", "--out", str(tmp_path / "attention.png")])
     assert "cross-attention of patches" in capsys.readouterr().out
 

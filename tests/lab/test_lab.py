@@ -5,7 +5,6 @@ import re
 import shlex
 import threading
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +40,13 @@ TINY = (
     "--views.global-size 32 --views.local-size 16 --views.num-local 1 --head.prototypes 16 --head.hidden 16 "
     "--vit.dim 24 --vit.depth 1 --vit.num-heads 3 --optim.batch 2 --rendered.videos 2 --rendered.size 32"
 )
-PLAN = Plan("quickstart", None, 2, None, False, None, 2, tuple(TINY.split()))
+
+
+def plan_of(steps: str = "--optim.steps 2", videos: int = 2) -> Plan:
+    return Plan("quickstart", (*steps.split(), *TINY.split()), ("--rendered", "--videos", str(videos)))
+
+
+PLAN = plan_of()
 NONE = Row("none", "--auxiliary none", (61.9, 59.7, 64.0))
 
 
@@ -135,7 +140,7 @@ def test_a_run_that_fails_costs_the_others_nothing(tmp_path: Path, monkeypatch: 
 
     monkeypatch.setattr("tcore.lab.run_command", run)
     (tmp_path / "past").touch()  # its folder cannot be made
-    with pytest.raises(InputError, match=r"2 of 5 runs failed; .*lab\.md has the 3 .*past/seed-0"):
+    with pytest.raises(InputError, match=r"2 of 5 runs failed; .*lab\.md .*past/seed-0"):
         run_lab(tmp_path)
     found = json.loads((tmp_path / "lab.json").read_text())
     assert [row["row"] for row in found] == ["none", "future", "all"]
@@ -185,33 +190,29 @@ def test_an_interrupted_lab_does_not_start_the_next_run(
 
 
 def test_flags_of_a_row_replace_those_of_all_rows() -> None:
-    row = Row("own", "--optim.steps 5 --frames clips+photographs:images --seed 7 --optim.base-lr 0.1")
-    extra = ("--optim.base_lr", "0.2", "--optim.batch", "4", "--teacher.momentum=0.9")
-    train, _ = Job(row, 0, Path("there")).commands(
-        Plan("quickstart", "clips", 9, None, False, None, 2, extra)
-    )
-    assert train == ["train", "quickstart", "--run", "there/run", *extra[2:], *row.flags.split()]
+    row = Row("own", "--optim.steps 5 --optim.base-lr 0.1 --views.no-fixed-space")
+    shared = "--optim.steps 9 --optim.base_lr 0.2 --optim.batch 4 --views.fixed-space"
+    train, _ = Job(row, 0, Path("there")).commands(Plan("quickstart", tuple(shared.split())))
+    config = parse_train(train[1:]).config
+    assert (config.optim.steps, config.optim.base_lr, config.optim.batch) == (5, 0.1, 4)
+    assert not config.views.fixed_space
 
 
 @pytest.mark.parametrize(
     ("words", "named"),
     [
         ("branch --davis nowhere", "nowhere"),
-        ("branch --videos 0", "--videos 0"),
         ("branch --seeds 0", "--seeds 0"),
         ("branch --binary", "--binary"),
-        ("branch --size 9 9", "--size"),
         ("branch --gpus 7", "--gpus 7"),
         ("branch --recipe vits16-short", "row none: .*--frames STORE"),
         ("branch --recipe vits17", "vits17"),
+        ("branch --rows non", "'non' in branch.*none"),
         ("branch --extra='--vit.depth 0'", "row none: vit.depth=0"),
         ("branch --extra='--plan'", "row none: --plan"),
-        ("branch --extra=--help", "row none: --help"),
-        ("branch --extra='--davis nowhere'", "row none: --davis .*--evaluate-every"),
+        ("branch --extra=--help", "row none: .*--help"),
         ("branch --extra='--evaluate-every 2 --davis nowhere'", "row none: .*nowhere"),
         ("branch --extra='--init nowhere.pth'", "row none: .*nowhere.pth"),
-        ("branch --extra='--runtime.device tpu'", "row none: runtime.device=tpu"),
-        ("branch --extra", "--extra"),
         ("branch --frames nowhere", "row none: .*nowhere"),
         ("branch --extra='--run elsewhere'", "--run and --seed"),
         ("branch --seeds 2 --extra='--seed 1'", "--run and --seed"),
@@ -253,13 +254,11 @@ def test_a_gpu_that_does_not_exist_is_refused(monkeypatch: pytest.MonkeyPatch) -
     ("text", "named"),
     [
         ("{", r"bad\.json"),
-        ("{}", r"bad\.json"),
         ("[]", r"bad\.json"),
         ("[1]", "row 1"),
         ('[{"name": "a", "flag": "--x"}]', "row .*flag"),
         ('[{"name": "deep", "flags": ["--vit.depth", "2"]}]', "row .*deep"),
-        ('[{"name": "a"}, {"name": "a"}]', "row 'a' and row 'a'"),
-        ('[{"name": "a b"}, {"name": "a-b"}]', "row 'a-b' and row 'a b'"),
+        ('[{"name": "a b"}, {"name": "a-b"}]', "row 'a b'"),
         ('[{"name": "lab.json"}]', r"row 'lab\.json'"),
     ],
 )
@@ -267,13 +266,8 @@ def test_a_file_that_is_not_a_table_is_refused(text: str, named: str, tmp_path: 
     (tmp_path / "bad.json").write_text(text)
     with pytest.raises(InputError, match=named):
         read_table(str(tmp_path / "bad.json"))
-
-
-def test_unknown_tables_and_rows_are_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"'brunch'.*branch"):
         read_table("brunch")
-    with pytest.raises(InputError, match=r"'non' in branch.*none"):
-        run_lab(tmp_path, "branch", "non")
 
 
 def test_runs_of_another_table_or_length_in_the_folder_are_refused(tmp_path: Path) -> None:
@@ -287,11 +281,11 @@ def test_runs_of_another_table_or_length_in_the_folder_are_refused(tmp_path: Pat
         run_lab(tmp_path, "masks")
     check_folder(tmp_path, [row], "mine.json", PLAN)
     with pytest.raises(InputError, match=r"\(now --optim\.steps 3\)"):
-        check_folder(tmp_path, [row], "mine.json", replace(PLAN, budget=3))
+        check_folder(tmp_path, [row], "mine.json", plan_of("--optim.steps 3"))
     with pytest.raises(InputError, match=r"\(now without --optim\.steps\)"):
-        is_done(job, replace(PLAN, budget=None))
+        is_done(job, plan_of(""))
     with pytest.raises(InputError, match=r"`tcore evaluate .*--videos 2` \(now --videos 3\)"):
-        is_done(job, replace(PLAN, videos=3))
+        is_done(job, plan_of(videos=3))
     write_text(job.folder / DONE, "{")
     with pytest.raises(InputError, match=r"lab\.json is damaged"):
         is_done(job, PLAN)
@@ -301,8 +295,8 @@ def test_an_unfinished_run_of_other_commands_is_refused_too(tmp_path: Path) -> N
     """Otherwise another length fails for this row, trains the next one, and bars the first command."""
     job = Job(NONE, 0, tmp_path / "none" / "seed-0")
     assert not is_done(job, PLAN)
-    write_text(job.folder / STARTED, json.dumps(job.commands(replace(PLAN, budget=1000000))))
-    with pytest.raises(InputError, match=r"none/seed-0 .*1000000.* \(now --optim.steps 2\): .*unfinished"):
+    write_text(job.folder / STARTED, json.dumps(job.commands(plan_of("--optim.steps 1000000"))))
+    with pytest.raises(InputError, match=r"none/seed-0 .*1000000.* \(now --optim.steps 2\)"):
         run_lab(tmp_path, "branch", "all")
     assert not (tmp_path / "all").exists()
     write_text(job.folder / STARTED, "[]")

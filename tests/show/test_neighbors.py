@@ -1,5 +1,6 @@
 """The figure of images and their neighbors, and the commands around it."""
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ def test_each_image_stands_beside_its_neighbors(tmp_path: Path, monkeypatch: pyt
     store = open_images(folder)
     ring(9, 4, store.fingerprint()).save(beside(folder))
     drawn: list[Any] = []
-    monkeypatch.setattr("tcore.show.samples.save_figure", lambda figure, out: drawn.append(figure))
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda figure, out, **rest: drawn.append(figure))
+    monkeypatch.setattr("tcore.show.plotting.atomic", lambda out: nullcontext(out))
     neighbors_figure(folder, tmp_path / "n.png", number=3, seed=1)
     neighbors_figure(folder, tmp_path / "n.png", number=50)
     assert [len(figure.axes) for figure in drawn] == [3 * 5, 9 * 5]
