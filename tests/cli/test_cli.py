@@ -112,7 +112,7 @@ def test_what_the_parser_refuses_is_named_with_exit_code_2(
         ("train quickstart --frames=", "--frames"),
         ("train quickstart --frames /no/such/store", "/no/such/store"),
         ("train quickstart --frames photographs:", "photographs:"),
-        ("train quickstart --frames rendered+clips", "tcore prepare rendered:N STORE"),
+        ("train quickstart --frames rendered+clips", "rendered does not exist"),
         ("train quickstart --davis d", "--evaluate-every"),
         ("train quickstart --sandwich.offset 0.15 0.4", "sandwich.offset=(0.15, 0.4)"),
         ("train quickstart --optim.epochs 3", "optim.steps=600"),
