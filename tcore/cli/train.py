@@ -158,7 +158,8 @@ def _refuse_epochs_beside_steps(before: Config, after: Config) -> None:
         return
     was, now = flatten(before), flatten(after)
     for name in now:
-        if name.endswith("epochs") and was[name] != now[name]:
+        counts = name.endswith("epochs") and name != "optim.freeze_last_layer_epochs"
+        if counts and was[name] != now[name]:
             raise InputError(
                 f"{name}={now[name]} has no effect while optim.steps={after.optim.steps}: "
                 "add --optim.steps None to count in epochs."

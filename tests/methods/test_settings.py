@@ -35,7 +35,11 @@ def test_an_old_file_is_tcores_with_every_value() -> None:
     config = from_dict(values)
     assert isinstance(config.method, TCoReSettings)
     values["views"]["color"] = values["views"].pop("colour")
-    assert to_dict(config) == {"method": "tcore", **values}
+    found = to_dict(config)
+    assert found.pop("method") == "tcore"
+    for name, value in values.items():  # settings that came later have their defaults
+        same = {key: found[name][key] for key in value} if isinstance(value, dict) else found[name]
+        assert same == value, name
 
 
 @pytest.mark.parametrize("config", [Config(), from_dict(old_settings()), recipe("vits16-imagenet")])
