@@ -1,4 +1,4 @@
-"""The patch matching module: fill the holes of the current frame from the patches of another one."""
+"""The patch matching module: restore masked patches of the current frame from those of another one."""
 
 import math
 from typing import NamedTuple
