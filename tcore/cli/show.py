@@ -64,7 +64,7 @@ class Demo:
         except ImportError as error:
             raise InputError(f"tcore demo needs {error.name}: pip install starlette uvicorn.") from error
         engine = load_engine(self.encoder)
-        demo = Server(engine, host=self.host, port=self.port, limits=Limits(*limits))
+        demo = Server(engine, Limits(*limits), self.host, self.port)
         print(f"encoder: {engine.encoder.name}")
         print(f"page: {demo.url} (Ctrl-C stops)", flush=True)
         if self.browser and not webbrowser.open(demo.url):

@@ -4,12 +4,11 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import UInt8
 from PIL import Image
 
 from tcore.data.images import Frame
@@ -17,13 +16,13 @@ from tcore.data.rendered import JOINT_NAMES, render_video
 from tcore.data.video import FileVideo
 from tcore.errors import InputError
 from tcore.evaluation.masks import Ids
+from tcore.evaluation.resize import Size
 from tcore.evaluation.run_clip import same_size
 from tcore.text import format_size
 
 LONG_SIDE = 640  # of the frames that are shown and labeled
-SAMPLE_FRAMES, SAMPLE_SIZE, SAMPLE_RATE = 30, 256, Fraction(10)
+SAMPLE_SEED, SAMPLE_FRAMES, SAMPLE_SIZE, SAMPLE_RATE = 7, 30, 256, Fraction(10)
 MAX_PIXELS = 36_000_000  # of one frame; a file may claim any size
-FORMATS = "mp4, mov, mkv, webm, avi, gif, ogg, flv, wmv or ts"
 # First bytes of a container; a dot stands for any byte.
 SIGNATURES = {
     rb"....(ftyp|moov|mdat|wide|free|skip)": "mov",
@@ -42,22 +41,14 @@ class Sample(NamedTuple):
 
     name: str
     description: str
-    seed: int
     video: int
 
 
 SAMPLES: dict[str, Sample] = {
-    "walker": Sample("Walker", "a figure and three objects that turn and grow", 7, 11),
-    "crossing": Sample("Crossing paths", "objects that hide the figure for a while", 7, 8),
-    "light": Sample("Changing light", "light and colors drift, the camera moves", 7, 6),
+    "walker": Sample("Walker", "a figure and three objects that turn and grow", 11),
+    "crossing": Sample("Crossing paths", "objects that hide the figure for a while", 8),
+    "light": Sample("Changing light", "light and colors drift, the camera moves", 6),
 }
-
-
-class Truth(NamedTuple):
-    """What is known of the first frame of a rendered video: object ids, and x and y of the visible joints."""
-
-    ids: Ids
-    points: dict[str, tuple[float, float]]
 
 
 @dataclass(frozen=True)
@@ -65,56 +56,53 @@ class Clip:
     """Frames on disk at the size of the page, and where they come from."""
 
     name: str
-    frames: UInt8[np.ndarray, "time height width 3"]
-    rate: Fraction
-    original: tuple[int, int]
-    """Height and width before the frames were shrunk."""
+    folder: Path
+    count: int
+    size: Size
+    original: Size
+    """The size before the frames were shrunk."""
+    rate: Fraction = SAMPLE_RATE
     remarks: tuple[str, ...] = ()
-    truth: Truth | None = None
+    truth: tuple[Ids, dict[str, tuple[float, float]]] | None = None
+    """Of the first frame of a sample: object ids, and x and y of the visible joints."""
 
-    @property
-    def size(self) -> tuple[int, int]:
-        """Height and width."""
-        return self.frames.shape[1], self.frames.shape[2]
+    def frame(self, index: int) -> Frame:
+        """One frame."""
+        return np.load(self.folder / f"frame-{index}.npy")
 
 
-def render_sample(folder: Path, key: str, max_frames: int) -> Clip:
+def render_sample(key: str, max_frames: int, folder: Path) -> Clip:
     """Render a sample of at most `max_frames` frames."""
     if key not in SAMPLES:
         raise InputError(f"no sample {key!r}: there are {', '.join(SAMPLES)}.")
     sample, count = SAMPLES[key], min(SAMPLE_FRAMES, max_frames)
-    video = render_video(sample.seed, sample.video, split="heldout", num_frames=count, size=SAMPLE_SIZE)
+    video = render_video(SAMPLE_SEED, sample.video, split="heldout", num_frames=count, size=SAMPLE_SIZE)
     joints = zip(JOINT_NAMES, video.joints[0].tolist(), strict=True)
-    truth = Truth(video.objects[0], {name: (x, y) for name, (x, y, visible) in joints if visible > 0})
-    frames = _store(video.frames, folder)
-    return Clip(sample.name, frames, SAMPLE_RATE, (SAMPLE_SIZE, SAMPLE_SIZE), truth=truth)
+    visible = {name: (x, y) for name, (x, y, seen) in joints if seen > 0}
+    return Clip(sample.name, folder, *_store(video.frames, folder), truth=(video.objects[0], visible))
 
 
-def read_upload(folder: Path, path: Path, max_frames: int) -> Clip:
+def read_upload(path: Path, max_frames: int, folder: Path) -> Clip:
     """The first frames of an uploaded video, with the long side at most 640."""
     try:
         video = FileVideo(path, container_of(path))
         if not 0 < video.size[0] * video.size[1] <= MAX_PIXELS:
-            size = format_size(*video.size)
-            raise InputError(f"the frames of this video are {size}: too large for this page.")
-        decoded = iter(video)
-        first = next(decoded)
-        frames = _store(map(shrink, chain([first], islice(decoded, max_frames - 1))), folder)
-        more = next(decoded, None) is not None
+            raise InputError(f"frames of {format_size(*video.size)} are too large for this page.")
+        frames = iter(video)
+        stored = _store(islice(frames, max_frames), folder)
+        more = next(frames, None) is not None
     except InputError as error:
         # A visitor knows the chosen file, not its name on this machine.
         said = str(error).replace(f"video {path}", "this file").replace(str(path), "this file")
         raise InputError(said) from None
-    remarks = []
+    remarks = [video.problem.replace(f"video {path}", "This file")] if video.problem else []
     if more:
         of = f" of {video.count}" if video.count else ""
         remarks.append(f"Only the first {max_frames} frames{of} are used.")
-    elif video.problem:
-        remarks.append(video.problem.replace(f"video {path}", "This file"))
-    original, shown = (first.shape[0], first.shape[1]), (frames.shape[1], frames.shape[2])
-    if shown != original:
-        remarks.append(f"Frames of {format_size(*original)} are shown and labeled at {format_size(*shown)}.")
-    return Clip("Your video", frames, video.rate, original, tuple(remarks))
+    _, size, original = stored
+    if size != original:
+        remarks.append(f"Frames of {format_size(*original)} are shown and labeled at {format_size(*size)}.")
+    return Clip("Your video", folder, *stored, video.rate, tuple(remarks))
 
 
 def container_of(path: Path) -> str:
@@ -124,24 +112,17 @@ def container_of(path: Path) -> str:
     for signature, name in SIGNATURES.items():
         if re.match(signature, head, re.DOTALL):
             return name
-    raise InputError(f"this file is not a video that can be read here: give {FORMATS}.")
+    raise InputError("this file is not a video: give mp4, mov, mkv, webm, avi, gif, ogg, flv, wmv or ts.")
 
 
-def shrink(frame: Frame) -> UInt8[np.ndarray, "rows columns 3"]:
-    """A frame with the long side at most 640."""
-    height, width = frame.shape[:2]
-    scale = LONG_SIDE / max(height, width)
-    if scale >= 1:
-        return frame
-    size = (max(1, round(width * scale)), max(1, round(height * scale)))
-    return np.asarray(Image.fromarray(frame).resize(size, Image.Resampling.BOX))
-
-
-def _store(frames: Iterable[Frame], folder: Path) -> UInt8[np.ndarray, "time height width 3"]:
-    """Frames in a file of the folder, mapped into memory."""
-    path, shape, count = folder / "frames.raw", (0, 0, 0), 0
-    with path.open("wb") as file:
-        for count, frame in enumerate(same_size(frames), start=1):  # noqa: B007
-            shape = frame.shape
-            file.write(frame.tobytes())
-    return np.memmap(path, dtype=np.uint8, mode="r", shape=(count, *shape))
+def _store(frames: Iterable[Frame], folder: Path) -> tuple[int, Size, Size]:
+    """Shrink frames to a long side of 640 and save them: their number, size and original size."""
+    count, size, original = 0, (0, 0), (0, 0)
+    for index, frame in enumerate(same_size(frames)):
+        count, original = index + 1, (frame.shape[0], frame.shape[1])
+        scale = min(1.0, LONG_SIDE / max(original))
+        size = (max(1, round(original[0] * scale)), max(1, round(original[1] * scale)))
+        if size != original:
+            frame = np.asarray(Image.fromarray(frame).resize(size[::-1], Image.Resampling.BOX))
+        np.save(folder / f"frame-{index}.npy", frame)
+    return count, size, original

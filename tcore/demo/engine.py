@@ -1,11 +1,9 @@
 """The encoder behind the page: one thread computes for all visitors, one frame at a time, in turn."""
 
 import time
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import ParamSpec, TypeVar
 
 import torch
 from jaxtyping import Float
@@ -19,11 +17,8 @@ from tcore.evaluation.protocols import TCORE, Protocol
 from tcore.evaluation.resize import Size, normalize_images, resize_images
 from tcore.evaluation.run_clip import encode
 from tcore.show.matcher import Matcher, load_matcher
-from tcore.video.propagate_video import fit_size
 
 CELLS = 56  # along the long side of a grid: that of the published protocol has 55 columns
-P = ParamSpec("P")
-T = TypeVar("T")
 
 
 class Engine:
@@ -33,19 +28,11 @@ class Engine:
         self.encoder, self.matcher = encoder, matcher
         self.device = next(encoder.parameters()).device
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="compute")
-
-    def submit(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Have a piece of work done, which should take about as long as one frame."""
-        return self._thread.submit(work, *args, **kwargs)
+        self.submit = self._thread.submit  # pieces of work that take about as long as one frame
 
     def close(self) -> None:
         """Let the thread end; waiting work is dropped."""
         self._thread.shutdown(wait=False, cancel_futures=True)
-
-    def input_size(self, size: Size) -> Size:
-        """The size at which frames go in: their own, or smaller, floored to the patch."""
-        patch = self.encoder.patch_size
-        return fit_size(size, patch, CELLS * patch)
 
     def protocol(self, inside: Size) -> Protocol:
         """The published protocol, its radius scaled from a grid of 55 columns to this one."""
@@ -58,21 +45,19 @@ class Engine:
 
     def estimate(self, frame: Frame, inside: Size, count: int) -> dict[str, float]:
         """Seconds to encode a frame, for a step with a full context, and for a clip of `count` frames."""
-        self.encode(frame, inside).cpu()  # the first call is slower
-        started = time.perf_counter()
-        features = self.encode(frame, inside)
-        features.cpu()  # a GPU has computed it only now
-        encode_s = time.perf_counter() - started
+        features = self.encode(frame, inside)  # the first call is slower
         protocol = self.protocol(inside)
-        held = min(protocol.context, max(0, count - 2))
-        propagator = protocol.propagator()
+        held, propagator = min(protocol.context, max(0, count - 2)), protocol.propagator()
         labels = torch.zeros(*features.shape[1:], 2)
         propagator.start(features, labels)
         for _ in range(held):
             propagator.skip(features, labels)
         started = time.perf_counter()
+        features = self.encode(frame, inside)
+        features.cpu()  # a GPU has computed it only now
+        encoded = time.perf_counter()
         propagator.step(features).cpu()
-        step_s = time.perf_counter() - started
+        encode_s, step_s = encoded - started, time.perf_counter() - encoded
         # The cost of a step grows with the number of frames that it searches.
         searched = sum(1 + min(index - 1, protocol.context) for index in range(1, count)) / (1 + held)
         return {"encode": encode_s, "step": step_s, "total": count * encode_s + searched * step_s}

@@ -4,7 +4,7 @@ import csv
 import json
 import math
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,75 +29,71 @@ def write_export(job: Job, name: str) -> Path:
     """Write a file into the folder of the job."""
     if name not in EXPORTS:
         raise InputError(f"no download {name!r}: there are {', '.join(EXPORTS)}.")
-    if job.running:
+    if job.state == "running":
         raise InputError("a run is in progress: cancel it, or wait until it is done.")
     if not job.found:
         raise InputError("there is nothing to download yet: run the propagation first.")
-    path = job.folder / name
+    path = job.clip.folder / name
     with atomic(path) as temporary:
-        EXPORTS[name](job, temporary)
+        EXPORTS[name](job, range(job.done), temporary)
     return path
 
 
-def write_masks(job: Job, path: Path) -> None:
+def write_masks(job: Job, frames: Iterable[int], path: Path) -> None:
     """A zip of palette PNGs, one per frame."""
     if isinstance(job.given, Points):
         raise InputError("points have no masks: download the tracks.")
     with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
-        for index in range(job.done):
+        for index in frames:
             archive.writestr(f"{index:05d}.png", encode_ids(_ids(job, index)))
 
 
-def write_tracks(job: Job, path: Path) -> None:
-    """A row per point and frame, or the center and box of each object and frame."""
+def write_tracks(job: Job, frames: Iterable[int], path: Path) -> None:
+    """A row per point and frame, or the center, box and area of each object and frame."""
     with path.open("w", newline="", encoding="utf-8") as file:
         table = csv.writer(file, lineterminator="\n")
-        if isinstance(job.given, Points):
-            table.writerow(POINT_COLUMNS)
-            for index in range(job.done):
+        table.writerow(POINT_COLUMNS if isinstance(job.given, Points) else OBJECT_COLUMNS)
+        for index in frames:
+            if isinstance(job.given, Points):
                 table.writerows(point_rows(index, job.given.names, _points(job, index)))
-            return
-        table.writerow(OBJECT_COLUMNS)
-        for index, label, mask in _objects(job):
-            rows, columns = np.nonzero(mask)
-            center = f"{columns.mean():.3f}", f"{rows.mean():.3f}"
-            table.writerow((index, label, *center, *_box(mask), len(rows)))
+                continue
+            for label, mask in _objects(job, index):
+                rows, columns = np.nonzero(mask)
+                center = f"{columns.mean():.3f}", f"{rows.mean():.3f}"
+                table.writerow((index, label, *center, *_box(mask), len(rows)))
 
 
-def write_coco(job: Job, path: Path) -> None:
+def write_coco(job: Job, frames: Iterable[int], path: Path) -> None:
     """COCO: a run-length mask per object and frame, or the points of a frame as keypoints."""
     height, width = job.clip.original
-    images = [
-        {"id": index + 1, "file_name": f"{index:05d}.png", "height": height, "width": width}
-        for index in range(job.done)
-    ]
-    categories: list[dict[str, Any]]
-    if isinstance(job.given, Points):
-        categories = [{"id": 1, "name": "points", "keypoints": list(job.given.names), "skeleton": []}]
-        annotations = [_keypoints(job, index) for index in range(job.done)]
-    else:
-        annotations = [
-            _segment(mask) | {"image_id": index + 1, "category_id": label}
-            for index, label, mask in _objects(job)
-        ]
-        labels = sorted({annotation["category_id"] for annotation in annotations})
-        categories = [{"id": label, "name": f"object {label}"} for label in labels]
-    for number, annotation in enumerate(annotations, start=1):
-        annotation["id"] = number
-    content = {"images": images, "annotations": annotations, "categories": categories}
+    images, categories = [], {}
+    annotations: list[dict[str, Any]] = []
+    for index in frames:
+        images.append({"id": index + 1, "file_name": f"{index:05d}.png", "height": height, "width": width})
+        if isinstance(job.given, Points):
+            found = [(1, _keypoints(job, index))]
+            categories[1] = {"name": "points", "keypoints": list(job.given.names), "skeleton": []}
+        else:
+            found = [(label, _segment(mask)) for label, mask in _objects(job, index)]
+            categories |= {label: {"name": f"object {label}"} for label, _ in found}
+        for label, values in found:
+            ids = {"id": len(annotations) + 1, "image_id": index + 1, "category_id": label}
+            annotations.append(ids | values)
+    named = [{"id": label} | categories[label] for label in sorted(categories)]
+    content = {"images": images, "annotations": annotations, "categories": named}
     path.write_text(json.dumps(content), encoding="utf-8")
 
 
-def write_overlay(job: Job, path: Path) -> None:
+def write_overlay(job: Job, frames: Iterable[int], path: Path) -> None:
     """An mp4 of the frames with their labels over them, at the size of the page."""
     if h264_encoder() is None:
         raise InputError("no video can be written here: it needs PyAV with an H.264 encoder.")
     with video_writer(path, job.clip.rate, job.clip.size) as write:
-        for index in range(job.done):
-            write(paint_labels(np.asarray(job.clip.frames[index]), job.found[index].values))
+        for index in frames:
+            write(paint_labels(job.clip.frame(index), job.labels(index)))
 
 
-EXPORTS: dict[str, Callable[[Job, Path], None]] = {
+EXPORTS: dict[str, Callable[[Job, Iterable[int], Path], None]] = {
     "masks.zip": write_masks,
     "tracks.csv": write_tracks,
     "coco.json": write_coco,
@@ -121,15 +117,8 @@ def _keypoints(job: Job, index: int) -> dict[str, Any]:
     flat = [value for x, y, _ in points.tolist() for value in ((0, 0, 0) if math.isnan(x) else (x, y, 2))]
     low, high = (visible.min(axis=0), visible.max(axis=0)) if len(visible) else np.zeros((2, 2))
     width, height = (high - low).round(2).tolist()
-    return {
-        "image_id": index + 1,
-        "category_id": 1,
-        "keypoints": flat,
-        "num_keypoints": len(visible),
-        "bbox": [*low.tolist(), width, height],
-        "area": round(width * height, 2),
-        "iscrowd": 0,
-    }
+    box = {"bbox": [*low.tolist(), width, height], "area": round(width * height, 2), "iscrowd": 0}
+    return {"keypoints": flat, "num_keypoints": len(visible)} | box
 
 
 def _box(mask: Mask) -> tuple[int, int, int, int]:
@@ -137,23 +126,21 @@ def _box(mask: Mask) -> tuple[int, int, int, int]:
     return int(columns[0]), int(rows[0]), int(np.ptp(columns)) + 1, int(np.ptp(rows)) + 1
 
 
-def _objects(job: Job) -> Iterator[tuple[int, int, Mask]]:
-    """Frame, id and mask of every object."""
-    for index in range(job.done):
-        ids = _ids(job, index)
-        for label in np.unique(ids[ids > 0]).tolist():
-            yield index, label, ids == label
+def _objects(job: Job, index: int) -> Iterator[tuple[int, Mask]]:
+    """Id and mask of every object of a frame."""
+    ids = _ids(job, index)
+    for label in np.unique(ids[ids > 0]).tolist():
+        yield label, ids == label
 
 
 def _ids(job: Job, index: int) -> Ids:
     """Ids of a frame at the size of the original."""
-    height, width = job.clip.original
-    image = Image.fromarray(np.asarray(job.found[index].values))
-    return np.asarray(image.resize((width, height), Image.Resampling.NEAREST))
+    size = job.clip.original[::-1]
+    return np.asarray(Image.fromarray(job.labels(index)).resize(size, Image.Resampling.NEAREST))
 
 
 def _points(job: Job, index: int) -> Float[np.ndarray, "points 3"]:
     """Points of a frame in pixels of the original, whose centers lie at whole numbers."""
     (height, width), (rows, columns) = job.clip.original, job.clip.size
-    x, y, confidence = job.found[index].values.T
+    x, y, confidence = job.labels(index).T
     return np.column_stack([(x + 0.5) * width / columns - 0.5, (y + 0.5) * height / rows - 0.5, confidence])

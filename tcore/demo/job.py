@@ -1,13 +1,14 @@
 """Visitors and their jobs: a clip, its features, and the run that propagates labels through it."""
 
+import asyncio
+import logging
 import secrets
 import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal
 
 import numpy as np
 import torch
@@ -15,127 +16,111 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tcore.demo.clips import Clip
-from tcore.demo.engine import Engine
+from tcore.demo.engine import CELLS, Engine
 from tcore.errors import InputError
 from tcore.evaluation.propagate import Labels, propagate_features
 from tcore.video.labels import Masks, Points
+from tcore.video.propagate_video import fit_size
 from tcore.video.tracked import Found, TrackedMasks, TrackedPoints, track_labels
 
-T = TypeVar("T")
 State = Literal["idle", "running", "done", "canceled", "failed"]
-
-
-@dataclass
-class Progress:
-    """How far a run is; the page reads it meanwhile."""
-
-    state: State = "idle"
-    start: int = 0
-    seconds: float = 0.0
-    error: str = ""
-    cancel: threading.Event = field(default_factory=threading.Event)
+LOG = logging.getLogger(__name__)
 
 
 class Job:
-    """A clip and everything computed from it, in a folder of its own."""
+    """A clip and everything computed from it; the page reads its state while a run is in progress."""
 
-    def __init__(self, clip: Clip, engine: Engine, folder: Path) -> None:
-        self.clip, self.engine, self.folder, self.key = clip, engine, folder, folder.name
-        self.inside = engine.input_size(clip.size)
-        self.grid = (self.inside[0] // engine.encoder.patch_size, self.inside[1] // engine.encoder.patch_size)
+    def __init__(self, clip: Clip, engine: Engine) -> None:
+        self.clip, self.engine, self.key = clip, engine, clip.folder.name
+        patch = engine.encoder.patch_size
+        self.inside = fit_size(clip.size, patch, CELLS * patch)
+        self.grid = (self.inside[0] // patch, self.inside[1] // patch)
         self.protocol = engine.protocol(self.inside)
         self.given: Masks | Points | None = None
-        self.found: dict[int, Found] = {}
-        """Labels by frame, from 0 to `done`, without a gap."""
-        self.progress = Progress()
-        self._features: np.ndarray | None = None
-        self._ids: np.ndarray | None = None
-        self._encoded = np.zeros(len(clip.frames), dtype=bool)
-        self._thread: threading.Thread | None = None
+        self.found: list[Found] = []
+        """Labels of the first frames; the values of masks are on disk."""
+        self.state: State = "idle"
+        self.error = ""
+        self.first, self.seconds = 0, 0.0  # of the last run: its first frame, and how long it has taken
+        self._encoded: set[int] = set()
+        self._lock = threading.Lock()
+        self._soft: Iterator[Labels] | None = None  # of the run in progress
 
     @property
     def done(self) -> int:
         """Number of labeled frames."""
         return len(self.found)
 
-    @property
-    def running(self) -> bool:
-        """Whether a run is in progress."""
-        return self.progress.state == "running"
-
     def features(self, index: int) -> Float[Tensor, "channels rows columns"]:
         """Features of a frame, encoded once and kept on disk."""
-        if self._features is None or not self._encoded[index]:
-            encoded = self.engine.encode(self.clip.frames[index], self.inside).cpu().numpy()
-            if self._features is None:
-                shape = (len(self.clip.frames), *encoded.shape)
-                path = self.folder / "features.raw"
-                self._features = np.memmap(path, dtype=np.float32, mode="w+", shape=shape)
-            self._features[index] = encoded
-            self._encoded[index] = True
-        return torch.from_numpy(np.array(self._features[index])).to(self.engine.device)
+        path = self.clip.folder / f"features-{index}.npy"
+        if index not in self._encoded:
+            np.save(path, self.engine.encode(self.clip.frame(index), self.inside).cpu().numpy())
+            self._encoded.add(index)
+        return torch.from_numpy(np.load(path)).to(self.engine.device)
 
-    def start(self, given: Masks | Points, changed: int) -> None:
-        """Propagate, in a thread, from the last annotated frame up to the first changed one."""
-        if self.running:
-            raise InputError("a run is in progress: cancel it, or wait until it is done.")
+    def labels(self, index: int) -> np.ndarray:
+        """Ids of a labeled frame, or x, y and confidence of every point."""
+        if isinstance(self.given, Masks):
+            return np.load(self.clip.folder / f"ids-{index}.npy")
+        return self.found[index].values
+
+    def run(self, given: Masks | Points, changed: int) -> None:
+        """Start to propagate from the last annotated frame up to the first changed one."""
         if 0 not in given.frames:
             raise InputError("frame 0 has no labels yet: paint an object or set a point on the first frame.")
-        late = [frame for frame in given.frames if not 0 <= frame < len(self.clip.frames)]
+        late = [frame for frame in given.frames if not 0 <= frame < self.clip.count]
         if late:
-            raise InputError(f"labels for frame {late[0]}, but there are {len(self.clip.frames)} frames.")
-        patch_size = self.engine.encoder.patch_size
-        track = track_labels(given, self.clip.size, self.inside, patch_size, self.protocol)
-        same = type(given) is type(self.given) and _names(given) == _names(self.given)
-        reach = min(changed, self.done) if same else 0
-        first = max(frame for frame in given.frames if frame <= max(0, reach))
-        self.given = given
-        self.found = {index: self.found[index] for index in range(first)}
-        self.progress = Progress("running", first)
-        self._thread = threading.Thread(target=self._run, args=(track, self.progress), daemon=True)
-        self._thread.start()
+            raise InputError(f"labels for frame {late[0]}, but there are {self.clip.count} frames.")
+        patch = self.engine.encoder.patch_size
+        track = track_labels(given, self.clip.size, self.inside, patch, self.protocol)
+        with self._lock:
+            if self.state == "running":
+                raise InputError("a run is in progress: cancel it, or wait until it is done.")
+            before = self.given
+            same = type(given) is type(before) and getattr(given, "names", ()) == getattr(before, "names", ())
+            reach = min(changed, self.done) if same else 0
+            first = max(frame for frame in given.frames if frame <= max(0, reach))
+            frames = range(first, self.clip.count)
+            self._soft = propagate_features(
+                (self.features(index) for index in frames),
+                lambda index, propagated: track.given(frames[index], propagated),
+                self.protocol.propagator(),
+            )
+            self.given, self.found, self.first = given, self.found[:first], first
+            self.state, self.error, self.seconds = "running", "", 0.0
+            self.engine.submit(self._step, track, self._soft, time.perf_counter())
 
-    def stop(self) -> None:
-        """Cancel the run and wait for its end; frames labeled so far stay."""
-        self.progress.cancel.set()
-        if self._thread is not None:
-            self._thread.join()
+    def cancel(self) -> None:
+        """End the run; frames labeled so far stay, the one being computed is dropped."""
+        with self._lock:
+            if self.state == "running":
+                self.state, self._soft = "canceled", None
 
-    def _run(self, track: TrackedMasks | TrackedPoints, progress: Progress) -> None:
-        started, frames = time.perf_counter(), range(progress.start, len(self.clip.frames))
-        soft = propagate_features(
-            (self.features(index) for index in frames),
-            lambda index, propagated: track.given(frames[index], propagated),
-            self.protocol.propagator(),
-        )
+    def _step(self, track: TrackedMasks | TrackedPoints, soft: Iterator[Labels], started: float) -> None:
+        """Label one frame, then wait for the next turn behind the other visitors."""
+        if self._soft is not soft:
+            return
         try:
-            for index in frames:
-                if progress.cancel.is_set():
-                    progress.state = "canceled"
+            found = track.read(self.done, next(soft))
+            with self._lock:
+                if self._soft is not soft:
                     return
-                self.found[index] = self.engine.submit(self._label, track, soft, index).result()
-                progress.seconds = time.perf_counter() - started
-            progress.state = "done"
-        except InputError as error:
-            progress.error, progress.state = str(error), "failed"
+                if isinstance(track, TrackedMasks):
+                    np.save(self.clip.folder / f"ids-{self.done}.npy", found.values)
+                    found = found._replace(values=np.empty(0))
+                self.found.append(found)
+                self.seconds = time.perf_counter() - started
+                if self.done == self.clip.count:
+                    self.state, self._soft = "done", None
         except Exception as error:
-            progress.error, progress.state = f"the run failed: {error!r}.", "failed"
-            raise
-
-    def _label(self, track: TrackedMasks | TrackedPoints, soft: Iterator[Labels], index: int) -> Found:
-        found = track.read(index, next(soft))
-        if isinstance(track, TrackedPoints):
-            return found
-        # Masks of a long clip are kept on disk, as its frames are.
-        if self._ids is None:
-            path, shape = self.folder / "ids.raw", self.clip.frames.shape[:3]
-            self._ids = np.memmap(path, dtype=np.uint8, mode="w+", shape=shape)
-        self._ids[index] = found.values
-        return found._replace(values=self._ids[index])
-
-
-def _names(given: Masks | Points | None) -> tuple[str, ...] | None:
-    return given.names if isinstance(given, Points) else None
+            with self._lock:
+                if self._soft is not soft:  # canceled, and its files are gone
+                    return
+                self.state, self.error, self._soft = "failed", f"the run failed: {error!r}.", None
+            LOG.exception("a run failed")
+        else:
+            self.engine.submit(self._step, track, soft, started)
 
 
 class Visitor:
@@ -143,8 +128,10 @@ class Visitor:
 
     def __init__(self, folder: Path) -> None:
         self.id, self.folder = folder.name, folder
+        self.turn = asyncio.Lock()
+        """Held while a request changes the clip or starts a run."""
         self._job: Job | None = None
-        self._lock = threading.Lock()
+        folder.mkdir()
 
     @property
     def job(self) -> Job:
@@ -154,30 +141,28 @@ class Visitor:
         return self._job
 
     @property
-    def running(self) -> bool:
+    def busy(self) -> bool:
         """Whether a run is in progress."""
-        return self._job is not None and self._job.running
+        return self._job is not None and self._job.state == "running"
 
-    def open(self, engine: Engine, read: Callable[[Path, T, int], Clip], source: T, max_frames: int) -> Job:
+    def open(self, engine: Engine, read: Callable[[Path], Clip]) -> None:
         """Replace the clip, once the new one could be read into its folder."""
-        with self._lock:
-            folder = self.folder / secrets.token_hex(8)
-            folder.mkdir(parents=True)
-            try:
-                job = Job(read(folder, source, max_frames), engine, folder)
-            except BaseException:
-                shutil.rmtree(folder, ignore_errors=True)
-                raise
-            before, self._job = self._job, job
-            if before is not None:
-                before.stop()
-                shutil.rmtree(before.folder, ignore_errors=True)
-            return job
+        folder = self.folder / secrets.token_hex(8)
+        folder.mkdir()
+        try:
+            job = Job(read(folder), engine)
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        before, self._job = self._job, job
+        if before is not None:
+            before.cancel()
+            shutil.rmtree(before.clip.folder, ignore_errors=True)
 
     def close(self) -> None:
         """Stop what runs and remove every file."""
         if self._job is not None:
-            self._job.stop()
+            self._job.cancel()
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
@@ -193,26 +178,23 @@ class Visitors:
         """A new visitor, with an id that nobody can guess."""
         with self._lock:
             if len(self._visitors) >= self._limit:
-                idle = next((key for key, visitor in self._visitors.items() if not visitor.running), None)
+                idle = next((visitor for visitor in self._visitors.values() if not visitor.busy), None)
                 if idle is None:
                     raise InputError(f"all {self._limit} visitors are running something: try again later.")
-                self._visitors.pop(idle).close()
+                self._visitors.pop(idle.id).close()
             visitor = Visitor(self._folder / secrets.token_urlsafe(16))
-            visitor.folder.mkdir()
             self._visitors[visitor.id] = visitor
         return visitor
 
     def get(self, key: str) -> Visitor | None:
         """A visitor by id; None where the visit has ended."""
         with self._lock:
-            visitor = self._visitors.pop(key, None)
-            if visitor is not None:
-                self._visitors[key] = visitor  # the most recent one is the last
-            return visitor
+            if key in self._visitors:
+                self._visitors[key] = self._visitors.pop(key)  # the most recent one is the last
+            return self._visitors.get(key)
 
     def close(self) -> None:
         """End all visits."""
         with self._lock:
-            for visitor in self._visitors.values():
-                visitor.close()
-            self._visitors.clear()
+            while self._visitors:
+                self._visitors.popitem()[1].close()

@@ -1,19 +1,22 @@
-"""What the page and the program tell each other: labels in, the state of a job out."""
+"""What the page and the program tell each other: labels in; out the state of a job, and about one patch."""
 
 import math
 from typing import Any
 
 import numpy as np
-from jaxtyping import Int, Shaped
+import torch
+from jaxtyping import Float
+from torch import Tensor
 
-from tcore.demo.clips import Truth
 from tcore.demo.job import Job
 from tcore.errors import InputError
 from tcore.evaluation.masks import Ids
+from tcore.evaluation.propagate import LabelSource, label_sources
 from tcore.video.labels import Masks, Points
 from tcore.video.tracked import Found
 
 MAX_OBJECTS, MAX_POINTS = 20, 100
+MAX_OFFSET = 60  # frames between a patch and its matches
 
 
 def read_given(data: Any, size: tuple[int, int]) -> Masks | Points:
@@ -21,16 +24,13 @@ def read_given(data: Any, size: tuple[int, int]) -> Masks | Points:
     try:
         if data["kind"] == "masks":
             return Masks({int(frame): _ids(runs, size) for frame, runs in data["given"].items()})
-        if data["kind"] != "points":
-            raise InputError(f"labels are masks or points, not {data['kind']!r}.")
         names = tuple(str(name)[:60] for name in data["names"])
         if len(names) > MAX_POINTS or len(set(names)) < len(names):
             raise InputError(f"{len(names)} points: need {MAX_POINTS} or fewer, each with its own name.")
-        frames = {int(frame): _points(names, places) for frame, places in data["given"].items()}
-        return Points(names, frames)
+        return Points(names, {int(frame): _points(names, xy) for frame, xy in data["given"].items()})
+    except InputError:
+        raise
     except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
-        if isinstance(error, InputError):
-            raise
         raise InputError(f"these labels cannot be read: {error!r}.") from error
 
 
@@ -41,25 +41,22 @@ def _points(names: tuple[str, ...], places: list[Any]) -> dict[str, tuple[float,
 
 def _ids(runs: list[int], size: tuple[int, int]) -> Ids:
     """Ids of a frame from [length, id, length, id, ...]."""
-    pairs = np.array(runs, dtype=np.int64).reshape(-1, 2)
+    lengths, ids = np.array(runs, dtype=np.int64).reshape(-1, 2).T
     height, width = size
-    if (pairs < 0).any() or (pairs[:, 0] > height * width).any() or pairs[:, 0].sum() != height * width:
+    if lengths.min() < 0 or lengths.max() > height * width or lengths.sum() != height * width:
         raise InputError(f"a mask of this clip must have {height}x{width} pixels.")
-    if pairs[:, 1].max(initial=0) > MAX_OBJECTS:
-        raise InputError(f"object {pairs[:, 1].max()}: there are at most {MAX_OBJECTS}.")
-    return np.repeat(pairs[:, 1], pairs[:, 0]).reshape(height, width).astype(np.uint8)
+    if ids.min() < 0 or ids.max() > MAX_OBJECTS:
+        raise InputError(f"a mask holds object {ids.max()}: there are at most {MAX_OBJECTS}.")
+    return np.repeat(ids.astype(np.uint8), lengths).reshape(height, width)
 
 
-def truth_message(truth: Truth) -> dict[str, Any]:
+def truth(ids: Ids, points: dict[str, tuple[float, float]]) -> dict[str, Any]:
     """The true labels of a sample: runs of ids, and the visible joints."""
-    lengths, ids = run_lengths(truth.ids)
-    points = [[name, round(x, 2), round(y, 2)] for name, (x, y) in truth.points.items()]
-    return {"runs": np.column_stack([lengths, ids]).ravel().tolist(), "points": points}
+    runs = np.column_stack(run_lengths(ids)).ravel().tolist()
+    return {"runs": runs, "points": [[name, round(x, 2), round(y, 2)] for name, (x, y) in points.items()]}
 
 
-def run_lengths(
-    labels: np.ndarray,
-) -> tuple[Int[np.ndarray, " runs"], Shaped[np.ndarray, " runs"]]:
+def run_lengths(labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Lengths and values of the runs of equal values, row by row.
 
     >>> run_lengths(np.array([[0, 3], [3, 3]]))
@@ -70,42 +67,95 @@ def run_lengths(
     return np.diff(starts, append=flat.size), flat[starts]
 
 
-def state_message(job: Job) -> dict[str, Any]:
+def state(job: Job) -> dict[str, Any]:
     """Everything that the page shows about a clip and its run."""
-    clip, progress, given = job.clip, job.progress, job.given
-    state = progress.state  # read before the frames: a run that is done has all of them
-    found = dict(job.found)
-    seconds = progress.seconds / max(1, len(found) - progress.start)
+    clip, given = job.clip, job.given
+    now, found = job.state, job.found[:]  # in this order: a run that is done has labels of all frames
+    seconds = job.seconds / max(1, len(found) - job.first)
+    points = isinstance(given, Points)
     return {
         "clip": {
             "name": clip.name,
-            "frames": len(clip.frames),
+            "frames": clip.count,
             "height": clip.size[0],
             "width": clip.size[1],
             "rate": float(clip.rate),
             "rows": job.grid[0],
             "columns": job.grid[1],
             "topk": job.protocol.topk,
-            "remarks": list(clip.remarks),
+            "remarks": clip.remarks,
             "sample": clip.truth is not None,
             "key": job.key,
         },
-        "state": state,
-        "error": progress.error,
-        "start": progress.start,
+        "state": now,
+        "error": job.error,
+        "start": job.first,
         "done": len(found),
-        "left": round(seconds * (len(clip.frames) - len(found)), 1) if progress.seconds else None,
-        "kind": None if given is None else "masks" if isinstance(given, Masks) else "points",
-        "names": list(given.names) if isinstance(given, Points) else [],
+        "left": round(seconds * (clip.count - len(found)), 1) if job.seconds else None,
+        "kind": None if given is None else "points" if points else "masks",
+        "names": given.names if isinstance(given, Points) else [],
         "given": sorted(given.frames) if given else [],
-        "confidence": [round(found[index].confidence, 4) for index in sorted(found)],
-        "points": [_places(found[index]) for index in sorted(found)] if isinstance(given, Points) else [],
+        "confidence": [round(one.confidence, 4) for one in found],
+        "points": [_places(one) for one in found] if points else [],
     }
 
 
 def _places(found: Found) -> list[list[float] | None]:
     """Points of a frame: x, y and confidence, or None where one is lost."""
-    return [
-        None if math.isnan(x) else [round(x, 2), round(y, 2), round(c, 4)]
-        for x, y, c in found.values.tolist()
-    ]
+    return [None if math.isnan(place[0]) else place for place in found.values.round(4).tolist()]
+
+
+def inspect(job: Job, frame: int, row: int, column: int, offset: int, attention: bool) -> dict[str, Any]:
+    """The sources of a patch's label, and its matches `offset` frames before and after; for the page."""
+    if attention and job.engine.matcher is None:
+        raise InputError("this encoder has no matching module: choose feature similarity.")
+    if not (0 <= frame < job.clip.count and 0 <= row < job.grid[0] and 0 <= column < job.grid[1]):
+        raise InputError(f"no patch at frame {frame}, row {row}, column {column} of this clip.")
+    given = job.given is not None and frame in job.given.frames
+    offset = min(max(1, offset), MAX_OFFSET)
+    wanted = {"past": max(0, frame - offset), "future": min(job.clip.count - 1, frame + offset)}
+    others = {side: index for side, index in wanted.items() if index != frame}
+    if attention:
+        frames = [job.clip.frame(index) for index in others.values()]
+        maps = job.engine.attention(job.clip.frame(frame), frames, job.inside, row, column) if frames else []
+    else:
+        query = job.features(frame)[:, row, column, None, None]
+        maps = [torch.cosine_similarity(job.features(index), query, dim=0) for index in others.values()]
+    return {
+        "frame": frame,
+        "row": row,
+        "column": column,
+        "given": given,
+        "labeled": frame < job.done,
+        "sources": [] if given or frame >= job.done else _sources(job, frame, row, column),
+        "kind": "attention" if attention else "similarity",
+        "matches": [_match(job, *at, values) for at, values in zip(others.items(), maps, strict=True)],
+    }
+
+
+def _sources(job: Job, frame: int, row: int, column: int) -> list[dict[str, Any]]:
+    """The cells that a label was mixed from: the propagator's own answer, with the same context."""
+    assert job.given is not None
+    first = max(index for index in job.given.frames if index < frame)
+    numbers = [first, *range(max(first + 1, frame - job.protocol.context), frame)]
+    features = (job.features(index) for index in (*numbers, frame))
+    (found,) = label_sources(features, [(row, column)], job.protocol.propagator())
+    named = [source._replace(frame=numbers[source.frame]) for source in found]
+    return [source._asdict() | {"label": _label(job, source)} for source in named]
+
+
+def _label(job: Job, source: LabelSource) -> int | None:
+    """The id in the middle of a cell; None for points."""
+    if not isinstance(job.given, Masks):
+        return None
+    (height, width), (rows, columns) = job.clip.size, job.grid
+    y, x = (2 * source.row + 1) * height // (2 * rows), (2 * source.column + 1) * width // (2 * columns)
+    return int(job.labels(source.frame)[y, x])
+
+
+def _match(job: Job, side: str, frame: int, values: Float[Tensor, "rows columns"]) -> dict[str, Any]:
+    low, high = float(values.min()), float(values.max())
+    heat = ((values - low) / max(high - low, 1e-9)).flatten().tolist()
+    row, column = divmod(int(values.argmax()), job.grid[1])
+    best = {"row": row, "column": column, "value": high}
+    return {"side": side, "frame": frame, "best": best, "map": [round(value, 3) for value in heat]}

@@ -14,37 +14,36 @@ import socket
 import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import numpy as np
 import torch
 import uvicorn
 from starlette.applications import Starlette
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from tcore.data.images import encode_jpeg
 from tcore.data.video import h264_encoder
+from tcore.demo import messages
 from tcore.demo.clips import SAMPLES, read_upload, render_sample
 from tcore.demo.engine import Engine
 from tcore.demo.exports import write_export
-from tcore.demo.inspect_patch import Kind, inspect_patch
-from tcore.demo.job import Job, Visitor, Visitors
-from tcore.demo.messages import MAX_OBJECTS, MAX_POINTS, read_given, state_message, truth_message
+from tcore.demo.job import Visitor, Visitors
 from tcore.errors import InputError
 from tcore.video.labels import Masks
 from tcore.video.tracked import PALETTE
 
 PAGE = Path(__file__).with_name("page")
 MAX_JSON = 32 * 10**6  # bytes of a request that is not an upload
-STALL_S = 60  # a request whose body pauses for longer is given up
+JSON_S, UPLOAD_S = 60, 600  # seconds that a request and an upload may take to arrive
 GUARD = "X-Tcore-Demo"
 """A header that other sites cannot send: browsers would ask us first, and we never allow it."""
 SAFE_HEADERS = {
@@ -69,10 +68,8 @@ class Limits:
 class Demo:
     """The server of one encoder; it listens from the start, and answers while `serve` runs."""
 
-    def __init__(
-        self, engine: Engine, *, host: str = "127.0.0.1", port: int = 0, limits: Limits | None = None
-    ) -> None:
-        self.engine, self.host, self.limits = engine, host, limits or Limits()
+    def __init__(self, engine: Engine, limits: Limits, host: str = "127.0.0.1", port: int = 0) -> None:
+        self.engine, self.limits, self.host = engine, limits, host
         self._socket = _listen(host, port)
         self.port = int(self._socket.getsockname()[1])
         self.folder = Path(tempfile.mkdtemp(prefix="tcore-demo-"))
@@ -84,8 +81,8 @@ class Demo:
             ws="none",
             lifespan="off",
             log_level="error",
-            access_log=False,
             server_header=False,
+            headers=list(SAFE_HEADERS.items()),
             limit_concurrency=64 + 16 * self.limits.visitors,  # a browser opens six connections
             timeout_graceful_shutdown=3,
         )
@@ -95,8 +92,7 @@ class Demo:
     @property
     def url(self) -> str:
         """The address of the page."""
-        anywhere = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}
-        host = anywhere.get(self.host, self.host)
+        host = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
         return f"http://{f'[{host}]' if ':' in host else host}:{self.port}/"
 
     def serve(self) -> None:
@@ -104,53 +100,39 @@ class Demo:
         try:
             self._server.run(sockets=[self._socket])
         finally:
-            self.close()
+            self._socket.close()
+            self.visitors.close()
+            self.engine.close()
+            shutil.rmtree(self.folder, ignore_errors=True)
 
     def stop(self) -> None:
         """Let `serve` return."""
         self._server.should_exit = True
 
-    def close(self) -> None:
-        """Stop listening and computing, and remove the temporary folder."""
-        self._socket.close()
-        self.visitors.close()
-        self.engine.close()
-        shutil.rmtree(self.folder, ignore_errors=True)
-
-    def allows(self, host: str) -> bool:
-        """Whether a Host header is ours: an address or our own name; DNS rebinding needs another name."""
-        try:
-            name = urlsplit(f"//{host}").hostname or ""
-            if name and name in ("localhost", self.host.lower(), socket.gethostname().lower()):
-                return True
-            ipaddress.ip_address(name)
-        except ValueError:
-            return False
-        return True
-
     async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request of our own page, with the headers that keep other sites out; refuse others."""
-
-        async def send_safely(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                headers = MutableHeaders(scope=message)
-                for name, value in SAFE_HEADERS.items():
-                    headers.setdefault(name, value)
-            await send(message)
-
+        """Answer a request of our own page; refuse those of other sites."""
         problem = self._problem(scope["method"], Headers(scope=scope))
-        answer = _error(403, problem) if problem else self._application
-        await answer(scope, receive, send_safely)
+        await (_error(403, problem) if problem else self._application)(scope, receive, send)
 
     def _problem(self, method: str, headers: Headers) -> str:
         host, origin = headers.get("Host", ""), headers.get("Origin")
-        if not self.allows(host):
+        if not self._is_ours(host):
             return f"this program does not answer to the name {host!r}: open {self.url}"
         if origin is not None and origin != f"http://{host}":
             return f"requests from {origin} are refused."
         if method == "POST" and headers.get(GUARD) is None:
             return f"the header {GUARD} is missing."
         return ""
+
+    def _is_ours(self, host: str) -> bool:
+        """Whether a Host header is an address or our own name; DNS rebinding needs another name."""
+        try:
+            name = urlsplit(f"//{host}").hostname or ""
+            if name not in ("localhost", self.host.lower(), socket.gethostname().lower()):
+                ipaddress.ip_address(name)
+        except ValueError:
+            return False
+        return bool(name)
 
     def _routes(self) -> Starlette:
         visit = "/api/visit/{visit}/"
@@ -171,87 +153,91 @@ class Demo:
                 Route(visit + "download/{name}", self._download),
                 Mount("/", StaticFiles(directory=PAGE, html=True)),
             ],
-            exception_handlers={InputError: _refuse, HTTPException: _refuse, Exception: _fail},
+            exception_handlers=dict.fromkeys((InputError, HTTPException, Exception), _explain),
         )
 
     # Quick answers: Starlette calls them in threads of its own.
 
     def _info(self, request: Request) -> Response:
-        engine = self.engine
-        encoder = {
-            "name": engine.encoder.name,
-            "patch": engine.encoder.patch_size,
-            "device": str(engine.device),
-            "matching": engine.matcher is not None,
-        }
+        encoder = self.engine.encoder
         return JSONResponse(
             {
-                "encoder": encoder,
+                "encoder": {
+                    "name": encoder.name,
+                    "patch": encoder.patch_size,
+                    "device": str(self.engine.device),
+                    "matching": self.engine.matcher is not None,
+                },
                 "threads": torch.get_num_threads(),
                 "samples": [{"key": key} | sample._asdict() for key, sample in SAMPLES.items()],
                 "limits": asdict(self.limits),
-                "most": {"objects": MAX_OBJECTS, "points": MAX_POINTS},
+                "most": {"objects": messages.MAX_OBJECTS, "points": messages.MAX_POINTS},
                 "palette": PALETTE[1:].tolist(),
                 "video": h264_encoder() is not None,
             }
         )
 
     def _state(self, request: Request) -> Response:
-        return JSONResponse(state_message(self._visitor(request).job))
+        return JSONResponse(messages.state(self._visitor(request).job))
 
     def _frame(self, request: Request) -> Response:
         job = self._visitor(request).job
-        number = _number(request, len(job.clip.frames) if request.path_params["key"] == job.key else 0)
-        keep = {"Cache-Control": "private, max-age=3600"}
-        jpeg = encode_jpeg(np.asarray(job.clip.frames[number]), 92)
-        return Response(jpeg, media_type="image/jpeg", headers=keep)
+        number = _number(request, job.clip.count if request.path_params["key"] == job.key else 0)
+        return Response(encode_jpeg(job.clip.frame(number), 92), media_type="image/jpeg")
 
     def _mask(self, request: Request) -> Response:
         job = self._visitor(request).job
         number = _number(request, job.done if isinstance(job.given, Masks) else 0)
-        return Response(job.found[number].values.tobytes(), media_type="application/octet-stream")
+        return Response(job.labels(number).tobytes(), media_type="application/octet-stream")
 
     def _truth(self, request: Request) -> Response:
         truth = self._visitor(request).job.clip.truth
         if truth is None:
             raise InputError("the labels of an uploaded video are not known.")
-        return JSONResponse(truth_message(truth))
+        return JSONResponse(messages.truth(*truth))
+
+    def _cancel(self, request: Request) -> Response:
+        self._visitor(request).job.cancel()
+        return self._state(request)
+
+    def _visit(self, request: Request) -> Response:
+        return JSONResponse({"id": self.visitors.new().id})
 
     # Slow answers: they wait for the encoder or for a thread of asyncio's, and block no others.
 
-    async def _visit(self, request: Request) -> Response:
-        return JSONResponse({"id": (await asyncio.to_thread(self.visitors.new)).id})
-
     async def _sample(self, request: Request) -> Response:
-        visitor, key = self._visitor(request), str((await _json(request)).get("sample"))
-        await asyncio.to_thread(visitor.open, self.engine, render_sample, key, self.limits.frames)
+        visitor = self._visitor(request)
+        async with visitor.turn:
+            key = str((await _json(request)).get("sample"))
+            read = partial(render_sample, key, self.limits.frames)
+            await asyncio.to_thread(visitor.open, self.engine, read)
         return self._state(request)
 
     async def _upload(self, request: Request) -> Response:
         visitor = self._visitor(request)
         path = visitor.folder / secrets.token_hex(8)  # whatever the visitor calls it
-        try:
-            with path.open("wb") as file:
-                await _receive(request, self.limits.upload_mb * 10**6, file.write)
-            await asyncio.to_thread(visitor.open, self.engine, read_upload, path, self.limits.frames)
-        finally:
-            path.unlink(missing_ok=True)
+        async with visitor.turn:
+            try:
+                with path.open("wb") as file:
+                    await _receive(request, self.limits.upload_mb * 10**6, UPLOAD_S, file.write)
+                read = partial(read_upload, path, self.limits.frames)
+                await asyncio.to_thread(visitor.open, self.engine, read)
+            finally:
+                path.unlink(missing_ok=True)
+        return self._state(request)
+
+    async def _run(self, request: Request) -> Response:
+        visitor = self._visitor(request)
+        async with visitor.turn:
+            data = await _json(request)
+            given, changed = messages.read_given(data, visitor.job.clip.size), data.get("changed")
+            visitor.job.run(given, changed if isinstance(changed, int) else 0)
         return self._state(request)
 
     async def _estimate(self, request: Request) -> Response:
         job = self._visitor(request).job
-        frames = job.clip.frames
-        waiting = self.engine.submit(self.engine.estimate, frames[0], job.inside, len(frames))
+        waiting = self.engine.submit(self.engine.estimate, job.clip.frame(0), job.inside, job.clip.count)
         return JSONResponse(await asyncio.wrap_future(waiting))
-
-    async def _run(self, request: Request) -> Response:
-        job, data = self._visitor(request).job, await _json(request)
-        await asyncio.to_thread(_start, job, data)
-        return self._state(request)
-
-    async def _cancel(self, request: Request) -> Response:
-        await asyncio.to_thread(self._visitor(request).job.stop)
-        return self._state(request)
 
     async def _inspect(self, request: Request) -> Response:
         job, query = self._visitor(request).job, request.query_params
@@ -259,8 +245,8 @@ class Demo:
             frame, row, column, offset = (int(query[name]) for name in ("frame", "row", "column", "offset"))
         except (KeyError, ValueError) as error:
             raise InputError("a patch is given by frame, row, column and offset, whole numbers.") from error
-        kind: Kind = "attention" if query.get("kind") == "attention" else "similarity"
-        waiting = self.engine.submit(inspect_patch, job, frame, row, column, offset, kind)
+        attention = query.get("kind") == "attention"
+        waiting = self.engine.submit(messages.inspect, job, frame, row, column, offset, attention)
         return JSONResponse(await asyncio.wrap_future(waiting))
 
     async def _download(self, request: Request) -> Response:
@@ -275,39 +261,31 @@ class Demo:
         return visitor
 
 
-async def _receive(request: Request, limit: int, write: Callable[[bytes], object]) -> None:
-    """Read the body of a request piece by piece; more bytes than the limit are refused."""
-    length, received = request.headers.get("Content-Length", ""), 0
-    stated = int(length) if re.fullmatch("[0-9]{1,15}", length) else 0
-    pieces = request.stream()
-    while True:
-        if max(stated, received) > limit:
-            raise HTTPException(413, f"this has more than {limit / 1e6:.0f} MB, which is the limit.")
-        try:
-            piece = await asyncio.wait_for(anext(pieces, None), STALL_S)
-        except (TimeoutError, ClientDisconnect) as error:
-            raise HTTPException(408, "the request stopped before its end.") from error
-        if piece is None:
-            return
-        received += len(piece)
-        write(piece)
+async def _receive(request: Request, limit: int, seconds: float, write: Callable[[bytes], object]) -> None:
+    """Read a body piece by piece; its length must be stated, and the server library holds it to that."""
+    length = request.headers.get("Content-Length", "")
+    if not re.fullmatch("[0-9]+", length):
+        raise HTTPException(411, "the length of the request is not stated.")
+    if len(length) > 15 or int(length) > limit:
+        raise HTTPException(413, f"this has more than {limit / 1e6:.0f} MB, which is the limit.")
+    try:
+        async with asyncio.timeout(seconds):
+            async for piece in request.stream():
+                write(piece)
+    except (TimeoutError, ClientDisconnect) as error:
+        raise HTTPException(408, "the request stopped before its end.") from error
 
 
 async def _json(request: Request) -> dict[str, Any]:
     body = bytearray()
-    await _receive(request, MAX_JSON, body.extend)
+    await _receive(request, MAX_JSON, JSON_S, body.extend)
     try:
-        data = json.loads(body or b"{}")
-    except (ValueError, RecursionError) as error:
-        raise InputError("the request is not JSON.") from error
+        data = json.loads(body)
+    except (ValueError, RecursionError):
+        data = None
     if not isinstance(data, dict):
         raise InputError("the request is not a JSON object.")
     return data
-
-
-def _start(job: Job, data: dict[str, Any]) -> None:
-    changed = data.get("changed")
-    job.start(read_given(data, job.clip.size), changed if isinstance(changed, int) else 0)
 
 
 def _number(request: Request, count: int) -> int:
@@ -323,20 +301,17 @@ def _listen(host: str, port: int) -> socket.socket:
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return socket.create_server((host, port), family=family, backlog=128)
-    except (OSError, OverflowError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise InputError(f"cannot listen on {host}:{port}: {reason}; try another --port.") from error
+    except OSError as error:
+        raise InputError(f"cannot listen on {host}:{port}: {error.strerror}; try another --port.") from error
 
 
-def _refuse(request: Request, error: Exception) -> Response:
+async def _explain(request: Request, error: Exception) -> Response:
     if isinstance(error, HTTPException):
         return _error(error.status_code, error.detail)
-    return _error(400, str(error))
-
-
-def _fail(request: Request, error: Exception) -> Response:
+    if isinstance(error, InputError):
+        return _error(400, str(error))
     return _error(500, f"the program failed: {error!r}; see its terminal.")
 
 
 def _error(status: int, sentence: str) -> Response:
-    return JSONResponse({"error": sentence[:1].upper() + sentence[1:]}, status_code=status)
+    return JSONResponse({"error": sentence[:1].upper() + sentence[1:]}, status)
