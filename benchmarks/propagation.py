@@ -92,9 +92,8 @@ def stages(encoder: Encoder, clip: Clip, frames: int, found: list[Ids]) -> None:
     first = torch.from_numpy(as_binary(read_ids(clip.truth[0])))
     grid = (SIZE[0] // encoder.patch_size, SIZE[1] // encoder.patch_size)
     start = ids_to_grid(first, input_size=SIZE, grid=grid, num_classes=2).to(device)
-    propagator = TCORE.propagator()
-    ours, labels = timed(device, lambda: torch.stack(list(propagate_features(features, start, propagator))))
-    plain, twin = timed(device, lambda: propagate_plainly(features, start, propagator, torch.float32))
+    ours, labels = timed(device, lambda: torch.stack(list(propagate_features(features, start, TCORE))))
+    plain, twin = timed(device, lambda: propagate_plainly(features, start, TCORE, torch.float32))
     size = (first.shape[0], first.shape[1])
     expected = [grid_to_ids(x, input_size=SIZE, output_size=size).cpu().numpy() for x in twin]
     differing = sum(int((a != b).sum()) for a, b in zip(expected, found, strict=True))

@@ -11,8 +11,7 @@ from rich.table import Table
 from tcore.config import Config
 from tcore.errors import InputError
 from tcore.evaluation.benchmarks.rendered import Rendered
-from tcore.evaluation.controls import copy_first, raw_patches
-from tcore.evaluation.encoder import Encoder
+from tcore.evaluation.encoder import Encoder, load_control
 from tcore.evaluation.encoders import load_encoder
 from tcore.evaluation.protocols import RENDERED
 from tcore.files import write_text
@@ -22,7 +21,7 @@ from tcore.show.propagation import comparison_figure, label_clip
 from tcore.show.report import write_report
 from tcore.text import format_seconds
 
-COPY, COLOR, UNTRAINED, TRAINED = "copy first frame", "raw color patches", "untrained", "trained"
+COPY, COLOR, UNTRAINED, TRAINED = "copy first frame", "mean patch colors", "untrained", "trained"
 COLUMNS = {"J&F": "J&F", "J": "J", "F": "F", "mIoU": "part mIoU", "PCK@0.2": "PCK@.2"}
 SAVED = {"region": "J", "boundary": "F", "part_iou": "mIoU", "pck": "PCK@0.2"}  # names in results.json
 
@@ -68,8 +67,8 @@ def quickstart(run: Path, config: Config, *, num_videos: int = 24) -> dict[str, 
 def untrained_encoders(config: Config) -> dict[str, Encoder]:
     """What training must beat: two controls, and the encoder that it begins with."""
     untrained = Encoder(build(config).encoder(), UNTRAINED)
-    size = untrained.patch_size
-    return {COPY: copy_first(size), COLOR: raw_patches(size), UNTRAINED: untrained}
+    copy, color = (load_control(name, untrained.patch_size) for name in ("copy", "color"))
+    return {COPY: copy, COLOR: color, UNTRAINED: untrained}
 
 
 def _table(scores: dict[str, dict[str, float]], num_videos: int) -> Table:

@@ -21,7 +21,6 @@ from tcore.data.packed import INDEX, index_path, shard_path
 from tcore.data.stores import PackedStore
 from tcore.evaluation.benchmarks.benchmark import read_list
 from tcore.evaluation.benchmarks.jhmdb import read_joints
-from tcore.evaluation.checkpoints import read_checkpoint
 from tcore.evaluation.encoder import Encoder
 from tcore.evaluation.encoders import load_encoder
 from tcore.evaluation.export import export
@@ -204,7 +203,7 @@ def weight_readers(root: Path) -> list[Reader]:
         Reader("encoder.safetensors", run / "encoder.safetensors", lambda: load_encoder(run)),
         Reader("exported safetensors", alone, lambda: load_encoder(alone)),
         Reader("exported config.json", folder / "config.json", lambda: load_encoder(folder)),
-        Reader("torch checkpoint", torch_file, lambda: read_checkpoint(torch_file)),
+        Reader("torch checkpoint", torch_file, lambda: load_encoder(torch_file)),
         Reader("checkpoint.json", sums, lambda: newest_intact(checkpoint, lambda line: None)),
         Reader("metrics.jsonl", metrics, lambda: forget_after(metrics, 1)),
     ]

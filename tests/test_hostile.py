@@ -27,7 +27,6 @@ from tcore.evaluation import matfile
 from tcore.evaluation.benchmarks.benchmark import frame_size
 from tcore.evaluation.benchmarks.davis import Davis
 from tcore.evaluation.benchmarks.jhmdb import Jhmdb
-from tcore.evaluation.checkpoints import read_checkpoint
 from tcore.evaluation.encoders import load_encoder
 from tcore.evaluation.masks import read_ids
 from tcore.evaluation.matfile import read_mat
@@ -182,7 +181,7 @@ def test_weights_that_announce_more_than_they_hold_are_refused(tmp_path: Path) -
     state["patch_embed.proj.weight"] = torch.zeros(1).expand(10**5, 3, 16, 16)
     torch.save(state, tmp_path / "hollow.pth")
     with pytest.raises(InputError, match=r"patch_embed.proj.weight of shape .* holds fewer numbers"):
-        read_checkpoint(tmp_path / "hollow.pth")
+        load_encoder(tmp_path / "hollow.pth")
 
 
 def test_a_compressed_checkpoint_is_not_unpacked(tmp_path: Path) -> None:
@@ -192,7 +191,7 @@ def test_a_compressed_checkpoint_is_not_unpacked(tmp_path: Path) -> None:
         for part in archive.infolist():
             packed.writestr(part.filename, archive.read(part))
     with pytest.raises(InputError, match=r"bomb.pth is smaller than the \d+ bytes it would unpack to"):
-        read_checkpoint(bomb)
+        load_encoder(bomb)
 
 
 @pytest.mark.parametrize(

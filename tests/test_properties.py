@@ -11,7 +11,8 @@ from tcore.config import flatten, from_dict, to_dict, validate
 from tcore.data.masking import sample_step_masks
 from tcore.data.views import sample_views
 from tcore.evaluation import scores
-from tcore.evaluation.propagate import Propagator, propagate_features
+from tcore.evaluation.propagate import propagate_features
+from tcore.evaluation.protocols import Protocol
 from tcore.methods.schedules import cosine, warmup_linear
 from tcore.methods.settings import MaskKind
 from tcore.recipes import RECIPES, recipe
@@ -101,8 +102,8 @@ def test_identical_frames_keep_any_labels(
     generator = torch.Generator().manual_seed(seed)
     frame = torch.randn(1, 16, height, width, generator=generator)
     labels = torch.rand(height, width, 3, generator=generator).softmax(dim=2)
-    propagator = Propagator(context=context, topk=1)
-    found = list(propagate_features(frame.expand(time, -1, -1, -1), labels, propagator))
+    protocol = Protocol(context=context, topk=1)
+    found = list(propagate_features(frame.expand(time, -1, -1, -1), labels, protocol))
     torch.testing.assert_close(torch.stack(found), labels.expand(time, -1, -1, -1), rtol=0, atol=1e-5)
 
 

@@ -80,9 +80,9 @@ def _with_datasets(kind: Any) -> Any:
     if not issubclass(kind, WithDatasets):
         return kind
     flags: list[Any] = [
-        (entry.name, Annotated[Path | None, arg(help=f"A dataset that holds {entry.folders}.")], None)
-        for entry in benchmarks.BENCHMARKS
-        if entry.folders
+        (name, Annotated[Path | None, arg(help=f"A dataset that holds {folders}.")], None)
+        for name, folders in benchmarks.BENCHMARKS.items()
+        if folders
     ]
     own = {"__doc__": kind.__doc__}
     return make_dataclass(kind.__name__, flags, bases=(kind,), frozen=True, kw_only=True, namespace=own)

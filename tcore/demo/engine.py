@@ -13,6 +13,7 @@ from tcore.data.images import Frame
 from tcore.device import choose_device
 from tcore.evaluation.encoder import Encoder
 from tcore.evaluation.encoders import load_encoder
+from tcore.evaluation.propagate import Propagator
 from tcore.evaluation.protocols import TCORE, Protocol
 from tcore.evaluation.resize import Size, normalize_images, resize_images
 from tcore.evaluation.run_clip import encode
@@ -47,7 +48,7 @@ class Engine:
         """Seconds to encode a frame, for a step with a full context, and for a clip of `count` frames."""
         features = self.encode(frame, inside)  # the first call is slower
         protocol = self.protocol(inside)
-        held, propagator = min(protocol.context, max(0, count - 2)), protocol.propagator()
+        held, propagator = min(protocol.context, max(0, count - 2)), Propagator(protocol)
         labels = torch.zeros(*features.shape[1:], 2)
         propagator.start(features, labels)
         for _ in range(held):

@@ -85,7 +85,7 @@ class Job:
             self._soft = propagate_features(
                 (self.features(index) for index in frames),
                 lambda index, propagated: track.given(frames[index], propagated),
-                self.protocol.propagator(),
+                self.protocol,
             )
             self.given, self.found, self.first = given, self.found[:first], first
             self.state, self.error, self.seconds = "running", "", 0.0

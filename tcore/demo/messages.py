@@ -139,7 +139,7 @@ def _sources(job: Job, frame: int, row: int, column: int) -> list[dict[str, Any]
     first = max(index for index in job.given.frames if index < frame)
     numbers = [first, *range(max(first + 1, frame - job.protocol.context), frame)]
     features = (job.features(index) for index in (*numbers, frame))
-    (found,) = label_sources(features, [(row, column)], job.protocol.propagator())
+    (found,) = label_sources(features, [(row, column)], job.protocol)
     named = [source._replace(frame=numbers[source.frame]) for source in found]
     return [source._asdict() | {"label": _label(job, source)} for source in named]
 

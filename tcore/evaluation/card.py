@@ -14,7 +14,7 @@ from tcore.device import peak_memory_gib
 from tcore.evaluation.benchmarks import find_benchmark
 from tcore.evaluation.benchmarks.benchmark import Benchmark
 from tcore.evaluation.protocols import TCORE
-from tcore.text import to_stderr
+from tcore.text import format_size, to_stderr
 
 Card = dict[str, Any]
 
@@ -130,15 +130,10 @@ def _conditions(name: str, result: Card) -> Iterator[str]:
         f"{name}: protocol {knobs['name']}, context {knobs['context']}, {knobs['window']} "
         f"{knobs['radius']:g}, top-{knobs['topk']}, temperature {knobs['temperature']}, "
         f"first frame {knobs['first_frame']}, {knobs['precision']}; "
-        f"{count_clips(len(result['clips']))} ({result['clips_from']}); truth {result['truth']}"
+        f"clips {len(result['clips'])} ({result['clips_from']}); truth {result['truth']}"
     )
     if result["differs"]:
         yield f"{name}: not comparable with the published rows: {'; '.join(result['differs'])}"
-
-
-def count_clips(count: int) -> str:
-    """A number of clips in words."""
-    return f"{count} clip{'' if count == 1 else 's'}"
 
 
 def differences(benchmark: Benchmark) -> list[str]:
@@ -146,25 +141,22 @@ def differences(benchmark: Benchmark) -> list[str]:
     if not benchmark.official_clips:
         return []
     found = []
-    count, official = len(benchmark.clips), benchmark.official_clips[0]
-    if count != official:
-        found.append(f"{count_clips(count)} instead of {official}")
+    if (count := len(benchmark.clips)) != (official := benchmark.official_clips[0]):
+        found.append(f"{count} instead of {official} clips")
     if benchmark.fixed_size is not None:
-        found.append(f"input {benchmark.fixed_size[0]}x{benchmark.fixed_size[1]}")
+        found.append(f"input {format_size(*benchmark.fixed_size)}")
     if benchmark.binary:
         found.append("one object per clip (binary)")
-    usual, knobs = asdict(benchmark.adapt(TCORE)), asdict(benchmark.protocol)
-    return found + [
-        f"{knob} {knobs[knob]}" for knob in usual if knob != "name" and knobs[knob] != usual[knob]
-    ]
+    usual = asdict(benchmark.adapt(TCORE))
+    knobs = asdict(benchmark.protocol).items()
+    return found + [f"{knob} {value}" for knob, value in knobs if knob != "name" and value != usual[knob]]
 
 
 def worst_clips(card: Card, count: int) -> list[str]:
     """The clips with the lowest score of every benchmark, worst first."""
     lines = []
     for name, result in card["benchmarks"].items():
-        score = find_benchmark(name).main_score
-        scored = [(clip[score], title) for title, clip in result["clips"].items() if score in clip]
-        for value, title in sorted(scored)[:count]:
-            lines.append(f"{name}  {score} {100 * value:5.1f}  {title}")
+        score = find_benchmark(name).score_names[0]
+        scored = sorted((clip[score], title) for title, clip in result["clips"].items() if score in clip)
+        lines += [f"{name}  {score} {100 * value:5.1f}  {title}" for value, title in scored[:count]]
     return lines

@@ -61,11 +61,6 @@ class Checkpoint(NamedTuple):
     report: str
 
 
-def read_checkpoint(path: Path) -> Checkpoint:
-    """Read and translate a .pth, .pt or .safetensors file of any known format."""
-    return translate(read_file(path), str(path))
-
-
 def read_file(path: Path) -> dict[str, Any]:
     """Tensors and plain values of a file; one that would have to run code is refused."""
     try:

@@ -44,7 +44,7 @@ def share_returned(
     first = random_regions(features.shape[2], features.shape[3]).to(features.device)
     labels = first.flatten(0, 1).movedim(0, -1).float()
     for way in (features, features.flip(0)):
-        *_, labels = propagate_features(way, labels, protocol.propagator())
+        *_, labels = propagate_features(way, labels, protocol)
     found = labels.movedim(-1, 0).unflatten(0, first.shape[:2]).argmax(dim=1, keepdim=True)
     near = F.max_pool2d(first.float(), 2 * reach + 1, stride=1, padding=reach)
     return float(near.gather(1, found).mean())

@@ -1,8 +1,11 @@
-"""An encoder: frames in, a grid of features out, whichever network is inside."""
+"""An encoder: frames in, a grid of features out, whichever network is inside.
+
+Controls that have learned nothing are encoders too: what a score must beat to mean something.
+"""
 
 import hashlib
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from jaxtyping import Float, UInt8
@@ -114,3 +117,44 @@ class Encoder(nn.Module):
         """Features of images that are scaled and normalized already."""
         grid = tuple(side // self.patch_size for side in images.shape[-2:])
         return self.backbone(images).patches.transpose(1, 2).unflatten(2, grid)
+
+
+class CopyFirst(Encoder):
+    """Copies labels without using the frames."""
+
+    copies = True
+
+    def fingerprint(self) -> str:
+        """A name of its own, because there are no weights: the controls' results must not be mixed up."""
+        return "copy-first-frame"
+
+    def need_features(self) -> None:
+        """There are none."""
+        no_features()
+
+
+def load_control(name: str, patch_size: int = 16) -> Encoder:
+    """`copy`: labels stay where they are in the first frame; `color`: a patch is its mean color."""
+    mean = mean_color(patch_size)
+    if name == "color":
+        color = Adapted(mean, mean, patch_size=patch_size, num_prefix=0)
+        return Encoder(color, "control:color", "control: the features of a patch are its mean color")
+    if name == "copy":
+        blind = Adapted(mean, no_features, patch_size=patch_size, num_prefix=0)
+        return CopyFirst(blind, "control:copy", "control: the labels of the first frame stay there")
+    raise InputError(f"no encoder 'control:{name}': there are control:copy and control:color.")
+
+
+def no_features(images: Tensor | None = None) -> NoReturn:
+    """Refuse: copied labels have no features."""
+    raise InputError("control:copy has no features: it can be scored (tcore evaluate), nothing else.")
+
+
+def mean_color(patch_size: int) -> nn.Conv2d:
+    """Red, green and blue of every patch, and a constant: features are compared by their direction alone."""
+    mean = nn.Conv2d(3, 4, patch_size, stride=patch_size)
+    with torch.no_grad():
+        weights = torch.eye(4, 3)[:, :, None, None] / patch_size**2
+        mean.weight.copy_(weights.expand_as(mean.weight))
+        mean.bias.copy_(torch.tensor([0.0, 0.0, 0.0, 1.0]))  # type: ignore[union-attr]
+    return mean

@@ -17,8 +17,7 @@ from tcore.config import Reach, VitSpec, from_dict
 from tcore.data.render import MEAN, STD
 from tcore.errors import InputError
 from tcore.evaluation.checkpoints import Checkpoint, from_hf, listing, read_file, translate
-from tcore.evaluation.controls import load_control
-from tcore.evaluation.encoder import Adapted, Encoder
+from tcore.evaluation.encoder import Adapted, Encoder, load_control
 from tcore.files import read_json
 from tcore.model.vit import VisionTransformer, build_vit
 from tcore.model.weights import CARD_FORMAT
@@ -130,38 +129,35 @@ def _load_path(path: Path) -> Encoder:
     """The encoder of a run folder, of an exported file or folder, or of a foreign checkpoint."""
     if path.suffix == ".onnx":
         raise InputError(f"{path} is for ONNX runtimes: give the encoder that it was exported from.")
-    if (path / "model.safetensors").is_file() and (path / "config.json").is_file():
-        found = _read_folder(path)
+    config = path / "config.json"
+    if (path / "model.safetensors").is_file() and config.is_file():
+        loaded, sizes = _read_folder(path), _sizes_in(read_json(config).get("tcore"), config)
     else:
         file = path / "encoder.safetensors" if path.is_dir() else path
         if not file.is_file():
             raise InputError(f"encoder {path} {_what_is_wrong(path)}")
         if file.name == "checkpoint.pt" and file.with_name("encoder.json").is_file():
             raise InputError(f"{file} is the state of a training: give its run folder, {file.parent}.")
-        loaded = read_file(file)
+        loaded, sizes = read_file(file), None
         # What a file says about itself takes precedence over what is beside it.
-        alone = file.suffix != ".safetensors" or "vit" in loaded
-        found = translate(loaded, str(file), None if alone else _card_beside(file))
+        if file.suffix == ".safetensors" and "vit" not in loaded:
+            card = find_card(file)
+            if card is None and file.name == "encoder.safetensors":
+                raise InputError(f"no encoder.json beside {file}: it says how the encoder is built.")
+            sizes = None if card is None else _sizes_in(read_json(card), card)
+    found = translate(loaded, str(path), sizes)
     return Encoder(_build(found, path), str(path), found.report)
 
 
-def _card_beside(file: Path) -> dict[str, Any] | None:
-    """Sizes on the card of one of our files: its own, or that of the run that kept it."""
-    own, run = (
-        file.with_suffix(".json"),
-        (file.with_name("encoder.json"), file.parent.parent / "encoder.json"),
-    )
-    values = None
-    with suppress(InputError):
-        values = read_json(own) if own.is_file() else None
-    if not isinstance(values, dict) or values.get("format") != CARD_FORMAT:
-        card = next((path for path in run if path.is_file()), None)
-        if card is None:
-            if file.name == "encoder.safetensors":
-                raise InputError(f"no encoder.json beside {file}: it says how the encoder is built.")
-            return None
-        own, values = card, read_json(card)
-    return _sizes_in(values, own)
+def find_card(file: Path) -> Path | None:
+    """The card that says how weights are built: their own, or that of the run that they are from."""
+    own = file.with_suffix(".json")
+    if own.is_file():
+        with suppress(InputError, AttributeError):  # a JSON file of something else
+            if read_json(own).get("format") == CARD_FORMAT:
+                return own
+    runs = (file.with_name("encoder.json"), file.parent.parent / "encoder.json")
+    return next((path for path in runs if path.is_file()), None)
 
 
 def _sizes_in(values: Any, source: Path) -> dict[str, Any]:
@@ -172,15 +168,14 @@ def _sizes_in(values: Any, source: Path) -> dict[str, Any]:
     return sizes
 
 
-def _read_folder(path: Path) -> Checkpoint:
+def _read_folder(path: Path) -> dict[str, Any]:
     """A folder that was exported for timm or transformers; others need the code of their package."""
     config = read_json(path / "config.json")
     if not isinstance(config, dict) or "tcore" not in config:
         kind = "timm:local-dir:" if isinstance(config, dict) and "architecture" in config else "hf:"
         raise InputError(f"{path} is a model of another package: give {kind}{path}, which runs its code.")
     loaded = read_file(path / "model.safetensors")
-    named = from_hf(loaded) if "model_type" in config else loaded
-    return translate(named, str(path), _sizes_in(config["tcore"], path / "config.json"))
+    return from_hf(loaded) if "model_type" in config else loaded
 
 
 def _build(found: Checkpoint, source: Path) -> VisionTransformer:
@@ -190,10 +185,8 @@ def _build(found: Checkpoint, source: Path) -> VisionTransformer:
     try:
         spec = from_dict({"vit": sizes}, "").vit
         other = 3 * spec.patch_size**2 + (image_size // spec.patch_size) ** 2 + spec.num_registers
-        needed, held = (
-            spec.dim * (12 * spec.dim * spec.depth + other),
-            sum(x.numel() for x in found.state.values()),
-        )
+        needed = spec.dim * (12 * spec.dim * spec.depth + other)
+        held = sum(value.numel() for value in found.state.values())
         if needed > 2 * held + 10**8 or spec.depth > len(found.state):
             raise InputError(f"{needed:,} weights are needed, {held:,} found")
         if spec.dim % spec.num_heads or spec.reach == 0:
@@ -214,13 +207,18 @@ def load_strictly(module: nn.Module, state: dict[str, Tensor], source: Path) -> 
     problems = [f"missing {name}" for name in expected if name not in found]
     problems += [f"unexpected {name}" for name in found if name not in expected]
     problems += [
-        f"{name} is {found[name]}, expected {expected[name]}"
-        for name in expected
-        if name in found and found[name] != expected[name]
+        f"{name} is {shape}, expected {expected[name]}"
+        for name, shape in found.items()
+        if shape != expected.get(name, shape)
     ]
-    if problems:
-        raise InputError(f"weights in {source} do not fit, {len(problems)} keys: {listing(problems)}.")
+    refuse_problems(problems, str(source))
     module.load_state_dict(state)
+
+
+def refuse_problems(problems: Sequence[str], source: str) -> None:
+    """Refuse weights of which some do not fit."""
+    if problems:
+        raise InputError(f"weights of {source} do not fit, {len(problems)} keys: {listing(problems)}.")
 
 
 def _what_is_wrong(path: Path) -> str:
@@ -229,9 +227,7 @@ def _what_is_wrong(path: Path) -> str:
         return f"holds no encoder.safetensors; a folder of transformers is hf:{path}."
     name = str(path).partition(":")[2]
     known = [DEFAULT, *(f"random:{size}" for size in SIZES), *(f"{kind}:{name}" for kind in KINDS if name)]
-    specs = (
-        "a run folder, a checkpoint file, default, random:SIZE, timm:NAME, hf:NAME_OR_DIR or hub:REPO:NAME"
-    )
+    specs = "a run folder, a file, default, random:SIZE, timm:NAME, hf:NAME_OR_DIR or hub:REPO:NAME"
     return f"does not exist: give {specs}.{did_you_mean(str(path), known)}"
 
 
@@ -249,23 +245,7 @@ def load_timm(name: str) -> Encoder:
     timm = import_package("timm", f"timm:{name}")
     with _foreign_code(f"timm:{name}"):
         model = timm.create_model(name, pretrained=True, num_classes=0, dynamic_img_size=True)
-    return adapt_timm(model, f"timm:{name}")
-
-
-def adapt_timm(model: Any, name: str) -> Encoder:
-    """An encoder around a timm Vision Transformer."""
-    # Models that pool by averaging keep their final norm behind the pooling.
-    norm = getattr(model, "fc_norm", None) if isinstance(model.norm, nn.Identity) else None
-    known = getattr(model, "pretrained_cfg", None) or {}
-    adapted = Adapted(
-        model,
-        lambda images: (norm or nn.Identity())(model.forward_features(images)),
-        patch_size=_patch_size(model, name),
-        num_prefix=model.num_prefix_tokens,
-        mean=known.get("mean", MEAN),
-        std=known.get("std", STD),
-    )
-    return Encoder(adapted, name, _describe("timm model", adapted))
+    return adapt(model, f"timm:{name}")
 
 
 def load_transformers(name: str) -> Encoder:
@@ -281,41 +261,15 @@ def load_transformers(name: str) -> Encoder:
         for key in sorted(map(str, info[f"{kind}_keys"]))
         if kind == "mismatched" or not head.match(key)
     ]
-    if problems:
-        raise InputError(f"weights of hf:{name} do not fit, {len(problems)} keys: {listing(problems)}.")
-    try:
+    refuse_problems(problems, f"hf:{name}")
+    known = {}
+    with suppress(Exception):  # many models have no such file, and the report says what is used instead
         file = transformers.utils.cached_file(name, "preprocessor_config.json")
         known = json.loads(Path(file).read_text(encoding="utf-8"))
-    except Exception:  # many models have none, and the report says what is used instead
-        known = {}
-    mean, std = known.get("image_mean", MEAN), known.get("image_std", STD)
-    encoder = adapt_transformers(model, f"hf:{name}", mean, std)
+    encoder = adapt(model, f"hf:{name}", known.get("image_mean", MEAN), known.get("image_std", STD))
     if info["unexpected_keys"]:
         encoder.report += f"\nleft out: heads ({len(info['unexpected_keys'])} keys)"
     return encoder
-
-
-def adapt_transformers(
-    model: Any, name: str, mean: Sequence[float] = MEAN, std: Sequence[float] = STD
-) -> Encoder:
-    """An encoder around a Vision Transformer of transformers."""
-    size = _patch_size(model, name)
-    accepted = inspect.signature(model.forward).parameters
-    options = {"interpolate_pos_encoding": True} if "interpolate_pos_encoding" in accepted else {}
-    masks = "noise" in accepted  # an MAE, which drops patches and shuffles the others by noise
-    if masks:
-        model.config.mask_ratio = 0.0
-
-    def read(images: Tensor) -> Tensor:
-        patches = (images.shape[-2] // size) * (images.shape[-1] // size)
-        in_order = torch.arange(patches, dtype=torch.float32, device=images.device).expand(len(images), -1)
-        noise = {"noise": in_order} if masks else {}
-        return model(pixel_values=images, **options, **noise).last_hidden_state
-
-    registers = getattr(model.config, "num_register_tokens", None)
-    prefix = None if registers is None else 1 + registers
-    adapted = Adapted(model, read, patch_size=size, num_prefix=prefix, mean=mean, std=std)
-    return Encoder(adapted, name, _describe("transformers model", adapted))
 
 
 def load_hub(name: str) -> Encoder:
@@ -326,30 +280,48 @@ def load_hub(name: str) -> Encoder:
     source = "local" if Path(repo).is_dir() else "github"
     with _foreign_code(f"hub:{name}"):
         model = torch.hub.load(repo, entry, source=source, trust_repo="check", verbose=False)
-    return adapt_hub(model, f"hub:{name}")
+    return adapt(model, f"hub:{name}")
 
 
-def adapt_hub(model: Any, name: str) -> Encoder:
-    """An encoder around a Vision Transformer of DINO, DINOv2 or the like, or around one of ours."""
-    if isinstance(model, Encoder):
-        return Encoder(model.backbone, name, model.report)
-    if isinstance(model, VisionTransformer):
-        return Encoder(model, name, "encoder of this project")
+def adapt(model: Any, name: str, mean: Sequence[float] = MEAN, std: Sequence[float] = STD) -> Encoder:
+    """An encoder around a Vision Transformer: of timm, transformers, DINO, DINOv2 or the like, or ours."""
+    if isinstance(model, Encoder | VisionTransformer):
+        vit = model.backbone if isinstance(model, Encoder) else model
+        return Encoder(vit, name, getattr(model, "report", "encoder of this project"))
+    size = _patch_size(model, name)
+    accepted = inspect.signature(model.forward).parameters
+    options: dict[str, Any] = {name: True for name in ("interpolate_pos_encoding",) if name in accepted}
+    masks = "noise" in accepted  # an MAE of transformers: drops patches, and shuffles the others by noise
+    if masks:
+        model.config.mask_ratio = 0.0
+    # Models of timm that pool by averaging keep their final norm behind the pooling.
+    norm = model.fc_norm if isinstance(getattr(model, "norm", None), nn.Identity) else nn.Identity()
 
     def read(images: Tensor) -> Tensor:
+        if masks:
+            patches = (images.shape[-2] // size) * (images.shape[-1] // size)
+            options["noise"] = torch.arange(patches, device=images.device).float().expand(len(images), -1)
         if hasattr(model, "forward_features"):
             found = model.forward_features(images)
         elif hasattr(model, "get_intermediate_layers"):
             found = model.get_intermediate_layers(images, 1)[0]
         else:
-            found = model(images)
+            found = model(pixel_values=images, **options) if "pixel_values" in accepted else model(images)
+        found = getattr(found, "last_hidden_state", found)
         found = found.get("x_norm_patchtokens") if isinstance(found, dict) else found
         if not isinstance(found, Tensor):
             raise InputError(f"encoder {name} returns a {type(found).__name__}, not tokens.")
-        return found
+        return norm(found)
 
-    adapted = Adapted(model, read, patch_size=_patch_size(model, name))
-    return Encoder(adapted, name, _describe("torch.hub model", adapted))
+    registers = _attribute(model, "config.num_register_tokens")
+    prefix = getattr(model, "num_prefix_tokens", None if registers is None else 1 + registers)
+    known = getattr(model, "pretrained_cfg", None) or {}  # of timm
+    mean, std = known.get("mean", mean), known.get("std", std)
+    adapted = Adapted(model, read, patch_size=size, num_prefix=prefix, mean=mean, std=std)
+    normal = "as the model was trained" if adapted.renormalizes else "as ImageNet"
+    report = f"patch {size}; {'all' if prefix is None else prefix} tokens before the patches are dropped"
+    report += f"\nimages normalized {normal}\npositions on other grids: by the code of the model"
+    return Encoder(adapted, name, report)
 
 
 # Encoders that are named by a kind and a name: how to load one, and an example.
@@ -360,15 +332,6 @@ KINDS: dict[str, tuple[Callable[[str], Encoder], str]] = {
     "hf": (load_transformers, "hf:facebook/dinov2-small"),
     "hub": (load_hub, "hub:facebookresearch/dinov2:dinov2_vits14"),
 }
-
-
-def _describe(what: str, adapted: Adapted) -> str:
-    prefix = "all" if adapted.num_prefix is None else str(adapted.num_prefix)
-    return (
-        f"{what}, patch {adapted.patch_size}; {prefix} tokens before the patches are dropped\n"
-        f"images normalized {'as the model was trained' if adapted.renormalizes else 'as ImageNet'}\n"
-        "positions on other grids: by the code of the model"
-    )
 
 
 def _patch_size(model: Any, name: str) -> int:

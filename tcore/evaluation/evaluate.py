@@ -19,7 +19,7 @@ from tcore.evaluation.masks import encode_ids
 from tcore.evaluation.protocols import TCORE, Protocol
 from tcore.evaluation.resize import Size
 from tcore.evaluation.run_clip import write_behind
-from tcore.evaluation.sharing import deal, gather, join
+from tcore.evaluation.sharing import gather, join
 from tcore.files import atomic, check_writable, read_json, write_text
 from tcore.text import Progress, Say, did_you_mean, silent, to_stderr
 
@@ -47,10 +47,9 @@ def evaluate(
     """
     chosen = choose(sources)
     for option, value in (("size", size), ("binary", binary)):
-        takers = [f"--{b.name}" for b in benchmarks.all_benchmarks() if option in b.options]
-        if value and not any(option in benchmark.options for benchmark in chosen):
-            given = "" if size is None or option == "binary" else f" {size[0]} {size[1]}"
-            raise InputError(f"--{option}{given} goes with {' or '.join(takers)}.")
+        takers = [b for b in benchmarks.all_benchmarks() if option in b.options]
+        if value and not chosen.keys() & set(takers):
+            raise InputError(f"--{option} goes with {' or '.join(f'--{taker.name}' for taker in takers)}.")
     if save and out is None:
         raise InputError("predictions can only be saved where there is an out folder.")
     opened = [
@@ -66,13 +65,9 @@ def evaluate(
     folder = None if out is None else Path(out)
     if folder is not None:
         check_writable(folder)
-    rank, count = (0, 1) if alone else join()
-    device = next(encoder.parameters()).device
-    identity = encoder.identity()
-    found = {
-        benchmark.name: run_benchmark(benchmark, encoder, identity, folder, save, say, (rank, count))
-        for benchmark in opened
-    }
+    rank, count = place = (0, 1) if alone else join()
+    device, identity = next(encoder.parameters()).device, encoder.identity()
+    found = {b.name: run_benchmark(b, encoder, identity, folder, save, say, place) for b in opened}
     card: Card = {
         "encoder": identity,
         "benchmarks": found,
@@ -115,12 +110,12 @@ def run_benchmark(
 ) -> Card:
     """All clips of one benchmark; results that are on disk are not computed again."""
     rank, count = place
-    own = deal([clip.length for clip in benchmark.clips], count)[rank]
+    own = sorted(benchmark.clips, key=lambda clip: -clip.length)[rank::count]
     mine: dict[str, Any] = {}
     if out is not None and benchmark.old_name and (old := out / "clips" / benchmark.old_name).is_dir():
         to_stderr(f"tcore: results in {old} are reused; {old.name} is now called {benchmark.name}.")
     progress = Progress(benchmark.name, len(own), say=say, every=0)
-    for clip in (benchmark.clips[index] for index in own):
+    for clip in own:
         truth, frames = benchmark.fingerprints(clip, encoder.patch_size)
         key = clip_key(benchmark, identity, truth, frames)
         result = None if out is None else read_result(out / "clips", benchmark, clip.name, key, save)

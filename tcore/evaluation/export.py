@@ -3,24 +3,27 @@
 import copy
 import io
 import json
+import logging
 import os
 import re
 import shutil
+import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 import torch
-from torch import Tensor
+from jaxtyping import Float
+from torch import Tensor, nn
 
 from tcore.data.render import MEAN, STD
 from tcore.errors import InputError
 from tcore.evaluation.checkpoints import read_file, to_hf, to_timm
 from tcore.evaluation.encoder import Encoder
-from tcore.evaluation.encoders import DEFAULT, shipped
-from tcore.evaluation.export_onnx import write_onnx
+from tcore.evaluation.encoders import DEFAULT, find_card, import_package, shipped
 from tcore.files import TEMPORARY, atomic, read_json, write_bytes, write_text
+from tcore.model.attention import tokens_seen
 from tcore.model.vit import VisionTransformer
 from tcore.model.weights import CARD_FORMAT, save_safetensors
 
@@ -35,6 +38,18 @@ LOAD: dict[Format, str] = {
     "timm": 'import timm; model = timm.create_model("local-dir:{}", pretrained=True)',
     "hf": 'from transformers import AutoModel; model = AutoModel.from_pretrained("{}")',
     "onnx": 'import onnxruntime; session = onnxruntime.InferenceSession("{}")',
+}
+# Of an ONNX graph.
+INPUT, OUTPUTS = "images", ("features", "frame")
+TOLERANCE = 1e-4  # rounding errors by which two runtimes may differ, relative to the largest feature
+LARGEST = 2**31 - 2**20  # bytes of weights: a protocol buffer holds less than 2 GiB, graph included
+# Scale and normalize; the caller resizes to whole patches.
+HF_PREPROCESSOR = {
+    "image_processor_type": "BitImageProcessor",
+    "do_resize": False,
+    "do_center_crop": False,
+    "image_mean": list(MEAN),
+    "image_std": list(STD),
 }
 
 
@@ -94,29 +109,26 @@ def _write(vit: VisionTransformer, out: Path, format: Format) -> tuple[str, ...]
     if format == "safetensors":
         about = {"format": "pt", "num_heads": str(sizes["num_heads"]), "vit": json.dumps(sizes)}
         save_safetensors(state, out, about)
-    elif format == "torch":
+        return ()
+    if format == "torch":
         buffer = io.BytesIO()
         torch.save({"vit": sizes, "state_dict": state}, buffer)
         write_bytes(out, buffer.getvalue())
-    elif format == "onnx":
+        return ()
+    if format == "onnx":
         with atomic(out) as temporary:
             return (write_onnx(copy.deepcopy(vit).cpu(), temporary, sizes),)
-    elif format == "timm":
-        with new_folder(out) as folder:
-            _write_folder(folder, to_timm(state), timm_config(sizes), sizes)
-        return ("left out: the mask token, which only training uses",)
-    else:
-        with new_folder(out) as folder:
-            _write_folder(folder, to_hf(state), hf_config(sizes), sizes)
-            _write_json(folder / "preprocessor_config.json", hf_preprocessor())
-        return ("loads as Dinov2WithRegistersModel",)
-    return ()
-
-
-def _write_folder(folder: Path, weights: dict[str, Tensor], config: dict[str, Any], sizes: Any) -> None:
-    save_safetensors(weights, folder / "model.safetensors", {"format": "pt"})
-    # This entry identifies our own folders: other models have other code behind the same names.
-    _write_json(folder / "config.json", config | {"tcore": {"vit": sizes}})
+    weights, config = (
+        (to_timm(state), timm_config(sizes)) if format == "timm" else (to_hf(state), hf_config(sizes))
+    )
+    with new_folder(out) as folder:
+        save_safetensors(weights, folder / "model.safetensors", {"format": "pt"})
+        # This entry identifies our own folders: other models have other code behind the same names.
+        _write_json(folder / "config.json", config | {"tcore": {"vit": sizes}})
+        if format == "hf":
+            _write_json(folder / "preprocessor_config.json", HF_PREPROCESSOR)
+    timm_lacks = "left out: the mask token, which only training uses"
+    return (timm_lacks if format == "timm" else "loads as Dinov2WithRegistersModel",)
 
 
 def _write_json(path: Path, values: dict[str, Any]) -> None:
@@ -182,17 +194,6 @@ def hf_config(sizes: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def hf_preprocessor() -> dict[str, Any]:
-    """The preprocessor_config.json: scale and normalize; the caller resizes to whole patches."""
-    return {
-        "image_processor_type": "BitImageProcessor",
-        "do_resize": False,
-        "do_center_crop": False,
-        "image_mean": list(MEAN),
-        "image_std": list(STD),
-    }
-
-
 def ship(encoder: Encoder, folder: Path) -> list[Path]:
     """Write an encoder as the default one: half-precision weights, card, matching module of its run.
 
@@ -204,16 +205,21 @@ def ship(encoder: Encoder, folder: Path) -> list[Path]:
     for path in files:
         if path.exists():
             raise InputError(f"{path} exists: remove it, or choose another folder.")
-    run = _run_of(source)
     weights = half(vit.state_dict(), encoder.name)
-    card = _card(source, run) | {"format": CARD_FORMAT, "vit": vit.sizes(), "precision": "fp16"}
+    card: dict[str, Any] = {}
+    file = source / "encoder.safetensors" if source.is_dir() else source
+    if file.is_file() and (known := find_card(file)):  # not so for random:vitti16
+        card = dict(read_json(known))
+        if kept := re.fullmatch(r"step-(\d+)", file.stem):  # kept during training, without a card
+            card["step"] = int(kept[1])
+    card |= {"format": CARD_FORMAT, "vit": vit.sizes(), "precision": "fp16"}
     written = [files.weights, files.card]
-    if run is not None and (run / "matching.safetensors").is_file():
-        tensors = read_file(run / "matching.safetensors")
-        save_safetensors(half(tensors, str(run / "matching.safetensors")), files.matching)
+    matching = (file.with_name("matching.safetensors"), file.parent.parent / "matching.safetensors")
+    if file.is_file() and (found := next(filter(Path.is_file, matching), None)):
+        save_safetensors(half(read_file(found), str(found)), files.matching)
         written.append(files.matching)
         # The module is from the end of the run, whichever step the encoder is from.
-        card["matching_step"] = read_json(run / "encoder.json").get("step")
+        card["matching_step"] = read_json(found.with_name("encoder.json")).get("step")
     _write_json(files.card, card)
     save_safetensors(weights, files.weights)
     return written
@@ -229,21 +235,136 @@ def half(weights: Mapping[str, Tensor], source: str) -> dict[str, Tensor]:
     return found
 
 
-def _run_of(source: Path) -> Path | None:
-    """The run that an encoder is from: the folder itself, or one that its file is in."""
-    if not source.exists():  # random:vitti16
-        return None
-    folders = (source, source.parent, source.parent.parent)
-    files = ("config.json", "encoder.safetensors")
-    return next((path for path in folders if all((path / name).is_file() for name in files)), None)
+def resize_matrix(before: int, after: int | torch.SymInt) -> Float[Tensor, "after before"]:
+    """The weights with which a bicubic resize with antialias makes `after` samples of `before`.
+
+    >>> resize_matrix(3, 3)
+    tensor([[1., 0., 0.],
+            [0., 1., 0.],
+            [0., 0., 1.]])
+    """
+    # The stubs of torch do not know that its functions take the sizes of a graph.
+    count: Any = after
+    # A tensor, not a Python number: in a graph the size is known only when it runs.
+    scale = before / torch.full((1, 1), count, dtype=torch.float32)
+    center = (torch.arange(count, dtype=torch.float32)[:, None] + 0.5) * scale
+    place = torch.arange(before, dtype=torch.float32)[None] + 0.5
+    # Shrinking widens the kernel, which is what antialias means.
+    x = ((place - center) / scale.clamp(min=1.0)).abs()
+    # Keys' cubic kernel with a = -0.5, as torch has it with antialias (without, a is -0.75).
+    near = (1.5 * x - 2.5) * x * x + 1
+    far = ((-0.5 * x + 2.5) * x - 4) * x + 2
+    weights = torch.where(x < 1, near, torch.where(x < 2, far, torch.zeros_like(x)))
+    return weights / weights.sum(dim=1, keepdim=True)
 
 
-def _card(source: Path, run: Path | None) -> dict[str, Any]:
-    """What is known about the encoder: the card beside its file, or that of its run."""
-    cards = [source.with_suffix(".json")] if source.is_file() else []
-    cards += [run / "encoder.json"] if run is not None else []
-    card = next((path for path in cards if path.is_file()), None)
-    values: dict[str, Any] = {} if card is None else dict(read_json(card))
-    if values and (kept := re.fullmatch(r"step-(\d+)", source.stem)):  # kept during training, without a card
-        values["step"] = int(kept[1])
-    return values
+class GridTokens(NamedTuple):
+    """Outputs of the graph."""
+
+    features: Float[Tensor, "b d rows columns"]
+    frame: Float[Tensor, "b d"]
+
+
+class GridEncoder(nn.Module):
+    """The encoder with its positions resized by two matrix products, which every runtime supports."""
+
+    def __init__(self, vit: VisionTransformer) -> None:
+        super().__init__()
+        self.vit = vit
+
+    def forward(self, images: Float[Tensor, "b 3 height width"]) -> GridTokens:
+        """Features of the patches and of the frame, after the final norm."""
+        vit = self.vit
+        rows, columns = (side // vit.patch_size for side in images.shape[-2:])
+        native, dim = vit.native_grid, vit.dim
+        grid = resize_matrix(native, rows) @ vit.pos_embed[0, 1:].reshape(native, native * dim)
+        grid = resize_matrix(native, columns) @ grid.reshape(rows, native, dim)
+        x = vit.patch_embed(images) + grid.reshape(1, rows * columns, dim)
+        frame = (vit.cls_token + vit.pos_embed[:, :1]).expand(x.shape[0], -1, -1)
+        x = torch.cat([frame, vit.register_tokens.expand(x.shape[0], -1, -1), x], dim=1)
+        prefix, reach = vit.num_prefix, vit.reach
+        seen = None if reach is None else tokens_seen(reach, rows, columns, prefix, images.device)
+        for block in vit.blocks:
+            x = block(x, seen=seen)
+        x = vit.norm(x)
+        patches = x[:, prefix:]
+        return GridTokens(patches.transpose(1, 2).reshape(x.shape[0], dim, rows, columns), x[:, 0])
+
+
+def write_onnx(vit: VisionTransformer, path: Path, sizes: dict[str, Any]) -> str:
+    """Write the graph to a temporary path and compare it with torch; returns a line about the result."""
+    for package in ("onnx", "onnxscript"):
+        import_package(package, "--format onnx")
+    bytes_needed = 4 * sum(p.numel() for p in vit.parameters())
+    if bytes_needed > LARGEST:
+        size = f"{bytes_needed / 2**30:.1f} GiB"
+        raise InputError(f"an encoder of {size} exceeds the 2 GiB of an ONNX file: use another --format.")
+    model = GridEncoder(vit).eval()
+    batch, rows, columns = (torch.export.Dim(name, min=1) for name in ("batch", "rows", "columns"))
+    patch, native = vit.patch_size, vit.native_grid
+    example = torch.zeros(2, 3, patch * (native + 2), patch * (native + 3))
+    with _quiet():
+        program = torch.onnx.export(
+            model,
+            (example,),
+            dynamo=True,
+            dynamic_shapes={"images": {0: batch, 2: patch * rows, 3: patch * columns}},
+            input_names=[INPUT],
+            output_names=list(OUTPUTS),
+            verbose=False,
+        )
+    assert program is not None
+    about = {
+        "vit": json.dumps(sizes),
+        "input": "images: RGB from 0 to 1, minus mean, over std; sides are multiples of the patch",
+        "mean": json.dumps(MEAN),
+        "std": json.dumps(STD),
+    }
+    program.model.metadata_props.update(about)
+    program.save(str(path), external_data=False)
+    return compare(model, path)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the exporter's warnings and messages about itself."""
+    before = logging.root.manager.disable
+    with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
+        warnings.simplefilter("ignore")
+        logging.disable(logging.WARNING)
+        try:
+            yield
+        finally:
+            logging.disable(before)
+
+
+def compare(model: GridEncoder, path: Path) -> str:
+    """Compare the file's features with torch's at two sizes; more than a rounding error is refused."""
+    try:
+        runtime = import_package("onnxruntime", "the check of an ONNX file")
+    except InputError as missing:
+        return f"not checked: {missing}"
+    options = runtime.SessionOptions()
+    options.log_severity_level = 3
+    options.intra_op_num_threads = torch.get_num_threads()
+    session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    patch, native = model.vit.patch_size, model.vit.native_grid
+    checked, worst = [], 0.0
+    # The native grid, and one that is smaller one way and larger the other; one image, then two.
+    for number, (rows, columns) in enumerate(((native, native), (max(1, native // 2), native + 3)), start=1):
+        size = (number, 3, patch * rows, patch * columns)
+        images = torch.randn(size, generator=torch.Generator().manual_seed(number))
+        with torch.no_grad():
+            tokens = model.vit(images)
+        expected = (tokens.patches.transpose(1, 2).unflatten(2, (rows, columns)), tokens.frame)
+        found = session.run(list(OUTPUTS), {INPUT: images.numpy()})
+        for name, ours, theirs in zip(OUTPUTS, expected, found, strict=True):
+            error = float((torch.from_numpy(theirs) - ours).abs().max() / ours.abs().max().clamp(min=1))
+            if not error <= TOLERANCE:
+                raise InputError(
+                    f"onnxruntime {runtime.__version__} differs from torch by {error:.1e} in the {name} of "
+                    f"images of {size[2]}x{size[3]}, more than {TOLERANCE:.0e}: nothing was written."
+                )
+            worst = max(worst, error)
+        checked.append(f"{size[2]}x{size[3]}")
+    return f"checked with onnxruntime {runtime.__version__} at {' and '.join(checked)}: within {worst:.1e}"

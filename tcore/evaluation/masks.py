@@ -35,13 +35,6 @@ def as_binary(ids: Ids) -> Ids:
     return (ids > 0).astype(np.uint8)
 
 
-def refuse_binary_look(ids: Ids, path: Path) -> None:
-    """Refuse a mask of 0 and 255 alone: that is one object, not a background with unlabeled pixels."""
-    found = set(np.unique(ids).tolist())
-    if VOID in found and found <= {0, VOID}:
-        raise InputError(f"mask {path} holds only 0 and 255: this is one object; add --binary.")
-
-
 def encode_ids(ids: Ids) -> bytes:
     """Ids as an indexed PNG with the palette of the benchmarks."""
     image, file = Image.fromarray(ids), io.BytesIO()

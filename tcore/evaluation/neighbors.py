@@ -1,9 +1,7 @@
 """Nearest neighbors of images by the features of an encoder; an interrupted search can be resumed."""
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 import torch
@@ -11,23 +9,15 @@ import torch.nn.functional as F
 from jaxtyping import Float, Float32, UInt8
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
 
 from tcore.data.images import Frame
-from tcore.data.neighbors import (
-    NEIGHBORS,
-    Found,
-    Neighbors,
-    beside,
-    check_k,
-    load_neighbors,
-    search,
-)
+from tcore.data.neighbors import NEIGHBORS, Found, Neighbors, beside, check_k, load_neighbors, search
 from tcore.data.stores import FrameStore, ImageStore, open_images
 from tcore.device import num_cores
 from tcore.errors import InputError
 from tcore.evaluation.encoder import Encoder
 from tcore.evaluation.resize import normalize_images
+from tcore.evaluation.run_clip import ahead
 from tcore.model.vit import Tokens, VisionTransformer
 from tcore.text import Progress, Say, silent
 
@@ -37,13 +27,7 @@ MARGIN = 224 / 256  # side of the center crop, as a share of the image's short s
 
 
 def find_all(
-    encoder: Encoder,
-    images: str | Path,
-    *,
-    k: int = 5,
-    out: str | Path | None = None,
-    say: Say = silent,
-    workers: int | None = None,
+    encoder: Encoder, images: str | Path, *, k: int = 5, out: str | Path | None = None, say: Say = silent
 ) -> Path:
     """Write the k nearest other images of every image, inside a packed store or beside a folder."""
     store = open_images(images)
@@ -56,7 +40,7 @@ def find_all(
         say(f"{path} exists already, for this encoder and these images.")
         return path
     work = path.with_name(f"{path.name}.{'-'.join(key)}.features")
-    features = encode_all(encoder, store, work, say, workers)
+    features = encode_all(encoder, store, work, say)
     device = next(encoder.parameters()).device
     budget = {"budget": GPU_BUDGET} if device.type == "cuda" else {}
     searched = Progress("neighbors of images", len(store), say=say)
@@ -104,41 +88,25 @@ def image_features(encoder: Encoder, images: UInt8[Tensor, "b size size 3"]) -> 
     return F.normalize(feature.float(), dim=1)
 
 
-class Crops(Dataset[UInt8[Tensor, "b size size 3"] | InputError]):
-    """Batch i of a store's images, cropped; bad input leaves the worker process as a value."""
-
-    def __init__(self, store: FrameStore, size: int) -> None:
-        self.store, self.size = store, size
-
-    def __getitem__(self, batch: int) -> UInt8[Tensor, "b size size 3"] | InputError:
-        first, last = batch * BATCH, min((batch + 1) * BATCH, len(self.store))
-        try:
-            images = (self.store.read(image, [0])[0] for image in range(first, last))
-            return torch.from_numpy(np.stack([center_crop(image, self.size) for image in images]))
-        except InputError as error:
-            return error
-
-    def batches(self, first: int, workers: int | None) -> Iterator[Tensor]:
-        """All batches from the first on, in order, read by worker processes."""
-        last = -(-len(self.store) // BATCH)
-        workers = min(16, num_cores(), last - first) if workers is None else workers
-        for batch in DataLoader(self, batch_size=None, sampler=range(first, last), num_workers=workers):
-            if isinstance(batch, InputError):
-                raise batch
-            yield batch
-
-
 def encode_all(
-    encoder: Encoder,
-    store: FrameStore,
-    work: Path,
-    say: Say = silent,
-    workers: int | None = None,
+    encoder: Encoder, store: FrameStore, work: Path, say: Say = silent
 ) -> Float32[np.ndarray, "n d"]:
     """Features of all images, through a work file of theirs that grows batch by batch."""
     device, size, n = next(encoder.parameters()).device, trained_size(encoder), len(store)
     dim = image_features(encoder, torch.zeros(1, size, size, 3, dtype=torch.uint8, device=device)).shape[1]
-    with _open_work(work) as file:
+
+    def crops(first: int) -> UInt8[Tensor, "b size size 3"]:
+        read = (store.read(image, [0])[0] for image in range(first, min(first + BATCH, n)))
+        return torch.from_numpy(np.stack([center_crop(image, size) for image in read]))
+
+    try:
+        work.parent.mkdir(parents=True, exist_ok=True)
+        work.touch()
+    except OSError as error:
+        raise InputError(
+            f"cannot write {work} ({error.strerror}): give --out FILE, and train with --neighbors FILE."
+        ) from error
+    with work.open("r+b") as file:
         # A batch that was written in part is written again.
         rows = file.seek(0, os.SEEK_END) // (4 * dim)
         done = n if rows >= n else rows // BATCH * BATCH
@@ -146,8 +114,8 @@ def encode_all(
         if done:
             say(f"resuming after {done} of {n} images.")
         progress = Progress("features of images", n, done, say=say)
-        for crops in Crops(store, size).batches(-(-done // BATCH), workers):
-            features = image_features(encoder, crops.to(device)).cpu().numpy()
+        for images in ahead(crops, range(done, n, BATCH), min(16, num_cores())):
+            features = image_features(encoder, images.to(device)).cpu().numpy()
             if not np.isfinite(features).all():
                 raise InputError(f"encoder {encoder.name} gives features that are not finite.")
             file.write(features.tobytes())
@@ -156,18 +124,6 @@ def encode_all(
             done += len(features)
             progress.update(done)
     return np.memmap(work, np.float32, "r", shape=(n, dim))
-
-
-def _open_work(work: Path) -> BinaryIO:
-    """The work file, new or as it was left; where it cannot be written, neither can the result."""
-    try:
-        work.parent.mkdir(parents=True, exist_ok=True)
-        work.touch()
-        return work.open("r+b")
-    except OSError as error:
-        raise InputError(
-            f"cannot write {work} ({error.strerror}): give --out FILE, and train with --neighbors FILE."
-        ) from error
 
 
 def report(found: Found) -> list[str]:

@@ -1,37 +1,59 @@
 """Joints as label maps and back: the pose benchmark in grid cells and pixels."""
 
+from collections.abc import Iterable
+
 import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from tcore.evaluation.resize import Size
+
+Points = Float[np.ndarray, "2 *rest"]
+Maps = Float[Tensor, "height width channels"]
+
 LOST = -1.0
 """Annotations and read-outs mark a lost joint by this value in both coordinates."""
 
 
-def annotated_pixels(annotation: Float[np.ndarray, "2 *rest"]) -> Float[np.ndarray, "2 *rest"]:
+def annotated_pixels(annotation: Points) -> Points:
     """Turn 1-based annotated positions (x, y) into 0-based pixels, NaN where a joint is lost."""
     return np.where(_lost(annotation), np.nan, annotation - 1)
 
 
-def pixels_to_grid(
-    pixels: Float[np.ndarray, "2 *rest"], image_size: tuple[int, int], grid: tuple[int, int] = (20, 20)
-) -> Float[np.ndarray, "2 *rest"]:
-    """Scale pixels (x, y) of an image (height, width) to cells of the grid (height, width)."""
-    return pixels * _per_axis((grid[1] / image_size[1], grid[0] / image_size[0]), pixels.ndim)
+def rescale(points: Points, before: Size, after: Size) -> Points:
+    """Scale points (x, y) of an image or grid (height, width) to another."""
+    factors = np.array((after[1] / before[1], after[0] / before[0]))
+    return points * factors.reshape(2, *(1,) * (points.ndim - 1))
 
 
-def grid_to_pixels(
-    cells: Float[np.ndarray, "2 *rest"], image_size: tuple[int, int], grid: tuple[int, int] = (20, 20)
-) -> Float[np.ndarray, "2 *rest"]:
+def grid_to_pixels(cells: Points, image_size: Size, grid: Size = (20, 20)) -> Points:
     """Scale read-out cells (x, y) to pixels of an image (height, width), NaN where a joint is lost."""
-    pixels = cells * _per_axis((image_size[1] / grid[1], image_size[0] / grid[0]), cells.ndim)
-    return np.where(_lost(cells), np.nan, pixels)
+    return np.where(_lost(cells), np.nan, rescale(cells, grid, image_size))
+
+
+def joints_to_grid(
+    joints: Float[np.ndarray, "2 joints"],
+    image_size: Size,
+    grid: Size,
+    round_border: bool,
+) -> Maps:
+    """Label maps of joints in pixels."""
+    maps = joint_label_map(rescale(joints, image_size, grid).T, grid, corrected_border=round_border)
+    return torch.from_numpy(maps).float()
+
+
+def joints_from_grid(
+    maps: Iterable[Maps], image_size: Size, grid: Size
+) -> Float[np.ndarray, "2 joints time"]:
+    """Joints in pixels, from the label maps of every frame."""
+    cells = np.stack([read_out(each.cpu()).double().numpy() for each in maps], axis=2)
+    return grid_to_pixels(cells, image_size, grid)
 
 
 def joint_label_map(
     points: Float[np.ndarray, "joints 2"],
-    grid: tuple[int, int] = (20, 20),
+    grid: Size = (20, 20),
     *,
     sigma: float = 0.5,
     corrected_border: bool = False,
@@ -48,9 +70,7 @@ def joint_label_map(
     return np.concatenate([background.astype(joints.dtype), joints], axis=2)
 
 
-def read_out(
-    label_maps: Float[Tensor, "height width channels"], topk: int = 5
-) -> Float[Tensor, "2 channels-1"]:
+def read_out(label_maps: Maps, topk: int = 5) -> Float[Tensor, "2 channels-1"]:
     """Locate each joint (x, y in cells) by the weighted mean of its strongest cells; (-1, -1) if empty."""
     height, width, _ = label_maps.shape
     joints = label_maps[:, :, 1:].flatten(0, 1)
@@ -76,9 +96,5 @@ def _axis_profile(
     return np.where(stamped, np.exp(-((place - size // 2) ** 2) / (2 * sigma**2)), 0.0)
 
 
-def _lost(points: Float[np.ndarray, "2 *rest"]) -> np.ndarray:
+def _lost(points: Points) -> np.ndarray:
     return np.asarray((points == LOST).all(axis=0))
-
-
-def _per_axis(factors: tuple[float, float], dimensions: int) -> np.ndarray:
-    return np.array(factors).reshape(2, *(1,) * (dimensions - 1))

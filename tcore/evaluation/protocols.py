@@ -8,16 +8,19 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from tcore.errors import InputError
-from tcore.evaluation.propagate import FirstFrame, Precision, Propagator, Window
 from tcore.evaluation.resize import Size as Size
 from tcore.evaluation.resize import input_size
+
+FirstFrame = Literal["repeated", "once"]
+Precision = Literal["fp32", "bf16"]
+Window = Literal["disk", "square"]
 
 
 @dataclass(frozen=True)
 class Protocol:
     """Every setting of label propagation; a score card prints them all."""
 
-    name: str
+    name: str = "tcore"
     context: int = 20
     """Past frames beside the first."""
     radius: float = 20.0
@@ -47,19 +50,12 @@ class Protocol:
     round_border: bool = False
     """JHMDB: joints near the top and left border are stamped where they are, not one cell beside."""
 
-    def propagator(self, score_bytes: int | None = None) -> Propagator:
-        """A propagator with these settings."""
-        return Propagator(
-            context=self.context,
-            radius=self.radius,
-            topk=self.topk,
-            temperature=self.temperature,
-            first_frame=self.first_frame,
-            window=self.window,
-            limit_first=self.limit_first,
-            precision=self.precision,
-            score_bytes=score_bytes,
-        )
+    def __post_init__(self) -> None:
+        for name, least in (("context", 0), ("radius", 0), ("topk", 1)):
+            if not getattr(self, name) >= least:
+                raise InputError(f"{name} is {getattr(self, name)}: need {least} or more.")
+        if self.temperature <= 0:
+            raise InputError(f"temperature is {self.temperature}: need more than 0.")
 
     def input_size(self, frame: Size, patch_size: int) -> Size:
         """The size at which a frame goes in: the protocol's, floored to a multiple of the patch."""
@@ -70,11 +66,11 @@ class Protocol:
         return input_size((480, 880), patch_size)
 
 
-TCORE = Protocol("tcore")
+TCORE = Protocol()
 
-PROTOCOLS: dict[str, Protocol] = {
-    "tcore": TCORE,
-    "dino": Protocol(
+PROTOCOLS = (
+    TCORE,
+    Protocol(
         "dino",
         context=7,
         radius=12,
@@ -87,24 +83,20 @@ PROTOCOLS: dict[str, Protocol] = {
         labels="nearest",
         stretch=True,
     ),
-    "rsp": Protocol(
+    Protocol(
         "rsp", context=30, radius=30, window="square", limit_first=True, temperature=0.1, first_frame="once"
     ),
-    "crw": Protocol("crw", radius=12, topk=10, temperature=0.05, resize="native"),
-}
+    Protocol("crw", radius=12, topk=10, temperature=0.05, resize="native"),
+)
 
 # The published protocol with its radius scaled from a grid of 55 columns to one of 16.
 RENDERED = replace(TCORE, name="rendered", radius=6.0, resize="native")
 
 
-SHARED = ("precision", "skip_first", "count_lost", "round_border")
-
-
-def for_other_benchmarks(chosen: Protocol) -> Protocol:
-    """The protocol of VIP and JHMDB: the published one, with the corrections that were chosen."""
-    if chosen.name == TCORE.name:
-        return chosen
-    return replace(TCORE, **{name: getattr(chosen, name) for name in SHARED})
+def corrected(protocol: Protocol, chosen: Protocol) -> Protocol:
+    """A protocol with the precision and the corrections of another."""
+    shared = ("precision", "skip_first", "count_lost", "round_border")
+    return replace(protocol, **{name: getattr(chosen, name) for name in shared})
 
 
 def protocol(name: str) -> Protocol:
@@ -113,6 +105,7 @@ def protocol(name: str) -> Protocol:
     >>> protocol("dino").topk
     5
     """
-    if name not in PROTOCOLS:
-        raise InputError(f"no protocol {name!r}: there are {', '.join(PROTOCOLS)}.")
-    return PROTOCOLS[name]
+    names = [known.name for known in PROTOCOLS]
+    if name not in names:
+        raise InputError(f"no protocol {name!r}: there are {', '.join(names)}.")
+    return PROTOCOLS[names.index(name)]

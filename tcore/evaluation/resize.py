@@ -41,7 +41,7 @@ def input_size(
 
 
 def resize_images(
-    images: UInt8[Tensor, "*batch height width 3"], size: tuple[int, int]
+    images: UInt8[Tensor, "*batch height width 3"], size: Size
 ) -> Float[Tensor, "*batch 3 new_height new_width"]:
     """Scale images to [0, 1] and resize them bilinearly, without antialias, to (height, width)."""
     planes = images.movedim(-1, -3).to(torch.float32) / 255
@@ -57,7 +57,7 @@ def normalize_images(
 
 
 def resize_ids(
-    ids: Integer[Tensor, "*batch height width"], size: tuple[int, int]
+    ids: Integer[Tensor, "*batch height width"], size: Size
 ) -> Integer[Tensor, "*batch new_height new_width"]:
     """Resize ids to (height, width) by nearest neighbor: source = floor(target * scale)."""
     # Whole numbers, because a scale in single precision picks the wrong pixel at some sizes.
@@ -70,8 +70,8 @@ def resize_ids(
 def ids_to_grid(
     ids: Integer[Tensor, "height width"],
     *,
-    input_size: tuple[int, int],
-    grid: tuple[int, int],
+    input_size: Size,
+    grid: Size,
     num_classes: int,
     nearest: bool = False,
 ) -> Float[Tensor, "grid_height grid_width classes"]:
@@ -91,8 +91,8 @@ def ids_to_grid(
 def grid_to_ids(
     labels: Float[Tensor, "grid_height grid_width classes"],
     *,
-    input_size: tuple[int, int],
-    output_size: tuple[int, int],
+    input_size: Size,
+    output_size: Size,
     stretch: bool = False,
 ) -> UInt8[Tensor, "height width"]:
     """Turn soft labels of the grid into ids: bilinear to the input size, argmax, nearest to the output."""
@@ -100,24 +100,16 @@ def grid_to_ids(
         raise InputError(f"labels have {labels.shape[-1]} classes; ids of 8 bits allow 256")
     # Double precision keeps rounding out of the choice between two nearly equal classes.
     at_input = _bilinear(labels.movedim(-1, 0).to(torch.float64), input_size)
-    if stretch:
-        at_input = stretch_channels(at_input)
+    if stretch:  # every channel to [0, 1] by its own range; an empty one stays empty
+        low, high = at_input.amin(dim=(1, 2), keepdim=True), at_input.amax(dim=(1, 2), keepdim=True)
+        spread = torch.where(high > low, high - low, 1)
+        at_input = torch.where(high > 0, (at_input - low) / spread, at_input)
     # max() yields the same first maximum as argmax(), many times faster across planes.
     return resize_ids(at_input.max(dim=0).indices.to(torch.uint8), output_size)
 
 
-def stretch_channels(
-    planes: Float[Tensor, "classes height width"],
-) -> Float[Tensor, "classes height width"]:
-    """Bring every channel to [0, 1] by its own range; an empty one stays empty."""
-    low = planes.amin(dim=(1, 2), keepdim=True)
-    high = planes.amax(dim=(1, 2), keepdim=True)
-    spread = torch.where(high > low, high - low, 1)
-    return torch.where(high > 0, (planes - low) / spread, planes)
-
-
 def _bilinear(
-    planes: Float[Tensor, "*batch height width"], size: tuple[int, int]
+    planes: Float[Tensor, "*batch height width"], size: Size
 ) -> Float[Tensor, "*batch new_height new_width"]:
     stacked = planes.reshape(-1, 1, *planes.shape[-2:])
     resized = F.interpolate(stacked, size=size, mode="bilinear", align_corners=False, antialias=False)

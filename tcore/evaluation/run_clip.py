@@ -6,7 +6,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -18,14 +18,14 @@ from tcore.data.images import Frame, read_image
 from tcore.errors import InputError
 from tcore.evaluation.encoder import Encoder
 from tcore.evaluation.masks import VOID, Ids
-from tcore.evaluation.propagate import GivenLabels, Labels, Precision, propagate_features
-from tcore.evaluation.protocols import Protocol
+from tcore.evaluation.propagate import GivenLabels, Labels, propagate_features
+from tcore.evaluation.protocols import Precision, Protocol
 from tcore.evaluation.resize import Size, grid_to_ids, ids_to_grid, normalize_images, resize_images
 from tcore.model.vit import VisionTransformer
 
 THREADS = 4  # enough to read and write as fast as the fastest GPU computes
-AHEAD = 8  # decoded frames that wait for the encoder
 CONVOLUTIONS = Lock()
+Item, Made = TypeVar("Item"), TypeVar("Made")
 
 
 def run_clip(
@@ -55,7 +55,7 @@ def run_clip(
             shown.append(frame)
             yield encode(encoder, frame, size, protocol.precision, smooth=smooth)
 
-    for soft in propagate_features(features(), labels, protocol.propagator()):
+    for soft in propagate_features(features(), labels, protocol):
         yield shown.popleft(), soft
 
 
@@ -80,7 +80,7 @@ def run_masks(
         ids, input_size=size, grid=grid, num_classes=num_classes, nearest=protocol.labels == "nearest"
     )
     output_size = (first.shape[0], first.shape[1])
-    for _, labels in run_clip(encoder, read_ahead(frames), soft, size, protocol):
+    for _, labels in run_clip(encoder, ahead(read_image, frames), soft, size, protocol):
         found = grid_to_ids(labels, input_size=size, output_size=output_size, stretch=protocol.stretch)
         yield found.cpu().numpy()
 
@@ -123,14 +123,14 @@ def exact_convolutions(encoder: Encoder) -> Iterator[None]:
             torch.backends.cudnn.allow_tf32 = before
 
 
-def read_ahead(paths: Iterable[Path]) -> Iterator[Frame]:
-    """Frames in order, decoded by threads ahead of their use; at most a few are held."""
-    pool = ThreadPoolExecutor(THREADS)
-    waiting: deque[Future[Frame]] = deque()
+def ahead(work: Callable[[Item], Made], items: Iterable[Item], threads: int = THREADS) -> Iterator[Made]:
+    """What `work` makes of the items, in order, by threads ahead of its use; a few results are held."""
+    pool = ThreadPoolExecutor(threads)
+    waiting: deque[Future[Made]] = deque()
     try:
-        for path in paths:
-            waiting.append(pool.submit(read_image, path))
-            if len(waiting) > AHEAD:
+        for item in items:
+            waiting.append(pool.submit(work, item))
+            if len(waiting) > 2 * threads:
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()
@@ -146,7 +146,7 @@ def write_behind(write: Callable[..., None]) -> Iterator[Callable[..., None]]:
 
         def later(*values: Any) -> None:
             waiting.append(pool.submit(write, *values))
-            if len(waiting) > 4 * AHEAD:
+            if len(waiting) > 8 * THREADS:
                 waiting.popleft().result()
 
         yield later

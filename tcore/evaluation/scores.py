@@ -1,7 +1,7 @@
 """J, F, mIoU and PCK: arrays in, numbers out."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -9,28 +9,17 @@ from jaxtyping import Bool, Float, Int, Integer
 
 from tcore.errors import InputError
 
+Mask = Bool[np.ndarray, "height width"]
+Masks = Bool[np.ndarray, "frames height width"]
+IdsOfClip = Integer[np.ndarray, "time height width"]
+Confusion = Int[np.ndarray, "classes classes"]
+JointsOfClip = Float[np.ndarray, "2 joints frames"]
 VOID = 255
 """The id of unlabeled pixels: background for J and F, left out of the mIoU."""
 
+THRESHOLDS = (0.1, 0.2)  # of the PCK
 BOX_SHARE = 0.6
 """PCK measures distances in this share of the diagonal of the box around the true joints."""
-
-
-class Statistics(NamedTuple):
-    """What becomes of one object over a sequence."""
-
-    mean: float
-    recall: float
-    decay: float
-
-
-class ObjectScores(NamedTuple):
-    """J and F of one object, frame by frame (frame 1 to the last but one) and in short."""
-
-    region: Float[np.ndarray, " frames"]
-    boundary: Float[np.ndarray, " frames"]
-    region_statistics: Statistics
-    boundary_statistics: Statistics
 
 
 class PoseScores(NamedTuple):
@@ -43,25 +32,21 @@ class PoseScores(NamedTuple):
     lost_in_prediction: int
 
 
-def region_similarity(
-    truth: Bool[np.ndarray, "frames height width"], prediction: Bool[np.ndarray, "frames height width"]
-) -> Float[np.ndarray, " frames"]:
+def region_similarity(truth: Masks, prediction: Masks) -> Float[np.ndarray, " frames"]:
     """J: intersection over union of each frame's masks, 1 where both are empty."""
     intersection = np.count_nonzero(truth & prediction, axis=(1, 2))
     union = np.count_nonzero(truth | prediction, axis=(1, 2))
     return np.where(union > 0, intersection / np.maximum(union, 1), 1.0)
 
 
-def boundary_similarity(
-    truth: Bool[np.ndarray, "frames height width"], prediction: Bool[np.ndarray, "frames height width"]
-) -> Float[np.ndarray, " frames"]:
+def boundary_similarity(truth: Masks, prediction: Masks) -> Float[np.ndarray, " frames"]:
     """F: harmonic mean of the precision and recall of each frame's mask boundaries."""
     radius = math.ceil(0.008 * math.hypot(*truth.shape[1:]))
     # One frame at a time: the maps of one frame stay in the cache, those of a sequence do not.
     return np.array([_boundary_f(t, p, radius) for t, p in zip(truth, prediction, strict=True)], dtype=float)
 
 
-def boundary_map(mask: Bool[np.ndarray, "height width"]) -> Bool[np.ndarray, "height width"]:
+def boundary_map(mask: Mask) -> Mask:
     """Mark the pixels that differ from their right, lower or lower-right neighbor, where that exists."""
     boundary = np.zeros_like(mask)
     boundary[:, :-1] |= mask[:, :-1] != mask[:, 1:]
@@ -70,9 +55,7 @@ def boundary_map(mask: Bool[np.ndarray, "height width"]) -> Bool[np.ndarray, "he
     return boundary
 
 
-def share_within(
-    points: Bool[np.ndarray, "height width"], targets: Bool[np.ndarray, "height width"], radius: int
-) -> float:
+def share_within(points: Mask, targets: Mask, radius: int) -> float:
     """Return the share of the marked points that have a marked target within the radius."""
     # Boundaries are thin: looking around every point for a target costs far less than dilating the targets.
     # counts[y, x] is the number of targets left of column x, so that a run of a row is one difference.
@@ -91,9 +74,7 @@ def share_within(
     return float(np.count_nonzero(found)) / len(found)
 
 
-def _boundary_f(
-    truth: Bool[np.ndarray, "height width"], prediction: Bool[np.ndarray, "height width"], radius: int
-) -> float:
+def _boundary_f(truth: Mask, prediction: Mask, radius: int) -> float:
     true_boundary, found_boundary = boundary_map(truth), boundary_map(prediction)
     true_empty, found_empty = not true_boundary.any(), not found_boundary.any()
     if true_empty or found_empty:
@@ -103,46 +84,41 @@ def _boundary_f(
     return 2 * precision * recall / (precision + recall) if precision + recall > 0 else 0.0
 
 
-def object_statistics(values: Float[np.ndarray, " frames"]) -> Statistics:
+def object_statistics(values: Float[np.ndarray, " frames"]) -> dict[str, float]:
     """Return the mean, the share of frames above .5, and the loss from the first quarter to the last."""
     ends = (np.round(np.linspace(1, len(values), 5) + 1e-10) - 1).astype(int)
     first, last = values[ends[0] : ends[1] + 1], values[ends[3] : ends[4] + 1]
-    return Statistics(
-        mean=float(values.mean()),
-        recall=float((values > 0.5).mean()),
-        decay=float(first.mean() - last.mean()),
-    )
+    decay = float(first.mean() - last.mean())
+    return {"mean": float(values.mean()), "recall": float((values > 0.5).mean()), "decay": decay}
 
 
-def davis_scores(
-    truth: Integer[np.ndarray, "time height width"], prediction: Integer[np.ndarray, "time height width"]
-) -> list[ObjectScores]:
-    """Score one sequence of ids: entry i is object i + 1; the first and the last frame are not scored."""
-    if len(truth) < 3:
-        raise InputError(
-            f"sequence has {len(truth)} frames; J and F need at least 3 (the ends are not scored)"
-        )
-    first = truth[0]
-    count = int(first[first != VOID].max(initial=0))
-    scores = []
-    for number in range(1, count + 1):
-        true_masks, found_masks = truth[1:-1] == number, prediction[1:-1] == number
-        region = region_similarity(true_masks, found_masks)
-        boundary = boundary_similarity(true_masks, found_masks)
-        scores.append(object_scores(region, boundary))
-    return scores
+def num_objects(first: Integer[np.ndarray, "height width"]) -> int:
+    """The objects of a first mask: those that appear later are not scored."""
+    return int(first[first != VOID].max(initial=0))
 
 
 def object_scores(
-    region: Float[np.ndarray, " frames"], boundary: Float[np.ndarray, " frames"]
-) -> ObjectScores:
-    """J and F of one object with their statistics."""
-    return ObjectScores(region, boundary, object_statistics(region), object_statistics(boundary))
+    pairs: Iterable[tuple[np.ndarray, np.ndarray]], count: int
+) -> list[Float[np.ndarray, "2 frames"]]:
+    """J and F of objects 1 to `count`, given the true and the predicted ids of the frames that count."""
+    values: list[list[tuple[float, float]]] = [[] for _ in range(count)]
+    for truth, found in pairs:
+        for number, kept in enumerate(values, start=1):
+            masks = truth[None] == number, found[None] == number
+            kept.append((float(region_similarity(*masks)[0]), float(boundary_similarity(*masks)[0])))
+    return [np.array(kept).T for kept in values]
+
+
+def davis_scores(truth: IdsOfClip, prediction: IdsOfClip) -> list[Float[np.ndarray, "2 frames"]]:
+    """J and F of every object of one sequence of ids; the first and the last frame are not scored."""
+    if len(truth) < 3:
+        raise InputError(f"sequence has {len(truth)} frames; J and F need at least 3, without the ends.")
+    return object_scores(zip(truth[1:-1], prediction[1:-1], strict=True), num_objects(truth[0]))
 
 
 def confusion_matrix(
     truth: Integer[np.ndarray, "*shape"], prediction: Integer[np.ndarray, "*shape"], num_classes: int = 20
-) -> Int[np.ndarray, "classes classes"]:
+) -> Confusion:
     """Count pixels by (true class, predicted class); pixels whose truth is no class are left out."""
     kept = (truth >= 0) & (truth < num_classes)
     rows, columns = truth[kept].astype(np.int64), prediction[kept].astype(np.int64)
@@ -153,14 +129,14 @@ def confusion_matrix(
     return counts.reshape(num_classes, num_classes)
 
 
-def class_iou(confusion: Int[np.ndarray, "classes classes"]) -> Float[np.ndarray, " classes"]:
+def class_iou(confusion: Confusion) -> Float[np.ndarray, " classes"]:
     """Return the IoU of every class; NaN for a class that neither the truth nor the prediction holds."""
     hits = np.diagonal(confusion)
     union = confusion.sum(axis=0) + confusion.sum(axis=1) - hits
     return np.where(union > 0, hits / np.maximum(union, 1), np.nan)
 
 
-def mean_iou(confusion: Int[np.ndarray, "classes classes"]) -> float:
+def mean_iou(confusion: Confusion) -> float:
     """Return the mean IoU over the classes that the truth or the prediction holds."""
     iou = class_iou(confusion)
     if np.isnan(iou).all():
@@ -169,9 +145,9 @@ def mean_iou(confusion: Int[np.ndarray, "classes classes"]) -> float:
 
 
 def pck(
-    truth: Sequence[Float[np.ndarray, "2 joints _"]],
-    prediction: Sequence[Float[np.ndarray, "2 joints _"]],
-    thresholds: Sequence[float] = (0.1, 0.2),
+    truth: Sequence[np.ndarray],
+    prediction: Sequence[np.ndarray],
+    thresholds: Sequence[float] = THRESHOLDS,
     *,
     count_lost: bool = False,
 ) -> PoseScores:
@@ -208,8 +184,8 @@ def pck(
 
 
 def _joint_distances(
-    truth: Float[np.ndarray, "2 joints frames"],
-    prediction: Float[np.ndarray, "2 joints frames"],
+    truth: JointsOfClip,
+    prediction: JointsOfClip,
     count_lost: bool,
 ) -> Float[np.ndarray, "joints scored"]:
     """Return each joint's distance in units of its frame's box, NaN where it is lost; frame 0 is left out."""

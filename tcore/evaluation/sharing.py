@@ -2,7 +2,6 @@
 
 import os
 import sys
-from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -24,25 +23,8 @@ def join() -> tuple[int, int]:
     return here.rank, here.size
 
 
-def deal(costs: Sequence[int], count: int) -> list[list[int]]:
-    """Items for each process so that all take about as long: the largest first, to the least loaded.
-
-    >>> deal([5, 1, 4, 3], 2)
-    [[0, 1], [2, 3]]
-    """
-    shares: list[list[int]] = [[] for _ in range(count)]
-    loads = [0] * count
-    for item in sorted(range(len(costs)), key=lambda i: (-costs[i], i)):
-        least = loads.index(min(loads))
-        shares[least].append(item)
-        loads[least] += costs[item]
-    return [sorted(share) for share in shares]
-
-
 def gather(values: dict[str, Any]) -> dict[str, Any]:
     """The values of all processes together."""
-    if not dist.is_initialized():
-        return values
     found: list[dict[str, Any]] = [{} for _ in range(dist.get_world_size())]
     dist.all_gather_object(found, values)
     return {name: value for each in found for name, value in each.items()}

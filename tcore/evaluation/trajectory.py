@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,8 @@ from tcore.evaluation.cycle import cycle_consistency
 from tcore.evaluation.encoder import Encoder
 from tcore.evaluation.encoders import load_encoder
 from tcore.evaluation.sharing import join
-from tcore.files import write_text
+from tcore.files import read_json, write_text
+from tcore.text import Say, silent
 
 CHECKPOINTS = "checkpoints.json"
 FOLDER = "checkpoints"  # inside a run, where no other place was given
@@ -27,10 +27,8 @@ Row = dict[str, Any]
 
 def kept_encoders(run: Path) -> dict[int, Path]:
     """Files of the encoders that a run kept, by step."""
-    found = {}
-    for path in sorted((run / "encoders").glob("step-*.safetensors")):
-        if step := re.fullmatch(r"step-(\d+)", path.stem):
-            found[int(step[1])] = path
+    files = (run / "encoders").glob("step-*.safetensors")
+    found = {int(path.stem[5:]): path for path in files if path.stem[5:].isdecimal()}
     if not found:
         raise InputError(
             f"run {run} kept no encoders: train with --keep-every STEPS, or evaluate {run} itself."
@@ -45,7 +43,7 @@ def evaluate_checkpoints(
     *,
     layer: int = -1,
     reach: Reach = None,
-    say: Callable[[str], None] = lambda line: None,
+    say: Say = silent,
 ) -> dict[int, Row]:
     """Score every kept encoder of a run; those that were scored before are not scored again.
 
@@ -98,7 +96,7 @@ def way_of(card: Card, cycle_clips: str = "") -> str:
 def main_score(row: Row) -> tuple[str, str, float]:
     """The benchmark that comes first, the name of its main score, and that score."""
     name, scores = next(iter(row["scores"].items()))
-    main = find_benchmark(name).main_score
+    main = find_benchmark(name).score_names[0]
     return name, main, float(scores[main])
 
 
@@ -126,31 +124,25 @@ def _of_last_way(rows: list[Row]) -> dict[int, Row]:
 def _read_rows(path: Path) -> list[Row]:
     """What `add_row` wrote, in that order."""
     try:
-        rows: list[Row] = json.loads(path.read_text(encoding="utf-8"))["checkpoints"]
+        rows: list[Row] = read_json(path)["checkpoints"]
         for row in rows:
             row["scores"], row["interval"] = rename_old(row["scores"]), rename_old(row["interval"])
         _of_last_way(rows)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"cannot read scores of checkpoints from {path} ({error!r}): remove it.") from error
     return rows
 
 
 def trajectory_table(found: dict[int, Row]) -> list[str]:
     """Steps and scores as lines for a person; the best main score of a benchmark has a star."""
-    columns = [
-        (name, score) for name, scores in next(iter(found.values()))["scores"].items() for score in scores
-    ]
-    best = {
-        (name, score): max(row["scores"][name][score] for row in found.values())
-        for name, score in columns
-        if find_benchmark(name).main_score == score
-    }
+    columns = [(name, score) for name, row in next(iter(found.values()))["scores"].items() for score in row]
     head = "".join(f"{f'{name} {score}':>20}" for name, score in columns)
     lines = [f"{'step':>8}{head}{'cycle':>10}"]
     for step, row in found.items():
-        cells = []
-        for column in columns:
-            value = row["scores"][column[0]][column[1]]
-            cells.append(f"{100 * value:.1f}{'*' if best.get(column) == value else ' '}")
-        lines.append(f"{step:>8}" + "".join(f"{cell:>20}" for cell in cells) + f"{100 * row['cycle']:>9.1f} ")
+        cells = ""
+        for name, score in columns:
+            value, main = row["scores"][name][score], find_benchmark(name).score_names[0]
+            best = score == main and value == max(each["scores"][name][score] for each in found.values())
+            cells += f"{f'{100 * value:.1f}' + ('*' if best else ' '):>20}"
+        lines.append(f"{step:>8}{cells}{100 * row['cycle']:>9.1f} ")
     return lines

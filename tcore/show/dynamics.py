@@ -69,7 +69,7 @@ def curves(run: Run) -> dict[str, dict[str, Series]]:
     scores: dict[str, dict[int, float]] = {}
     for step, row in run.checkpoints.items():
         for benchmark, values in row["scores"].items():
-            score = find_benchmark(benchmark).main_score
+            score = find_benchmark(benchmark).score_names[0]
             scores.setdefault(f"{benchmark} {score}", {})[step] = 100 * values[score]
     for label, values in scores.items():
         add(SCORES, label, Series.of(values))

@@ -52,7 +52,7 @@ def read_card(path: Path) -> Card:
 
 def worst(card: Card, benchmark: str) -> list[tuple[str, float]]:
     """Clips of a benchmark with their main score, worst first; those without one are left out."""
-    score = find_benchmark(benchmark).main_score
+    score = find_benchmark(benchmark).score_names[0]
     clips = card["benchmarks"][benchmark]["clips"].items()
     found = [
         (title, float(clip[score])) for title, clip in clips if not math.isnan(clip.get(score, math.nan))
@@ -116,7 +116,8 @@ def failures_figure(failures: list[Failure], out: Path, *, title: str = "") -> N
         axes = figure.subplots(len(failures), 4, squeeze=False, width_ratios=(1, 1, 1, 1.5))
         for row, failure in enumerate(failures):
             labels, at = failure.labels, failure.breaks
-            head = f"{failure.clip}  {find_benchmark(failure.benchmark).main_score} {100 * failure.score:.1f}"
+            score = find_benchmark(failure.benchmark).score_names[0]
+            head = f"{failure.clip}  {score} {100 * failure.score:.1f}"
             show_picture(axes[row, 0], paint(labels, labels.truth, 0), head)
             axes[row, 0].title.set_fontweight("bold")
             word = "breaks at" if failure.lasting else "worst at"

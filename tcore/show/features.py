@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tcore.errors import InputError
 from tcore.evaluation.encoder import Encoder
-from tcore.evaluation.propagate import LabelSource
+from tcore.evaluation.propagate import LabelSource, label_sources
 from tcore.evaluation.protocols import TCORE, Protocol
 from tcore.show.attention import choose_patches
 from tcore.show.clips import Clip, encode_clip
@@ -80,12 +80,7 @@ def correspond(
     features = encode_clip(encoder, clip.frames)
     grid = (features.shape[2], features.shape[3])
     cells = tuple(patches) or choose_patches(clip.frames[last], np.ones(grid, dtype=bool), count)
-    propagator = protocol.propagator()
-    propagator.start(features[0], torch.zeros(*grid, 1))
-    for frame in features[1:-1]:
-        propagator.step(frame)
-    found = tuple(tuple(propagator.sources(features[-1], *cell)) for cell in cells)
-    return Correspondence(cells, found)
+    return Correspondence(cells, tuple(map(tuple, label_sources(features, cells, protocol))))
 
 
 def correspondence_figure(

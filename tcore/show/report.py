@@ -261,7 +261,7 @@ def _worst(runs: Sequence[Run]) -> Iterator[Block]:
     for name, card in _cards(runs):
         for benchmark in card["benchmarks"]:
             clips = [(clip, 100 * score) for clip, score in worst(card, benchmark)]
-            head, what = ("clip", find_benchmark(benchmark).main_score), f"{name}, {benchmark}"
+            head, what = ("clip", find_benchmark(benchmark).score_names[0]), f"{name}, {benchmark}"
             yield table(head, clips[:WORST], f"{what}: the worst of {len(clips)} clips.")
             if len(clips) > WORST:
                 yield table(head, clips, f"{what}: all clips.", folded=True)

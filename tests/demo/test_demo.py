@@ -152,8 +152,8 @@ def test_a_patch_says_where_its_label_came_from(visitor: Visitor) -> None:
     masks = visitor.masks(visitor.run({0: rendered("walker").objects[0]}))
     engine = Engine(tiny_encoder())
     features = [engine.encode(frame, (256, 256)) for frame in rendered("walker").frames]
-    propagator = engine.protocol((256, 256)).propagator()
-    by_row = label_sources(features, [(row, 14) for row in range(32)], propagator)
+    protocol = engine.protocol((256, 256))
+    by_row = label_sources(features, [(row, 14) for row in range(32)], protocol)
     # A patch whose label comes from many places: where frame 0 is the best, its copies fill them all.
     row = max(range(32), key=lambda row: len(by_row[row]))
     assert len({source.frame for source in by_row[row]}) > 1

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from tcore.errors import InputError
-from tcore.evaluation.checkpoints import read_checkpoint, read_file, translate
+from tcore.evaluation.checkpoints import read_file, translate
 from tcore.evaluation.encoder import Encoder
 from tcore.evaluation.encoders import load_encoder
 from tcore.model.vit import VisionTransformer
@@ -154,13 +154,6 @@ def test_features_of_a_foreign_checkpoint_are_those_of_its_network(
     assert all(part in encoder.report for part in said), encoder.report
 
 
-def test_foreign_safetensors_without_a_card_are_translated(tmp_path: Path) -> None:
-    vit, saved = dino_plain()
-    save_file(saved, tmp_path / "dino.safetensors")
-    expected = Encoder(vit, "source").features(images())
-    assert torch.equal(load_encoder(tmp_path / "dino.safetensors").features(images()), expected)
-
-
 def test_half_precision_weights_are_used_in_single_precision() -> None:
     _, saved = dino_plain()
     found = translate({name: value.half() for name, value in saved.items()}, "weights")
@@ -176,7 +169,7 @@ def test_number_of_heads_is_taken_from_the_file_where_it_says_it(suffix: str, tm
         torch.save({"model": saved, "vit": {"num_heads": 4}}, path)
     else:
         save_file(saved, path, metadata={"num_heads": "4"})
-    assert read_checkpoint(path).sizes["num_heads"] == 4
+    assert translate(read_file(path), "").sizes["num_heads"] == 4
 
 
 def test_heads_of_vit_huge_are_80_wide() -> None:
@@ -198,29 +191,20 @@ def changed(changes: dict[str, Tensor | None]) -> Any:
     ("saved", "message"),
     [
         (changed({"norm.bias": None}), "do not fit, 1 keys: missing norm.bias"),
-        (changed({"blocks.1.attn.qkv.bias": None}), "missing blocks.1.attn.qkv.bias"),
         (changed({"blocks.1.ls1.gamma": torch.ones(DIM)}), "5 keys: missing blocks.0.ls1.gamma"),
         (changed({"temperature": torch.ones(1)}), "unexpected temperature"),
-        (changed({"blocks.0.mlp.w12.weight": torch.ones(1)}), "unexpected blocks.0.mlp.w12.weight"),
         (changed({"norm.bias": torch.ones(3)}), r"norm.bias is \(3,\), expected \(64,\)"),
         (changed({f"extra{i}": torch.ones(1) for i in range(23)}), r"23 keys: .*extra9; and 13 more"),
         (changed({"pos_embed": None}), "pos_embed is missing"),
-        (changed({"cls_token": None}), "missing cls_token"),
         (changed({"pos_embed": torch.ones(1, 12, DIM)}), "12 positions are not CLS and a square grid"),
         (changed({"patch_embed.proj.weight": torch.ones(DIM, 3, 2, 8, 8)}), "an image encoder has one of 4"),
         (changed({"patch_embed.proj.weight": torch.ones(DIM, 1, 8, 8)}), "1x8x8 are not square RGB patches"),
         (changed({"patch_embed.proj.weight": torch.ones(100, 3, 8, 8)}), "width 100 is not a multiple of 64"),
         (changed({"module.norm.bias": torch.ones(DIM)}), "holds norm.bias twice"),
-        (changed({"backbone.norm.bias": torch.ones(DIM)}), "holds norm.bias twice"),
-        (
-            changed({"mask_token": torch.ones(1, DIM), "masked_embed": torch.ones(1, DIM)}),
-            "holds mask_token twice",
-        ),
         (
             changed({name: None for name in weights(network()) if "blocks.1." in name}),
             "blocks 0; 2: some are",
         ),
-        (changed({name: None for name in weights(network()) if "blocks." in name}), "some are missing"),
         ({"model": {"conv1.weight": torch.ones(1)}}, "no weights of a Vision Transformer.*conv1.weight"),
         ({}, "but nothing"),
         ([1, 2], "holds a list, not a dict of weights"),
@@ -251,20 +235,17 @@ def test_namespace_is_allowed_for_the_one_file_only(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", ["pth", "safetensors"])
-@pytest.mark.parametrize("content", ["cut", "text", "html", "empty"])
-def test_file_that_is_no_checkpoint_is_refused_in_one_line(suffix: str, content: str, tmp_path: Path) -> None:
-    path = tmp_path / f"weights.{suffix}"
-    _, saved = dino_plain()
+def test_file_that_is_no_checkpoint_is_refused_in_one_line(suffix: str, tmp_path: Path) -> None:
+    path, (vit, saved) = tmp_path / f"weights.{suffix}", dino_plain()
     if suffix == "pth":
         torch.save(saved, path)
     else:
         save_file(saved, path)
+    # Foreign safetensors without a card are translated like any other file.
+    assert torch.equal(load_encoder(path).features(images()), Encoder(vit, "source").features(images()))
     whole = path.read_bytes()
-    path.write_bytes(
-        {"cut": whole[: len(whole) // 2], "text": b"hello there\n", "html": b"<html>\n", "empty": b""}[
-            content
-        ]
-    )
-    with pytest.raises(InputError, match=r"weights\.") as caught:
-        load_encoder(path)
-    assert "\n" not in str(caught.value)
+    for content in (whole[: len(whole) // 2], b"hello there\n", b"<html>\n", b""):
+        path.write_bytes(content)
+        with pytest.raises(InputError, match=r"weights\.") as caught:
+            load_encoder(path)
+        assert "\n" not in str(caught.value)

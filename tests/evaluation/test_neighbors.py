@@ -70,7 +70,7 @@ def test_the_crop_is_the_middle_of_a_short_side_of_256(shape: tuple[int, int]) -
 def test_the_file_lists_the_nearest_by_the_encoder(tmp_path: Path) -> None:
     folder, encoder = save_images(tmp_path / "photos", 11), tiny_encoder()
     before = sorted(folder.rglob("*"))
-    path = find_all(encoder, folder, k=3, workers=0)
+    path = find_all(encoder, folder, k=3)
     assert path == tmp_path / "photos.neighbors.safetensors"
     assert sorted(folder.rglob("*")) == before, "something was written into the images"
     assert sorted(p.name for p in tmp_path.iterdir()) == ["photos", path.name], "the work file was left"
@@ -85,13 +85,7 @@ def test_the_file_lists_the_nearest_by_the_encoder(tmp_path: Path) -> None:
 
 def test_a_packed_store_takes_the_file_inside(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(neighbors, "open_images", lambda path: Painted([1] * 8, sizes=[(40, 40)]))
-    assert find_all(tiny_encoder(), tmp_path, k=2, workers=0) == tmp_path / "neighbors.safetensors"
-
-
-def test_images_read_by_other_processes_give_the_same(tmp_path: Path) -> None:
-    folder = save_images(tmp_path / "photos", 9)
-    files = [find_all(tiny_encoder(), folder, out=tmp_path / f"{w}.st", workers=w) for w in (0, 2)]
-    assert_same(*files)
+    assert find_all(tiny_encoder(), tmp_path, k=2) == tmp_path / "neighbors.safetensors"
 
 
 @pytest.mark.parametrize("done", [12, 18])
@@ -100,7 +94,7 @@ def test_interrupted_search_resumes_and_ends_the_same(
 ) -> None:
     monkeypatch.setattr(neighbors, "BATCH", 4)
     folder, encoder = save_images(tmp_path / "photos", 18), tiny_encoder()
-    whole = find_all(encoder, folder, out=tmp_path / "whole", workers=0)
+    whole = find_all(encoder, folder, out=tmp_path / "whole")
 
     def stop_at(line: str) -> None:
         if line.startswith(f"features of images {done}/18"):
@@ -109,12 +103,12 @@ def test_interrupted_search_resumes_and_ends_the_same(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(neighbors, "Progress", partial(Progress, every=0))
         with pytest.raises(KeyboardInterrupt):
-            find_all(encoder, folder, out=tmp_path / "again", say=stop_at, workers=0)
+            find_all(encoder, folder, out=tmp_path / "again", say=stop_at)
     (work,) = tmp_path.glob("again.*.features")
     with work.open("ab") as file:
         file.write(b"half a row")  # what a kill in the middle of a write leaves
     said: list[str] = []
-    again = find_all(encoder, folder, out=tmp_path / "again", say=said.append, workers=0)
+    again = find_all(encoder, folder, out=tmp_path / "again", say=said.append)
     assert said[0] == f"resuming after {done} of 18 images."
     assert_same(again, whole)
     assert not list(tmp_path.glob("*.features"))
@@ -122,13 +116,13 @@ def test_interrupted_search_resumes_and_ends_the_same(
 
 def test_a_file_of_the_same_encoder_images_and_k_is_kept(tmp_path: Path) -> None:
     folder, said = save_images(tmp_path / "photos", 8), list[str]()
-    path = find_all(tiny_encoder(), folder, k=2, workers=0)
+    path = find_all(tiny_encoder(), folder, k=2)
     written = path.stat().st_mtime_ns
-    find_all(tiny_encoder(), folder, k=2, say=said.append, workers=0)
+    find_all(tiny_encoder(), folder, k=2, say=said.append)
     assert path.stat().st_mtime_ns == written
     assert "exists already" in said[-1]
     for encoder, k in ((tiny_encoder(), 3), (tiny_encoder(1), 3)):
-        find_all(encoder, folder, k=k, workers=0)
+        find_all(encoder, folder, k=k)
         found = load_neighbors(path)
         assert (found.k, found.encoder) == (k, encoder.name)
 
@@ -136,8 +130,8 @@ def test_a_file_of_the_same_encoder_images_and_k_is_kept(tmp_path: Path) -> None
 def test_a_place_that_cannot_be_written_asks_for_out(tmp_path: Path) -> None:
     folder = save_images(tmp_path / ("x" * 250), 8)  # no room for a longer name beside it
     with pytest.raises(InputError, match=r"cannot write .* give --out FILE.* --neighbors FILE"):
-        find_all(tiny_encoder(), folder, workers=0)
-    assert find_all(tiny_encoder(), folder, out=tmp_path / "n", workers=0).is_file()
+        find_all(tiny_encoder(), folder)
+    assert find_all(tiny_encoder(), folder, out=tmp_path / "n").is_file()
 
 
 def test_a_file_of_another_kind_is_not_written_over(tmp_path: Path) -> None:
@@ -145,23 +139,22 @@ def test_a_file_of_another_kind_is_not_written_over(tmp_path: Path) -> None:
     photo = folder / "class0" / "image0.png"
     before = photo.read_bytes()
     with pytest.raises(InputError, match=r"image0\.png exists and holds no neighbors"):
-        find_all(tiny_encoder(), folder, out=photo, workers=0)
+        find_all(tiny_encoder(), folder, out=photo)
     assert photo.read_bytes() == before
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_an_image_that_cannot_be_read_is_named(tmp_path: Path, workers: int) -> None:
+def test_an_image_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     folder = save_images(tmp_path / "photos", 8)
     (folder / "bad.jpg").write_bytes(b"no image")
     with pytest.raises(InputError, match=r"bad\.jpg"):
-        find_all(tiny_encoder(), folder, workers=workers)
+        find_all(tiny_encoder(), folder)
 
 
 def test_copies_are_reported(tmp_path: Path) -> None:
     folder, said = save_images(tmp_path / "photos", 8), list[str]()
     with Image.open(folder / "class0" / "image0.png") as image:
         image.save(folder / "copy.png")
-    find_all(tiny_encoder(), folder, say=said.append, workers=0)
+    find_all(tiny_encoder(), folder, say=said.append)
     assert any(line.startswith("2 of 9 images have copies") for line in said)
 
 
@@ -170,5 +163,5 @@ def test_an_encoder_that_distinguishes_nothing_is_warned_of(tmp_path: Path) -> N
     for parameter in encoder.parameters():
         torch.nn.init.constant_(parameter, 0.1)
     encoder.backbone.patch_embed.proj.weight.zero_()  # type: ignore[union-attr,operator]
-    find_all(encoder, folder, say=said.append, workers=0)
+    find_all(encoder, folder, say=said.append)
     assert said[-1].startswith("warning: this encoder")

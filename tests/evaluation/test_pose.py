@@ -8,8 +8,8 @@ from tcore.evaluation.pose import (
     annotated_pixels,
     grid_to_pixels,
     joint_label_map,
-    pixels_to_grid,
     read_out,
+    rescale,
 )
 
 places = st.floats(-4, 26, allow_nan=False)
@@ -73,7 +73,7 @@ def test_annotations_go_to_the_grid_and_back_to_pixels() -> None:
     annotation = np.array([[[33.0, -1.0]], [[25.0, -1.0]]])
     pixels = annotated_pixels(annotation)
     np.testing.assert_array_equal(pixels, [[[32, np.nan]], [[24, np.nan]]])
-    cells = pixels_to_grid(pixels, (240, 320))
+    cells = rescale(pixels, (240, 320), (20, 20))
     np.testing.assert_allclose(cells, [[[2, np.nan]], [[2, np.nan]]])
     np.testing.assert_allclose(grid_to_pixels(cells, (240, 320)), pixels)
 

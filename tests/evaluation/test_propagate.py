@@ -8,14 +8,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tcore.errors import InputError
-from tcore.evaluation.propagate import (
-    FirstFrame,
-    Propagator,
-    Window,
-    label_sources,
-    propagate_features,
-    propagate_plainly,
-)
+from tcore.evaluation.propagate import Propagator, label_sources, propagate_features, propagate_plainly
+from tcore.evaluation.protocols import FirstFrame, Protocol, Window
 
 quick = settings(deadline=None, max_examples=20)
 
@@ -29,7 +23,7 @@ def random_video(seed: int, time: int, height: int, width: int) -> tuple[Tensor,
 
 
 def run(features: Tensor, first: Tensor, **knobs: Any) -> Tensor:
-    return torch.stack(list(propagate_features(features, first, Propagator(**knobs))))
+    return torch.stack(list(propagate_features(features, first, Protocol(**knobs))))
 
 
 @quick
@@ -58,20 +52,18 @@ def test_streaming_agrees_with_the_full_matrix_and_real_copies(
     score_bytes: int,
 ) -> None:
     features, first = random_video(seed, time, *grid)
-    knobs: dict[str, Any] = {
-        "context": context,
-        "radius": max(radius, 0.5)
-        if limit_first
-        else radius,  # a disk without its center holds no key at all
-        "topk": topk,
-        "temperature": 0.7,
-        "first_frame": first_frame,
-        "window": window,
-        "limit_first": limit_first,
-    }
-    expected = propagate_plainly(features, first, Propagator(**knobs))
-    found = run(features, first, **knobs, score_bytes=score_bytes)
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+    protocol = Protocol(
+        context=context,
+        radius=max(radius, 0.5) if limit_first else radius,  # a disk without its center holds no key at all
+        topk=topk,
+        first_frame=first_frame,
+        window=window,
+        limit_first=limit_first,
+    )
+    propagator = Propagator(protocol, score_bytes)
+    propagator.start(features[0], first)
+    found = torch.stack([first, *(propagator.step(frame) for frame in features[1:])])
+    torch.testing.assert_close(found, propagate_plainly(features, first, protocol), rtol=0, atol=1e-5)
 
 
 @quick
@@ -104,7 +96,7 @@ def test_copies_of_the_first_frame_crowd_out_other_keys_only_when_repeated() -> 
 
 def test_what_is_held_does_not_grow_with_the_video() -> None:
     features, first = random_video(5, 12, 4, 5)
-    propagator = Propagator(context=2)
+    propagator = Propagator(Protocol(context=2))
     propagator.start(features[0], first)
 
     def held() -> int:
@@ -118,7 +110,7 @@ def test_what_is_held_does_not_grow_with_the_video() -> None:
 
 def test_a_propagator_can_be_started_again() -> None:
     features, first = random_video(6, 6, 5, 4)
-    propagator = Propagator(context=2, radius=2)
+    propagator = Propagator(Protocol(context=2, radius=2))
     for _ in range(2):
         propagator.start(features[0], first)
         found = torch.stack([propagator.step(frame) for frame in features[1:]])
@@ -137,17 +129,12 @@ def test_half_precision_features_and_autocast_are_computed_in_single_precision()
 
 def test_bad_settings_and_frames_are_named() -> None:
     features, first = random_video(8, 2, 4, 5)
-    with pytest.raises(InputError, match="context is -1"):
-        Propagator(context=-1)
-    with pytest.raises(InputError, match="radius is -2"):
-        Propagator(radius=-2)
-    with pytest.raises(InputError, match="topk is 0"):
-        Propagator(topk=0)
-    with pytest.raises(InputError, match="temperature is 0"):
-        Propagator(temperature=0.0)
+    for name, value in {"context": -1, "radius": -2, "topk": 0, "temperature": 0.0}.items():
+        with pytest.raises(InputError, match=f"{name} is {value}"):
+            Protocol(**{name: value})  # type: ignore[arg-type]
     with pytest.raises(InputError, match=r"grid \(5, 4\)"):
-        Propagator().start(features[0], first.transpose(0, 1))
-    propagator = Propagator()
+        Propagator(Protocol()).start(features[0], first.transpose(0, 1))
+    propagator = Propagator(Protocol())
     with pytest.raises(RuntimeError, match="before start"):
         propagator.step(features[1])
     propagator.start(features[0], first)
@@ -159,7 +146,7 @@ def test_features_held_in_bf16_are_compared_in_single_precision() -> None:
     features, labels = random_video(3, time=4, height=5, width=7)
     held = run(features, labels, context=2, radius=4, precision="bf16")
     unit = F.normalize(features, dim=1).bfloat16().float()
-    propagator = Propagator(context=2, radius=4, precision="bf16")
+    propagator = Propagator(Protocol(context=2, radius=4, precision="bf16"))
     propagator.start(features[0], labels)
     assert propagator._features.dtype == torch.bfloat16
     assert torch.equal(propagator._features[0].float(), unit[0].permute(2, 1, 0).flatten(0, 1))
@@ -174,7 +161,7 @@ def test_the_sources_of_a_cell_make_its_label(grid: tuple[int, int], first_frame
     features, first = random_video(3, 9, *grid)
     knobs: dict[str, Any] = {"context": 3, "radius": 2.5, "topk": 5, "first_frame": first_frame}
     labels = run(features, first, **knobs)
-    propagator = Propagator(**knobs)
+    propagator = Propagator(Protocol(**knobs))
     propagator.start(features[0], first)
     for time in range(1, 9):
         row, column = time % grid[0], (2 * time) % grid[1]
@@ -194,11 +181,10 @@ def test_the_sources_of_a_cell_make_its_label(grid: tuple[int, int], first_frame
 
 
 def test_sources_of_the_last_frame_need_the_first_and_the_context_alone() -> None:
-    features, first = random_video(5, 7, 4, 6)
-    propagator = Propagator(context=2, radius=3)
-    list(propagate_features(features[:-1], first, propagator))
-    expected = [propagator.sources(features[-1], 1, 4), propagator.sources(features[-1], 3, 0)]
-    found = label_sources(features[[0, 4, 5, 6]], [(1, 4), (3, 0)], Propagator(context=2, radius=3))
+    features, _ = random_video(5, 7, 4, 6)
+    cells, protocol = [(1, 4), (3, 0)], Protocol(context=2, radius=3)
+    expected = label_sources(features, cells, protocol)
+    found = label_sources(features[[0, 4, 5, 6]], cells, protocol)
     again = [[s._replace(frame=[0, 4, 5][s.frame]) for s in sources] for sources in found]
     assert [[s[:3] for s in sources] for sources in again] == [[s[:3] for s in one] for one in expected]
 
@@ -211,11 +197,11 @@ def test_labels_given_for_a_later_frame_restart_the_propagation() -> None:
         seen.append(propagated)
         return {0: first, 3: first.flip(0)}.get(index)
 
-    found = torch.stack(list(propagate_features(features, given, Propagator(context=2))))
+    found = torch.stack(list(propagate_features(features, given, Protocol(context=2))))
     assert torch.equal(found[:3], run(features[:3], first, context=2))
     assert torch.equal(found[3:], run(features[3:], first.flip(0), context=2))
     assert seen[0] is None
     assert seen[3] is not None
     assert not torch.equal(seen[3], found[3])
     with pytest.raises(InputError, match="first frame has no labels"):
-        next(propagate_features(features, lambda index, propagated: None, Propagator()))
+        next(propagate_features(features, lambda index, propagated: None, Protocol()))

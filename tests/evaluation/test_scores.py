@@ -94,10 +94,8 @@ def test_void_is_background_and_an_object_that_is_never_predicted_is_an_empty_ma
     truth[:, 2:6, 2:6], truth[:, 9:13, 9:13], truth[:, 0, 0] = 1, 2, 255
     prediction = np.where(truth == 1, 1, 0).astype(np.uint8)
     first, second = davis_scores(truth, prediction)
-    assert first.region.tolist() == [1, 1]
-    assert first.boundary.tolist() == [1, 1]
-    assert second.region.tolist() == [0, 0]
-    assert second.boundary.tolist() == [0, 0]
+    assert first.tolist() == [[1, 1], [1, 1]]
+    assert second.tolist() == [[0, 0], [0, 0]]
 
 
 def test_objects_that_appear_after_the_first_frame_are_not_scored() -> None:
@@ -115,11 +113,11 @@ def test_a_sequence_without_inner_frames_is_refused() -> None:
 
 def test_decay_compares_the_first_quarter_with_the_last_both_ends_included() -> None:
     values = np.arange(9, dtype=float)
-    assert object_statistics(values).decay == np.mean([0, 1, 2]) - np.mean([6, 7, 8])
-    assert object_statistics(np.array([0.7])) == (0.7, 1.0, 0.0)
+    assert object_statistics(values)["decay"] == np.mean([0, 1, 2]) - np.mean([6, 7, 8])
+    assert object_statistics(np.array([0.7])) == {"mean": 0.7, "recall": 1.0, "decay": 0.0}
     long = object_statistics(np.linspace(1, 0, 1001))
-    assert long.decay == pytest.approx(0.75)
-    assert long.recall == pytest.approx(500 / 1001)  # .5 itself is not above .5
+    assert long["decay"] == pytest.approx(0.75)
+    assert long["recall"] == pytest.approx(500 / 1001)  # .5 itself is not above .5
 
 
 def test_miou_leaves_out_void_pixels_and_absent_classes_but_not_wrong_guesses() -> None:
@@ -179,3 +177,15 @@ def test_a_box_without_extent_accepts_exact_hits_alone() -> None:
     truth, prediction = np.full((2, 2, 3), 7.0), np.full((2, 2, 3), 7.0)
     prediction[0, 1] = 7.5
     assert pck([truth], [prediction]).per_joint[0].tolist() == [1, 0]
+
+
+def test_a_lost_joint_is_left_out_or_wrong() -> None:
+    truth = np.zeros((2, 3, 2))
+    truth[:, :, 1] = [[0, 10, 20], [0, 10, 20]]
+    found = truth.copy()
+    found[:, 2, 1] = np.nan
+    left_out, wrong = (pck([truth], [found], (0.1,), count_lost=count) for count in (False, True))
+    assert left_out.pck[0] == 1
+    assert wrong.pck[0] == pytest.approx(2 / 3)
+    assert (left_out.scored, wrong.scored) == (2, 3)
+    assert left_out.lost_in_prediction == wrong.lost_in_prediction == 1

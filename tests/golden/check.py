@@ -17,7 +17,8 @@ from torch import Tensor
 from tcore import methods
 from tcore.config import OptimConfig
 from tcore.evaluation import pose, resize, scores
-from tcore.evaluation.propagate import Propagator, propagate_features
+from tcore.evaluation.propagate import propagate_features
+from tcore.evaluation.protocols import Protocol
 from tcore.methods.distillation import Batch, SelfDistillation, make_batch
 from tcore.methods.matching import PatchMatchingModule
 from tcore.methods.settings import LossForm
@@ -328,7 +329,7 @@ def check_propagation(arrays: Arrays) -> Iterator[Deviation]:
     ours = propagate_features(
         torch.from_numpy(arrays["features"]),
         torch.from_numpy(arrays["first_labels"]),
-        Propagator(
+        Protocol(
             context=int(arrays["context"]),
             radius=float(arrays["radius"]),
             topk=int(arrays["topk"]),
@@ -358,9 +359,9 @@ def check_davis(arrays: Arrays) -> Iterator[Deviation]:
     """J and F of several objects, frame by frame and in short."""
     ours = scores.davis_scores(arrays["ground_truth"], arrays["prediction"])
     for index, one in enumerate(ours):
-        yield deviation(f"J_{index + 1}", one.region, arrays[f"J_{index + 1}"], 1e-6)
-        yield deviation(f"F_{index + 1}", one.boundary, arrays[f"F_{index + 1}"], 1e-6)
-    statistics = [(one.region_statistics, one.boundary_statistics) for one in ours]
+        yield deviation(f"J_{index + 1}", one[0], arrays[f"J_{index + 1}"], 1e-6)
+        yield deviation(f"F_{index + 1}", one[1], arrays[f"F_{index + 1}"], 1e-6)
+    statistics = [[list(scores.object_statistics(values).values()) for values in one] for one in ours]
     yield deviation("statistics", statistics, arrays["statistics"], 1e-6)
 
 

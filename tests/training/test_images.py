@@ -39,7 +39,7 @@ def test_two_stages_from_images_to_an_encoder(tmp_path: Path) -> None:
     first = train(
         tiny(source="images", auxiliary="none", runtime__workers=0), tmp_path / "A", folder, quiet=True
     )
-    find_all(load_encoder(first), folder, workers=0)
+    find_all(load_encoder(first), folder)
     second = train(settings(), tmp_path / "B", folder, quiet=True)
     line = json.loads((second / "metrics.jsonl").read_text().splitlines()[-1])
     assert "past_teacher" in line

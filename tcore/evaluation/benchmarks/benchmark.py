@@ -15,10 +15,11 @@ from tcore.data.stores import list_images
 from tcore.errors import InputError
 from tcore.evaluation.encoder import Encoder
 from tcore.evaluation.masks import VOID, Ids, read_ids
-from tcore.evaluation.protocols import Protocol, for_other_benchmarks
+from tcore.evaluation.protocols import TCORE, Protocol, corrected
 from tcore.evaluation.resize import Size, input_size
 from tcore.evaluation.run_clip import run_masks
 from tcore.files import read_text
+from tcore.text import format_size
 
 Kind = Literal["objects", "parts", "joints"]
 Result = dict[str, Any]  # of one clip: plain numbers, as they are written to disk
@@ -72,7 +73,8 @@ class Benchmark(ABC):
     """An input size other than the protocol's, to save time; such scores are not comparable."""
 
     name: ClassVar[str]
-    main_score: ClassVar[str]
+    score_names: ClassVar[tuple[str, ...]]
+    """The scores that count, the main one first."""
     kind: ClassVar[Kind] = "objects"
     """What is propagated, or what figures show of it."""
     options: ClassVar[tuple[str, ...]] = ()
@@ -83,15 +85,12 @@ class Benchmark(ABC):
     """The files that name these clips."""
     on_disk: ClassVar[bool] = True
     """Whether the clips are read from a folder; `tcore evaluate` then has a flag for it."""
+    recognized_by: ClassVar[tuple[str, ...]] = ()
+    """A folder that holds one of these files or folders is laid out like this benchmark."""
     unlisted: ClassVar[str] = "all clips found"
     """Who chose the clips where no official list does."""
     old_name: ClassVar[str] = ""
     """What results of earlier versions call this benchmark."""
-
-    @classmethod
-    def recognize(cls, root: Path) -> bool:
-        """Whether a folder is laid out like this benchmark."""
-        return False
 
     @classmethod
     @abstractmethod
@@ -101,7 +100,7 @@ class Benchmark(ABC):
     @classmethod
     def adapt(cls, chosen: Protocol) -> Protocol:
         """The protocol that this benchmark runs with: the published one, with the chosen corrections."""
-        return for_other_benchmarks(chosen)
+        return chosen if chosen.name == TCORE.name else corrected(TCORE, chosen)
 
     @classmethod
     def open(
@@ -127,8 +126,13 @@ class Benchmark(ABC):
         """The result of one clip."""
 
     @abstractmethod
+    def total(self, results: Iterable[Result]) -> Result:
+        """The scores of several clips together, as fractions, and what else is known of them."""
+
     def summarize(self, results: Iterable[Result]) -> dict[str, float]:
         """The scores of several clips together, as fractions."""
+        total = self.total(results)
+        return {name: total[name] for name in self.score_names}
 
     def score(self, predictions: Path) -> tuple[dict[str, float], Result]:
         """The scores of predictions that are on disk, and their details."""
@@ -141,7 +145,7 @@ class Benchmark(ABC):
 
     def describe(self, results: dict[str, Result]) -> Result:
         """All details of the results by clip."""
-        return results
+        return self.total(results.values())
 
     @abstractmethod
     def label(self, encoder: Encoder, clip: Any) -> LabeledClip:
@@ -187,21 +191,24 @@ class MaskBenchmark(Benchmark):
     def layout(cls, source: Source) -> Layout:
         """Clips that the official list names, or all."""
         root = Path(str(source))
-        images, masks = need_folder(root, cls.images, "frames"), need_folder(root, cls.masks, "masks")
-        names, listed = chosen_names(root, cls.lists, images)
+        images, masks = need_folder(root, cls.images), need_folder(root, cls.masks)
+        official = next((root / name for name in cls.lists if (root / name).is_file()), None)
+        folders = sorted(path.name for path in images.iterdir() if path.is_dir() and path.name[0] != ".")
+        names = folders if official is None else read_list(official)
         if not names:
             raise InputError(f"no clips under {images}: need a folder of frames for each.")
-        return Layout(names, listed, lambda name: cls.find_clip(name, images, masks))
+        return Layout(names, official is not None, lambda name: cls.find_clip(name, images, masks))
 
     @classmethod
     def find_clip(cls, name: str, images: Path, masks: Path) -> Clip:
         """One clip, with a mask for every frame."""
-        for folder, what in ((images / name, "frames"), (masks / name, "masks")):
-            if not folder.is_dir():
-                raise InputError(f"clip {name} has no {what}: {folder} does not exist.")
-        frames, labels = list_images(images / name), list_images(masks / name)
+        folders = (images / name, masks / name)
+        frames, labels = (list_images(folder) if folder.is_dir() else () for folder in folders)
         if not frames or not labels:
-            raise InputError(f"clip {name} has {len(frames)} frames and {len(labels)} masks; need both.")
+            raise InputError(
+                f"clip {name} has {len(frames)} frames in {folders[0]} and {len(labels)} masks in "
+                f"{folders[1]}: need both."
+            )
         first_only = cls.first_mask_is_enough and [p.stem for p in labels] == [frames[0].stem]
         missing = {p.stem for p in frames} ^ {p.stem for p in labels}
         if missing and not first_only:
@@ -228,26 +235,26 @@ class MaskBenchmark(Benchmark):
 
     def run(self, encoder: Encoder, clip: Any, save: Save | None = None) -> Result:
         """Propagate the first mask of a clip and compare."""
+        size, predicted = self._predict(encoder, clip)
 
         def saved() -> Iterator[Ids]:
-            for path, ids in zip(clip.frames, self._predict(encoder, clip), strict=True):
+            for path, ids in zip(clip.frames, predicted, strict=True):
                 if save:
                     save(clip.name, f"{path.stem}.png", ids)
                 yield ids
 
-        size = self.input_size(encoder, frame_size(clip.frames[0]))
         return self.score_clip(clip, saved()) | {"input": list(size)}
 
-    def _predict(self, encoder: Encoder, clip: Clip) -> Iterator[Ids]:
+    def _predict(self, encoder: Encoder, clip: Clip) -> tuple[Size, Iterator[Ids]]:
         first, num_classes = self.first_labels(clip)
         size = self.input_size(encoder, frame_size(clip.frames[0]))
-        return run_masks(encoder, clip.frames, first, size, self.protocol, num_classes)
+        return size, run_masks(encoder, clip.frames, first, size, self.protocol, num_classes)
 
     def label(self, encoder: Encoder, clip: Any) -> LabeledClip:
         """Predicted and true ids of every frame; void is background."""
         truth = [self.read_truth(clip, index) for index in range(len(clip.truth))]
         truth = [np.where(ids == VOID, 0, ids).astype(np.uint8) for ids in truth]
-        found = list(self._predict(encoder, clip))
+        found = list(self._predict(encoder, clip)[1])
         return LabeledClip(lambda index: read_image(clip.frames[index]), found, truth)
 
     def pairs(self, clip: Clip, found: Iterable[Ids]) -> Iterator[tuple[Ids, Ids]]:
@@ -257,28 +264,30 @@ class MaskBenchmark(Benchmark):
                 truth = self.read_truth(clip, index)
                 if truth.shape != ids.shape:
                     raise InputError(
-                        f"mask {clip.truth[index]} is {truth.shape[0]}x{truth.shape[1]}, "
-                        f"its prediction {ids.shape[0]}x{ids.shape[1]}: need the same size."
+                        f"mask {clip.truth[index]} is {format_size(*truth.shape)}, its prediction "
+                        f"{format_size(*ids.shape)}: need the same size."
                     )
                 yield truth, ids
 
     def score_saved(self, clip: Any, predictions: Path) -> Result:
-        """Compare the masks of a folder."""
-        return self.score_clip(clip, self.read_predictions(clip, predictions))
-
-    def read_predictions(self, clip: Clip, predictions: Path) -> Iterator[Ids]:
-        """Predicted ids from masks named like the frames; those that do not count may be missing."""
+        """Compare masks named like the frames; those that do not count may be missing."""
         folder = predictions / clip.name
-        if not folder.is_dir():
-            raise InputError(f"no predictions for {clip.name}: {folder} does not exist.")
-        found = {path.stem: path for path in list_images(folder)}
-        for index, mask in enumerate(clip.truth):
-            if not self.is_scored(clip, index):
-                yield np.zeros((1, 1), np.uint8)
-            elif mask.stem in found:
-                yield read_ids(found[mask.stem])
-            else:
-                raise InputError(f"no prediction for frame {mask.stem} of {clip.name}.")
+        files = {path.stem: path for path in list_images(folder)} if folder.is_dir() else {}
+
+        def found() -> Iterator[Ids]:
+            for index, mask in enumerate(clip.truth):
+                if not self.is_scored(clip, index):
+                    yield np.zeros((1, 1), np.uint8)
+                elif mask.stem in files:
+                    yield self.read_prediction(files[mask.stem])
+                else:
+                    raise InputError(f"no prediction for frame {mask.stem} of {clip.name} in {folder}.")
+
+        return self.score_clip(clip, found())
+
+    def read_prediction(self, path: Path) -> Ids:
+        """The predicted ids of a frame."""
+        return read_ids(path)
 
     @classmethod
     def check_truth(cls, clip: Any, sizes: dict[str, Size]) -> Iterator[str]:
@@ -291,8 +300,7 @@ class MaskBenchmark(Benchmark):
                 continue
             expected = sizes.get(path.stem, shape)
             if shape != expected:
-                found, frame = (f"{width}x{height}" for height, width in (shape, expected))
-                yield f"mask {path} is {found}, its frame {frame}."
+                yield f"mask {path} is {format_size(*shape)}, its frame {format_size(*expected)}."
 
 
 def spread(clips: list[Any], most: int | None) -> list[Any]:
@@ -326,16 +334,14 @@ def fingerprint(files: Iterable[Path]) -> str:
     return digest.hexdigest()[:16]
 
 
-def need_folder(root: Path, candidates: Sequence[str], what: str) -> Path:
-    """The first of some folders that is there; an error says which were tried and what was found instead."""
-    if not root.is_dir():
-        state = "is a file" if root.exists() else "does not exist"
-        raise InputError(f"dataset {root} {state}: give the folder that holds {candidates[0]}.")
+def need_folder(root: Path, candidates: Sequence[str]) -> Path:
+    """The first of some folders that is there; an error says what was found instead."""
     for candidate in candidates:
         if (root / candidate).is_dir():
             return root / candidate
-    found = ", ".join(sorted(f"{p.name}/" if p.is_dir() else p.name for p in root.iterdir())[:8]) or "nothing"
-    raise InputError(f"no {what} under {root / candidates[0]}; found {found}.")
+    names = sorted(path.name for path in root.iterdir())[:8] if root.is_dir() else []
+    found = ", ".join(names) or "nothing"
+    raise InputError(f"{root / candidates[0]} does not exist: {root} holds {found}.")
 
 
 def read_list(path: Path) -> list[str]:
@@ -348,11 +354,3 @@ def read_list(path: Path) -> list[str]:
         if ".." in Path(line).parts or Path(line).is_absolute() or "\0" in line:
             raise InputError(f"{path} names {line!r}, which leads out of the dataset.")
     return [line for line in lines if line]
-
-
-def chosen_names(root: Path, lists: Sequence[str], frames: Path) -> tuple[list[str], bool]:
-    """Clips that the official list names, or all that are there; and whether there was a list."""
-    for name in lists:
-        if (root / name).is_file():
-            return read_list(root / name), True
-    return sorted(p.name for p in frames.iterdir() if p.is_dir() and p.name[0] != "."), False

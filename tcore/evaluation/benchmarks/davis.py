@@ -1,17 +1,18 @@
 """DAVIS 2016 and 2017 (Perazzi et al., CVPR 2016; Pont-Tuset et al., arXiv:1704.00675): masks of objects."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float
 
 from tcore.data.findings import Findings
 from tcore.data.images import read_image
 from tcore.errors import InputError
 from tcore.evaluation import scores
 from tcore.evaluation.benchmarks.benchmark import Clip, MaskBenchmark, Result
-from tcore.evaluation.masks import VOID, Ids, as_binary, read_ids, refuse_binary_look
+from tcore.evaluation.masks import VOID, Ids, as_binary, read_ids
 from tcore.evaluation.protocols import Protocol
 
 OBJECTS = 61  # of DAVIS-2017 val
@@ -21,7 +22,7 @@ class Davis(MaskBenchmark):
     """Objects of the first mask, scored by region (J) and boundary (F) on all frames but the ends."""
 
     name = "davis"
-    main_score = "J&F"
+    score_names = ("J&F", "J", "F")
     options = ("size", "binary")
     official_clips = (30, 20)
     official_list = "ImageSets/2017/val.txt names 30 (DAVIS-2017 val; 20 in DAVIS-2016)"
@@ -33,13 +34,8 @@ class Davis(MaskBenchmark):
         "ImageSets/2016/val.txt",
         "ImageSets/val.txt",
     )
-
+    recognized_by = ("JPEGImages", "ImageSets")
     first_mask_is_enough = True
-
-    @classmethod
-    def recognize(cls, root: Path) -> bool:
-        """By the folder of frames or of lists."""
-        return (root / "JPEGImages").is_dir() or (root / "ImageSets").is_dir()
 
     @classmethod
     def adapt(cls, chosen: Protocol) -> Protocol:
@@ -48,11 +44,12 @@ class Davis(MaskBenchmark):
 
     def read_truth(self, clip: Clip, index: int) -> Ids:
         """The true ids of a frame; frame 0 is checked for what looks like a single object."""
-        ids = read_ids(clip.truth[index])
-        if self.binary:
-            return as_binary(ids)
-        if index == 0:
-            refuse_binary_look(ids, clip.truth[0])
+        ids = self.read_prediction(clip.truth[index])
+        if index == 0 and not self.binary and set(np.unique(ids)) in ({VOID}, {0, VOID}):
+            raise InputError(
+                f"mask {clip.truth[0]} holds only 0 and 255: this is one object, not unlabeled pixels; "
+                "add --binary."
+            )
         return ids
 
     def first_labels(self, clip: Clip) -> tuple[Ids, int]:
@@ -60,7 +57,7 @@ class Davis(MaskBenchmark):
         if len(clip.frames) < 3 or len(clip.truth) < 3:
             raise InputError(f"clip {clip.name} has {len(clip.truth)} masks; J and F need at least 3.")
         first = self.read_truth(clip, 0)
-        count = int(first[first != VOID].max(initial=0))
+        count = scores.num_objects(first)
         if count == 0:
             raise InputError(f"clip {clip.name}: the first mask {clip.truth[0]} is all background.")
         return first, count + 1
@@ -70,24 +67,20 @@ class Davis(MaskBenchmark):
         return 0 < index < len(clip.frames) - 1
 
     def score_clip(self, clip: Clip, found: Iterable[Ids]) -> Result:
-        """J and F of every object, one frame at a time."""
-        values: list[list[tuple[float, float]]] = [[] for _ in range(1, self.first_labels(clip)[1])]
-        for truth, ids in self.pairs(clip, found):
-            for number, kept in enumerate(values, start=1):
-                pair = truth[None] == number, ids[None] == number
-                region, boundary = scores.region_similarity(*pair), scores.boundary_similarity(*pair)
-                kept.append((float(region[0]), float(boundary[0])))
-        return describe_objects([scores.object_scores(*np.array(kept).T) for kept in values])
+        """J and F of every object."""
+        return describe_objects(scores.object_scores(self.pairs(clip, found), self.first_labels(clip)[1] - 1))
 
-    def summarize(self, results: Iterable[Result]) -> dict[str, float]:
+    def total(self, results: Iterable[Result]) -> Result:
         """J&F, J and F."""
-        total = summarize_objects(results)
-        return {name: total[name] for name in ("J&F", "J", "F")}
+        return total_of_objects(results)
 
-    def read_predictions(self, clip: Clip, predictions: Path) -> Iterator[Ids]:
+    def describe(self, results: dict[str, Result]) -> Result:
+        """The result of every clip."""
+        return results
+
+    def read_prediction(self, path: Path) -> Ids:
         """Predicted ids, or where there is an object."""
-        ids = super().read_predictions(clip, predictions)
-        return map(as_binary, ids) if self.binary else ids
+        return as_binary(read_ids(path)) if self.binary else read_ids(path)
 
     def check(self) -> None:
         """Refuse clips that cannot be scored, as far as their ends show it."""
@@ -104,13 +97,8 @@ class Davis(MaskBenchmark):
         objects = binary + sum(max(ids - {VOID}, default=0) for ids in first)
         findings.say("objects", f"{objects:,} in the first masks", objects=objects, binary=binary)
         if binary:
-            findings.add(
-                "advice",
-                f"masks of {binary:,} of {len(clips):,} clips hold only 0 and 255, as in DAVIS-2016: "
-                "evaluate with --binary.",
-            )
-        first_only = sum(len(clip.truth) == 1 for clip in clips)
-        if first_only:
+            findings.add("advice", f"{binary:,} clips hold only 0 and 255, as DAVIS-2016: use --binary.")
+        if first_only := sum(len(clip.truth) == 1 for clip in clips):
             findings.add(
                 "warning",
                 f"{first_only:,} of {len(clips):,} clips have no masks beyond the first frame, as in the "
@@ -120,21 +108,19 @@ class Davis(MaskBenchmark):
             findings.add("warning", f"{objects} objects, but DAVIS-2017 val has {OBJECTS}: other masks?")
 
 
-def describe_objects(objects: list[scores.ObjectScores]) -> Result:
+def describe_objects(objects: list[Float[np.ndarray, "2 frames"]]) -> Result:
     """Means over the objects of a sequence, and each object where there are several."""
-    each = [{"J": one.region_statistics._asdict(), "F": one.boundary_statistics._asdict()} for one in objects]
-    described: Result = {"frames": len(objects[0].region)}
+    each = [dict(zip(("J", "F"), map(scores.object_statistics, one), strict=True)) for one in objects]
+    described: Result = {"frames": objects[0].shape[1]}
     for name in ("J", "F"):
-        described[name] = {
-            part: float(np.mean([one[name][part] for one in each])) for part in scores.Statistics._fields
-        }
+        described[name] = {part: float(np.mean([one[name][part] for one in each])) for part in each[0][name]}
     if len(each) > 1:
         described["objects"] = {str(number): one for number, one in enumerate(each, start=1)}
     return described
 
 
-def summarize_objects(sequences: Iterable[Result]) -> dict[str, float]:
+def total_of_objects(sequences: Iterable[Result]) -> Result:
     """J, F and J&F: means over all objects of all sequences."""
     objects = [one for s in sequences for one in s.get("objects", {"1": s}).values()]
     j, f = (float(np.mean([one[name]["mean"] for one in objects])) for name in ("J", "F"))
-    return {"J&F": (j + f) / 2, "J": j, "F": f, "objects": len(objects)}
+    return {"J&F": (j + f) / 2, "J": j, "F": f}

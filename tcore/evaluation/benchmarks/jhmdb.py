@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from jaxtyping import Float
 
 from tcore.data.findings import Findings
@@ -30,14 +29,13 @@ from tcore.evaluation.benchmarks.benchmark import (
 )
 from tcore.evaluation.encoder import Encoder
 from tcore.evaluation.matfile import read_mat
-from tcore.evaluation.pose import annotated_pixels, grid_to_pixels, joint_label_map, pixels_to_grid, read_out
+from tcore.evaluation.pose import annotated_pixels, joints_from_grid, joints_to_grid
 from tcore.evaluation.resize import Size
-from tcore.evaluation.run_clip import read_ahead, run_clip
+from tcore.evaluation.run_clip import ahead, run_clip
 from tcore.files import read_bytes
 
 NUM_JOINTS = 15
 NUM_ACTIONS = 21
-THRESHOLDS = (0.1, 0.2)
 Joints = Float[np.ndarray, "2 joints time"]  # x, y in pixels from 0, NaN where a joint is lost
 
 
@@ -45,23 +43,18 @@ class Jhmdb(Benchmark):
     """Joints of the first frame, scored by the share that stays in place (PCK)."""
 
     name = "jhmdb"
-    main_score = "PCK@0.1"
+    score_names = ("PCK@0.1", "PCK@0.2")
     kind = "joints"
     options = ("size", "count_lost", "round_border")
     official_clips = (268,)
     official_list = "splits/ACTION_test_split1.txt name 268"
-
-    @classmethod
-    def recognize(cls, root: Path) -> bool:
-        """By the folder of frames or of joints."""
-        return (root / "Rename_Images").is_dir() or (root / "joint_positions").is_dir()
+    recognized_by = ("Rename_Images", "joint_positions")
 
     @classmethod
     def layout(cls, source: Source) -> Layout:
         """Test clips of split 1, or all clips where there are no splits."""
         root = Path(str(source))
-        images = need_folder(root, ("Rename_Images",), "frames")
-        joints = need_folder(root, ("joint_positions",), "joints")
+        images, joints = (need_folder(root, (name,)) for name in cls.recognized_by)
         splits = sorted((root / "splits").glob("*_test_split1.txt"))
         names = [name for path in splits for name in _test_clips(path)]
         if not splits:
@@ -81,39 +74,25 @@ class Jhmdb(Benchmark):
         image = frame_size(clip.frames[0])
         size = self.input_size(encoder, image)
         grid = (size[0] // encoder.patch_size, size[1] // encoder.patch_size)
-        points = pixels_to_grid(truth[:, :, 0], image, grid)
-        stamps = joint_label_map(points.T, grid, corrected_border=self.protocol.round_border)
-        first = torch.from_numpy(stamps).float()
-        labels = run_clip(encoder, read_ahead(clip.frames), first, size, self.protocol)
-        cells = np.stack([read_out(maps.cpu()).double().numpy() for _, maps in labels], axis=2)
-        return grid_to_pixels(cells, image, grid), truth, size
+        first = joints_to_grid(truth[:, :, 0], image, grid, self.protocol.round_border)
+        labels = run_clip(encoder, ahead(read_image, clip.frames), first, size, self.protocol)
+        return joints_from_grid((maps for _, maps in labels), image, grid), truth, size
 
     def run(self, encoder: Encoder, clip: Any, save: Save | None = None) -> Result:
         """Propagate the joints of the first frame."""
         joints, truth, size = self.predict(encoder, clip)
         if save:
             save(clip.name, "joints.npz", joints)
-        return {
-            "frames": len(clip.frames),
-            "truth": plain(truth),
-            "joints": plain(joints),
-            "input": list(size),
-        }
+        return describe_joints(truth, joints) | {"frames": len(clip.frames), "input": list(size)}
 
-    def summarize(self, results: Iterable[Result]) -> dict[str, float]:
-        """PCK at both thresholds."""
-        described = describe_joints(results, count_lost=self.protocol.count_lost)
-        return {name: described[name] for name in described if name.startswith("PCK")}
+    def total(self, results: Iterable[Result]) -> Result:
+        """PCK at both thresholds, and how many joints could not be scored."""
+        return total_of_joints(results, count_lost=self.protocol.count_lost)
 
     def score_saved(self, clip: Any, predictions: Path) -> Result:
         """Read the joints.npz that an evaluation saves."""
         truth = read_truth(clip)
-        joints = read_joints(predictions / clip.name / "joints.npz", truth.shape)
-        return {"truth": plain(truth), "joints": plain(joints)}
-
-    def describe(self, results: dict[str, Result]) -> Result:
-        """PCK, and how many joints could not be scored."""
-        return describe_joints(results.values(), count_lost=self.protocol.count_lost)
+        return describe_joints(truth, read_joints(predictions / clip.name / "joints.npz", truth.shape))
 
     def label(self, encoder: Encoder, clip: Any) -> LabeledClip:
         """Predicted and true joints."""
@@ -152,10 +131,9 @@ def _test_clips(path: Path) -> Iterator[str]:
 
 def _find_clip(name: str, images: Path, joints: Path) -> Clip:
     annotation = joints / name / "joint_positions.mat"
-    if not (images / name).is_dir():
-        raise InputError(f"clip {name} has no frames: {images / name} does not exist.")
-    if not annotation.is_file():
-        raise InputError(f"clip {name} has no joints: {annotation} does not exist.")
+    for path in (images / name, annotation):
+        if not path.exists():
+            raise InputError(f"clip {name} is not complete: {path} does not exist.")
     return Clip(name, list_images(images / name), (annotation,))
 
 
@@ -190,22 +168,21 @@ def read_joints(path: Path, shape: tuple[int, ...]) -> Joints:
     return joints
 
 
-def describe_joints(results: Iterable[Result], *, count_lost: bool) -> Result:
+def describe_joints(truth: Joints, joints: Joints) -> Result:
+    """Joints as nested lists with None for what is lost, as JSON has no NaN."""
+
+    def plain(values: Joints) -> Any:
+        return np.where(np.isnan(values), None, values.astype(object)).tolist()
+
+    return {"truth": plain(truth), "joints": plain(joints)}
+
+
+def total_of_joints(results: Iterable[Result], *, count_lost: bool) -> Result:
     """PCK of some clips at each threshold, and how many joints could not be scored."""
-    results = list(results)
-    truth, joints = (
-        [np.array(result[name], dtype=np.float64) for result in results] for name in ("truth", "joints")
-    )
-    found = scores.pck(truth, joints, THRESHOLDS, count_lost=count_lost)
-    return {f"PCK@{t:g}": float(value) for t, value in zip(THRESHOLDS, found.pck, strict=True)} | {
+    clips = [[np.array(result[name], dtype=np.float64) for name in ("truth", "joints")] for result in results]
+    found = scores.pck([truth for truth, _ in clips], [joints for _, joints in clips], count_lost=count_lost)
+    return {f"PCK@{t:g}": float(value) for t, value in zip(scores.THRESHOLDS, found.pck, strict=True)} | {
         "scored": found.scored,
         "lost_in_truth": found.lost_in_truth,
         "lost_in_prediction": found.lost_in_prediction,
     }
-
-
-def plain(values: np.ndarray) -> list[Any]:
-    """Nested lists with None for what is lost, as JSON has no NaN."""
-    listed = values.astype(object)
-    listed[np.isnan(values)] = None
-    return list(listed.tolist())

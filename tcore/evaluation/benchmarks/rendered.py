@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,14 +15,14 @@ from tcore.data.rendered import RenderedVideo, render_video
 from tcore.errors import InputError
 from tcore.evaluation import scores
 from tcore.evaluation.benchmarks.benchmark import Benchmark, LabeledClip, Layout, Result, Save, Source
-from tcore.evaluation.benchmarks.davis import describe_objects, summarize_objects
-from tcore.evaluation.benchmarks.jhmdb import Joints, describe_joints, plain
-from tcore.evaluation.benchmarks.vip import describe_parts
+from tcore.evaluation.benchmarks.davis import describe_objects, total_of_objects
+from tcore.evaluation.benchmarks.jhmdb import Joints, describe_joints, total_of_joints
+from tcore.evaluation.benchmarks.vip import total_of_parts
 from tcore.evaluation.encoder import Encoder
-from tcore.evaluation.pose import grid_to_pixels, joint_label_map, pixels_to_grid, read_out
+from tcore.evaluation.pose import joints_from_grid, joints_to_grid
 from tcore.evaluation.propagate import propagate_features
-from tcore.evaluation.protocols import RENDERED, SHARED, Protocol
-from tcore.evaluation.resize import grid_to_ids, ids_to_grid
+from tcore.evaluation.protocols import RENDERED, Protocol, corrected
+from tcore.evaluation.resize import Size, grid_to_ids, ids_to_grid
 
 HELDOUT_SEED = 31415  # no setting was chosen on these videos
 FRAMES = 20
@@ -41,7 +41,7 @@ class Rendered(Benchmark):
     """Videos that training never sees, of a size that gives every encoder the same grid."""
 
     name = "rendered"
-    main_score = "J&F"
+    score_names = ("J&F", "J", "F", "mIoU", "PCK@0.1", "PCK@0.2")
     options = ("skip_first", "count_lost", "round_border")
     on_disk = False
     unlisted = "rendered, held out"
@@ -59,7 +59,7 @@ class Rendered(Benchmark):
     @classmethod
     def adapt(cls, chosen: Protocol) -> Protocol:
         """The protocol for a grid of 16 columns, with the chosen corrections."""
-        return replace(RENDERED, **{name: getattr(chosen, name) for name in SHARED})
+        return corrected(RENDERED, chosen)
 
     def run(self, encoder: Encoder, clip: Any, save: Save | None = None) -> Result:
         """Propagate objects, parts and joints together."""
@@ -81,20 +81,14 @@ class Rendered(Benchmark):
             "frames": len(video.frames),
             "input": list(video.frames.shape[1:3]),
             "confusion": confusion.tolist(),
-            "truth": plain(true_joints(video)),
-            "joints": plain(found.joints),
+            **describe_joints(true_joints(video), found.joints),
         }
 
-    def summarize(self, results: Iterable[Result]) -> dict[str, float]:
+    def total(self, results: Iterable[Result]) -> Result:
         """All scores of the other three benchmarks."""
         results = list(results)
-        objects = summarize_objects(results)
-        pose = describe_joints(results, count_lost=self.protocol.count_lost)
-        return {
-            **{name: objects[name] for name in ("J&F", "J", "F")},
-            "mIoU": describe_parts(results)["mIoU"],
-            **{name: pose[name] for name in pose if name.startswith("PCK")},
-        }
+        joints = total_of_joints(results, count_lost=self.protocol.count_lost)
+        return total_of_objects(results) | total_of_parts(results) | joints
 
     def score_saved(self, clip: Any, predictions: Path) -> Result:
         """Predictions of rendered videos are scored as they are made."""
@@ -136,15 +130,21 @@ def propagate_video(video: RenderedVideo, encoder: Encoder, protocol: Protocol =
     with torch.autocast(device.type, torch.bfloat16, enabled=protocol.precision == "bf16"):
         found = encoder(torch.from_numpy(video.frames).to(device)).float().cpu()
     grid = (found.shape[2], found.shape[3])
-    first = first_labels(video, grid, round_border=protocol.round_border)
-    labels = list(propagate_features(found, torch.cat(first, dim=2), protocol.propagator()))
-    objects, parts, joints = torch.stack(labels).split([one.shape[2] for one in first], dim=-1)
-    cells = torch.stack([read_out(maps) for maps in joints], dim=-1).double().numpy()
+    joints = joints_to_grid(true_joints(video)[:, :, 0], size, grid, protocol.round_border)
+    first = [*(_soft(ids, size, grid) for ids in (video.objects, video.parts)), joints]
+    labels = torch.stack(list(propagate_features(found, torch.cat(first, dim=2), protocol)))
+    objects, parts, joints = labels.split([one.shape[2] for one in first], dim=-1)
 
     def ids(labels: Tensor) -> np.ndarray:
         return np.stack([grid_to_ids(soft, input_size=size, output_size=size).numpy() for soft in labels])
 
-    return Propagated(ids(objects), ids(parts), grid_to_pixels(cells, size, grid))
+    return Propagated(ids(objects), ids(parts), joints_from_grid(joints, size, grid))
+
+
+def _soft(ids: UInt8[np.ndarray, "time height width"], size: Size, grid: Size) -> Tensor:
+    """Soft labels of frame 0 on the grid."""
+    first = torch.from_numpy(ids[0])
+    return ids_to_grid(first, input_size=size, grid=grid, num_classes=int(ids.max()) + 1)
 
 
 def copy_first_frame(video: RenderedVideo) -> Propagated:
@@ -155,22 +155,6 @@ def copy_first_frame(video: RenderedVideo) -> Propagated:
         parts=np.repeat(video.parts[:1], time, axis=0),
         joints=np.repeat(true_joints(video)[:, :, :1], time, axis=2),
     )
-
-
-def first_labels(
-    video: RenderedVideo, grid: tuple[int, int], *, round_border: bool = False
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Soft labels of frame 0 on the grid: objects, parts, joints."""
-    size = video.frames.shape[1:3]
-
-    def soft(ids: np.ndarray) -> Tensor:
-        return ids_to_grid(
-            torch.from_numpy(ids[0]), input_size=size, grid=grid, num_classes=int(ids.max()) + 1
-        )
-
-    points = pixels_to_grid(true_joints(video)[:, :, 0], size, grid)
-    joints = torch.from_numpy(joint_label_map(points.T, grid, corrected_border=round_border)).float()
-    return soft(video.objects), soft(video.parts), joints
 
 
 def true_joints(video: RenderedVideo) -> Joints:

@@ -2,14 +2,13 @@
 
 from collections.abc import Iterable
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 
 from tcore.evaluation import scores
 from tcore.evaluation.benchmarks.benchmark import Clip, MaskBenchmark, Result
 from tcore.evaluation.masks import Ids
-from tcore.evaluation.protocols import Protocol, for_other_benchmarks
+from tcore.evaluation.protocols import Protocol
 from tcore.evaluation.resize import Size, input_size
 
 NUM_CLASSES = 20
@@ -19,7 +18,7 @@ class Vip(MaskBenchmark):
     """Body parts of the first mask, scored by the mean IoU of one confusion matrix of all frames."""
 
     name = "vip"
-    main_score = "mIoU"
+    score_names = ("mIoU",)
     kind = "parts"
     options = ("size", "skip_first")
     official_clips = (50,)
@@ -27,16 +26,12 @@ class Vip(MaskBenchmark):
     images = ("Images",)
     masks = ("Annotations/Category_ids",)
     lists = ("lists/val_videos.txt",)
-
-    @classmethod
-    def recognize(cls, root: Path) -> bool:
-        """By the folder of masks or the official list."""
-        return (root / cls.masks[0]).is_dir() or (root / cls.lists[0]).is_file()
+    recognized_by = (*masks, *lists)
 
     @classmethod
     def adapt(cls, chosen: Protocol) -> Protocol:
         """Published scores mix labels from 10 keys here."""
-        return replace(for_other_benchmarks(chosen), topk=10)
+        return replace(super().adapt(chosen), topk=10)
 
     def own_size(self, frame: Size) -> Size:
         """Long side 880, the other one floored to a multiple of 64."""
@@ -57,16 +52,12 @@ class Vip(MaskBenchmark):
             confusion += scores.confusion_matrix(truth, ids)
         return {"frames": len(clip.frames), "confusion": confusion.tolist()}
 
-    def summarize(self, results: Iterable[Result]) -> dict[str, float]:
-        """The mean IoU."""
-        return {"mIoU": describe_parts(results)["mIoU"]}
-
-    def describe(self, results: dict[str, Result]) -> Result:
+    def total(self, results: Iterable[Result]) -> Result:
         """Mean IoU, and that of every class."""
-        return describe_parts(results.values())
+        return total_of_parts(results)
 
 
-def describe_parts(results: Iterable[Result]) -> Result:
+def total_of_parts(results: Iterable[Result]) -> Result:
     """Mean IoU over some clips, and that of every class that occurs."""
     confusion = np.sum([result["confusion"] for result in results], axis=0)
     iou = scores.class_iou(confusion)
