@@ -21,7 +21,7 @@ from tcore.show.propagation import comparison_figure, label_clip
 from tcore.show.report import write_report
 from tcore.text import format_seconds
 
-COPY, COLOR, UNTRAINED, TRAINED = "copy first frame", "mean patch colors", "untrained", "trained"
+COPY, COLOR, UNTRAINED, TRAINED = "copy first frame", "raw color patches", "untrained", "trained"
 COLUMNS = {"J&F": "J&F", "J": "J", "F": "F", "mIoU": "part mIoU", "PCK@0.2": "PCK@.2"}
 SAVED = {"region": "J", "boundary": "F", "part_iou": "mIoU", "pck": "PCK@0.2"}  # names in results.json
 
@@ -67,8 +67,8 @@ def quickstart(run: Path, config: Config, *, num_videos: int = 24) -> dict[str, 
 def untrained_encoders(config: Config) -> dict[str, Encoder]:
     """What training must beat: two controls, and the encoder that it begins with."""
     untrained = Encoder(build(config).encoder(), UNTRAINED)
-    copy, color = (load_control(name, untrained.patch_size) for name in ("copy", "color"))
-    return {COPY: copy, COLOR: color, UNTRAINED: untrained}
+    copy, pixels = (load_control(name, untrained.patch_size) for name in ("copy", "pixels"))
+    return {COPY: copy, COLOR: pixels, UNTRAINED: untrained}
 
 
 def _table(scores: dict[str, dict[str, float]], num_videos: int) -> Table:

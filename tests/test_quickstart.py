@@ -19,7 +19,7 @@ def test_quickstart_prints_the_table_and_saves_picture_and_scores(
     printed = capsys.readouterr().out
     for words in (
         "copy first frame",
-        "mean patch colors",
+        "raw color patches",
         "untrained",
         "trained",
         "J&F",

@@ -134,15 +134,21 @@ class CopyFirst(Encoder):
 
 
 def load_control(name: str, patch_size: int = 16) -> Encoder:
-    """`copy`: labels stay where they are in the first frame; `color`: a patch is its mean color."""
+    """`copy`: labels stay as in the first frame; a patch is its mean `color`, or all its `pixels`."""
     mean = mean_color(patch_size)
     if name == "color":
         color = Adapted(mean, mean, patch_size=patch_size, num_prefix=0)
         return Encoder(color, "control:color", "control: the features of a patch are its mean color")
+    if name == "pixels":
+        unfold, half, one = nn.PixelUnshuffle(patch_size), (0.5,) * 3, (1.0,) * 3
+        pixels = Adapted(mean, unfold, patch_size=patch_size, num_prefix=0, mean=half, std=one)
+        return Encoder(pixels, "control:pixels", "control: the features of a patch are its pixels")
     if name == "copy":
         blind = Adapted(mean, no_features, patch_size=patch_size, num_prefix=0)
         return CopyFirst(blind, "control:copy", "control: the labels of the first frame stay there")
-    raise InputError(f"no encoder 'control:{name}': there are control:copy and control:color.")
+    raise InputError(
+        f"no encoder 'control:{name}': there are control:copy, control:color and control:pixels."
+    )
 
 
 def no_features(images: Tensor | None = None) -> NoReturn:

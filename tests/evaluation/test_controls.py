@@ -93,4 +93,4 @@ def test_copying_is_no_encoder(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert not (tmp_path / "out").exists()
     with pytest.raises(SystemExit):
         main(["evaluate", "control:paste", "--davis", str(tmp_path)])
-    assert "there are control:copy and control:color" in capsys.readouterr().err
+    assert "there are control:copy, control:color and control:pixels" in capsys.readouterr().err
