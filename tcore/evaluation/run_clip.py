@@ -25,7 +25,8 @@ from tcore.model.vit import VisionTransformer
 
 THREADS = 4  # enough to read and write as fast as the fastest GPU computes
 CONVOLUTIONS = Lock()
-Item, Made = TypeVar("Item"), TypeVar("Made")
+Item = TypeVar("Item")
+Made = TypeVar("Made")
 
 
 def run_clip(

@@ -172,7 +172,7 @@ def describe_joints(truth: Joints, joints: Joints) -> Result:
     """Joints as nested lists with None for what is lost, as JSON has no NaN."""
 
     def plain(values: Joints) -> Any:
-        return np.where(np.isnan(values), None, values.astype(object)).tolist()
+        return np.where(np.isnan(values), np.array(None), values.astype(object)).tolist()
 
     return {"truth": plain(truth), "joints": plain(joints)}
 
