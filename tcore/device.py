@@ -1,6 +1,7 @@
 """The machine that a command runs on: its device, its processes under torchrun, its cores and memory."""
 
 import os
+import re
 import sys
 from typing import NamedTuple
 
@@ -37,12 +38,9 @@ def choose_device(name: str = "auto") -> torch.device:
     """A device by its name; auto is CUDA where there is one. Under torchrun each process has its own GPU."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise InputError(f"runtime.device={name} is not a device: use auto, cpu, cuda or cuda:1.") from error
-    if device.type not in ("cpu", "cuda"):
-        raise InputError(f"runtime.device={name} is not supported: use auto, cpu, cuda or cuda:1.")
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
+        raise InputError(f"runtime.device={name}: use auto, cpu, cuda or cuda:1.")
+    device = torch.device(name)
     if device.type == "cpu":
         return device
     found = torch.cuda.device_count()

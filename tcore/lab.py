@@ -20,8 +20,7 @@ import numpy as np
 
 from tcore.errors import InputError
 from tcore.files import check_writable, read_json, write_text
-from tcore.show.dynamics import dynamics_figure
-from tcore.show.runs import read_run
+from tcore.show.runs import dynamics_figure, read_run
 from tcore.text import Say, did_you_mean, format_seconds
 from tcore.training.guard import SIGNALS
 
@@ -122,7 +121,7 @@ def split_flags(text: str, what: str) -> list[str]:
 
 
 def by_flag(words: Sequence[str]) -> dict[str, list[str]]:
-    """The values of a command by flag, spelled with hyphens; the last of repeated flags counts.
+    """The values of a command by flag, spelled as today; the last of repeated flags counts.
 
     >>> by_flag(["train", "quickstart", "--masking.ratio", ".1", ".5", "--optim.base_lr=1"])
     {'train': ['quickstart'], '--masking.ratio': ['.1', '.5'], '--optim.base-lr': ['1']}
@@ -132,21 +131,32 @@ def by_flag(words: Sequence[str]) -> dict[str, list[str]]:
     for word in words:
         if word.startswith("--") or not found:
             name, equals, value = word.partition("=")
-            values = found[name.replace("_", "-")] = [value] if equals else []
+            # Earlier versions called the rendered videos synthetic.
+            name = name.replace("_", "-").replace("--synthetic", "--rendered")
+            values = found[name] = [value] if equals else []
         else:
             values.append(word)
     return found
 
 
-def read_table(name: str) -> list[Row]:
-    """A table of the paper by its name, or rows from a JSON file."""
+def read_table(name: str, only: Sequence[str] = ()) -> list[Row]:
+    """A table of the paper by its name, or rows from a JSON file; all rows, or those that are named."""
     if name in TABLES:
-        return list(TABLES[name])
-    path = Path(name)
-    if not path.is_file():
+        rows = list(TABLES[name])
+    elif not Path(name).is_file():
         raise InputError(
             f"no table {name!r}: give {', '.join(TABLES)}, or a JSON file.{did_you_mean(name, TABLES)}"
         )
+    else:
+        rows = _read_rows(Path(name))
+    names = [row.name for row in rows]
+    for row in only:
+        if row not in names:
+            raise InputError(f"no row {row!r} in {name}: there are {', '.join(names)}.")
+    return [row for row in rows if not only or row.name in only]
+
+
+def _read_rows(path: Path) -> list[Row]:
     found = read_json(path, "rows from ")
     for entry in found if isinstance(found, list) and found else [found]:
         texts = isinstance(entry, dict) and all(isinstance(value, str) for value in entry.values())
@@ -161,23 +171,11 @@ def read_table(name: str) -> list[Row]:
     return rows
 
 
-def choose_rows(rows: Sequence[Row], table: str, only: Sequence[str]) -> list[Row]:
-    """All rows of a table, or those that are named."""
-    names = [row.name for row in rows]
-    for name in only:
-        if name not in names:
-            raise InputError(
-                f"no row {name!r} in {table}: there are {', '.join(names)}.{did_you_mean(name, names)}"
-            )
-    return [row for row in rows if not only or row.name in only]
-
-
 def lab(
     table: str, out: Path, plan: Plan, *, seeds: int, only: Sequence[str], devices: Sequence[str], say: Say
 ) -> list[str]:
     """Run a table and write lab.md and lab.json; rows of earlier calls in the same folder are kept."""
-    rows = read_table(table)
-    chosen = choose_rows(rows, table, only)
+    rows, chosen = read_table(table), read_table(table, only)
     check_writable(out)
     check_folder(out, rows, table, plan)
     jobs = [Job(row, seed, out / row.folder / f"seed-{seed}") for seed in range(seeds) for row in chosen]
@@ -203,11 +201,10 @@ def lab(
 def check_folder(out: Path, rows: Sequence[Row], table: str, plan: Plan) -> None:
     """Refuse a folder that holds runs of another table or of other commands: the table would list them."""
     known = {row.folder: row for row in rows}
-    for folder in sorted({file.parent for name in (DONE, STARTED) for file in out.glob(f"*/seed-*/{name}")}):
+    for folder in sorted({note.parent for note in out.glob("*/seed-*/*.json")}):
         if folder.parent.name not in known:
             raise InputError(f"{folder.parent} is not a row of {table}: give another --out.")
-        if (seed := folder.name.removeprefix("seed-")).isdecimal():
-            is_done(Job(known[folder.parent.name], int(seed), folder), plan)
+        is_done(Job(known[folder.parent.name], int(folder.name.removeprefix("seed-")), folder), plan)
 
 
 def is_done(job: Job, plan: Plan) -> bool:
@@ -216,7 +213,13 @@ def is_done(job: Job, plan: Plan) -> bool:
     noted = done if done.is_file() else job.folder / STARTED
     if not noted.is_file():
         return False
-    for then, now in zip(_read_commands(noted), job.commands(plan), strict=True):
+    try:
+        found = read_json(noted)
+        before = [list(map(str, words)) for words in (found["commands"] if noted == done else found)]
+        pairs = list(zip(before, job.commands(plan), strict=True))
+    except (InputError, KeyError, TypeError, ValueError) as error:
+        raise InputError(f"{noted} is damaged: remove it, then rerun the same command.") from error
+    for then, now in pairs:
         was, will = by_flag(then), by_flag(now)
         for name in was | will:
             if name not in LOCATIONS and was.get(name) != will.get(name):
@@ -226,17 +229,6 @@ def is_done(job: Job, plan: Plan) -> bool:
                     "give another --out, or remove this run."
                 )
     return done.is_file()
-
-
-def _read_commands(path: Path) -> list[list[str]]:
-    """The two commands that a run noted when it started or finished."""
-    try:
-        found = read_json(path)
-        train, score = found["commands"] if isinstance(found, dict) else found
-        # Earlier versions called the rendered videos synthetic.
-        return [["--rendered" if w == "--synthetic" else str(w) for w in words] for words in (train, score)]
-    except (InputError, KeyError, TypeError, ValueError) as error:
-        raise InputError(f"{path} is damaged: remove it, then rerun the same command.") from error
 
 
 class Processes:
@@ -259,16 +251,13 @@ class Processes:
         self._running.add(process)
         if self._stopped:  # started while the others were being stopped
             process.terminate()
-        try:
-            return process.wait()
-        finally:
-            self._running.discard(process)
+        return process.wait()
 
     def stop(self) -> None:
         """Send SIGTERM to what is running, and start nothing more."""
         self._stopped = True
-        for process in list(self._running):
-            process.terminate()
+        for process in self._running.copy():
+            process.terminate()  # nothing happens to one that has ended
 
 
 def run_jobs(
@@ -364,9 +353,9 @@ def collect(out: Path, rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 
 def _training_seconds(folder: Path) -> float:
-    """The time of all steps of a run, those before a stop included; without metrics, of its process."""
+    """The time of all steps of a run, those before a stop included; of its process where it was removed."""
     steps = read_run(folder / "run").seconds() if (folder / "run").is_dir() else None
-    return float(read_json(folder / DONE)["seconds"][0]) if steps is None else steps
+    return steps or float(read_json(folder / DONE)["seconds"][0])
 
 
 def over_seeds(values: Sequence[float]) -> float | None:
@@ -410,11 +399,8 @@ def markdown(title: str, rows: Sequence[dict[str, Any]]) -> Iterator[str]:
 def draw_curves(out: Path, rows: Sequence[Row], title: str) -> list[str]:
     """Draw losses and health of the first seed of every row; returns the lines that show the picture."""
     folders = {row.name: out / row.folder / "seed-0" for row in rows}
-    runs = [
-        replace(read_run(folder / "run"), name=name)
-        for name, folder in folders.items()
-        if (folder / DONE).is_file() and (folder / "run").is_dir()
-    ]
+    done = {name: folder / "run" for name, folder in folders.items() if (folder / DONE).is_file()}
+    runs = [replace(read_run(run), name=name) for name, run in done.items() if run.is_dir()]
     if not any(run.metrics for run in runs):
         return []
     dynamics_figure(runs, out / CURVES, title=title)

@@ -25,8 +25,7 @@ from tcore.evaluation.evaluate import evaluate
 from tcore.evaluation.protocols import TCORE, Size
 from tcore.evaluation.trajectory import FOLDER, Row, add_row, main_score, score_step
 from tcore.files import write_text
-from tcore.model.vit import VisionTransformer, build_vit
-from tcore.model.weights import save_safetensors
+from tcore.model.vit import VisionTransformer, build_vit, save_safetensors
 from tcore.text import format_seconds
 from tcore.training.checkpoint import Init, encoder_card
 from tcore.training.loop import OnStep, ScoreNow, train_run

@@ -17,7 +17,7 @@ from tcore.evaluation.protocols import RENDERED
 from tcore.files import write_text
 from tcore.methods import build
 from tcore.pretrain import train
-from tcore.show.propagation import comparison_figure, label_clip
+from tcore.show.propagation import label_clip, propagation_figure
 from tcore.show.report import write_report
 from tcore.text import format_seconds
 
@@ -51,8 +51,8 @@ def quickstart(run: Path, config: Config, *, num_videos: int = 24) -> dict[str, 
     }
     write_text(run / "results.json", json.dumps(results, indent=2) + "\n")
     picture = run / "propagation.png"
-    shown = {name: label_clip(encoders[name], benchmark) for name in (COPY, UNTRAINED, TRAINED)}
-    comparison_figure(shown, picture)
+    shown = [(name, label_clip(encoders[name], benchmark), False) for name in (COPY, UNTRAINED, TRAINED)]
+    propagation_figure([("truth", shown[0][1], True), *shown], picture)
 
     console.print(_table(scores, num_videos))
     gain = 100 * (scores[TRAINED]["J&F"] - scores[UNTRAINED]["J&F"])

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -32,9 +33,11 @@ ALONE = {"dino", "koleo", "patch_teacher"}
 PAST, FUTURE = {"dino", "koleo", "past_teacher"}, {"dino", "koleo", "future_teacher"}
 
 ROWS = {f"{table} {row.name}": (row, expected(table, row)) for table, rows in TABLES.items() for row in rows}
+# Rows that differ in numbers alone are trained once.
+TRAINED = [row for row in ROWS if not re.search(r"offsets \.[12]|masks .* \.[1357]$|masks ratio .3", row)]
 
 
-@pytest.mark.parametrize("row", ROWS)
+@pytest.mark.parametrize("row", TRAINED)
 def test_ablation_row_trains_two_steps(row: str, tmp_path: Path) -> None:
     (_, flags, _), losses = ROWS[row]
     command = parse_train(["vits16-k400-100ep", "--run", str(tmp_path / "run"), *flags.split(), *SHRUNK])

@@ -23,15 +23,12 @@ def falling(last: float) -> np.ndarray:
     return np.linspace(1.0, last, 100)
 
 
-def test_equal_curves_that_fall_pass(capsys: pytest.CaptureFixture[str]) -> None:
+def test_equal_curves_pass_if_they_fall(capsys: pytest.CaptureFixture[str]) -> None:
     run = dict.fromkeys(curves.LOSSES, falling(0.5))
     assert curves.report(run, run, 1.0)
     assert capsys.readouterr().out.count("passed") == 2 + len(curves.LOSSES)
-
-
-def test_curves_that_do_not_fall_fail() -> None:
-    run = dict.fromkeys(curves.LOSSES, falling(0.95))
-    assert not curves.report(run, run, 1.0)
+    level = dict.fromkeys(curves.LOSSES, falling(0.95))
+    assert not curves.report(level, level, 1.0)
 
 
 @pytest.mark.parametrize("loss", curves.LOSSES)
@@ -53,12 +50,6 @@ def test_a_loss_falls_from_its_plateau_not_from_below_it_and_not_from_above() ->
     above = np.concatenate([np.full(20, 3.0), np.full(40, 1.0), np.full(40, 0.8)])
     assert curves.fall(below, 1.0) == pytest.approx(0.2)
     assert curves.fall(above, 1.0) == pytest.approx(0.2)
-
-
-def test_a_point_is_a_row_of_the_table() -> None:
-    point = cost.Point("K", 65536, 256, 1440.0, 32.4)
-    assert point.row() == "| K 65,536 | 256 | 1,440.0 | 32.40 |"
-    assert point.row().count("|") == cost.HEADER.splitlines()[0].count("|")
 
 
 def test_points_that_were_measured_otherwise_are_not_kept(tmp_path: Path) -> None:

@@ -1,4 +1,3 @@
-import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ def test_recipe_is_valid_and_loads_back_equal(name: str, tmp_path: Path) -> None
     config = validate(recipe(name))
     save_config(config, tmp_path / "config.json")
     assert load_config(tmp_path / "config.json") == config
+    assert json.loads((tmp_path / "config.json").read_text())["method"] == config.method.name
 
 
 @settings(max_examples=50, deadline=None)
@@ -42,11 +42,6 @@ def test_any_settings_survive_json(
         },
     )
     assert from_dict(json.loads(json.dumps(to_dict(config)))) == config
-
-
-def test_settings_are_frozen() -> None:
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        recipe("quickstart").optim.batch = 3  # type: ignore[misc]
 
 
 def test_published_recipes_hold_the_published_numbers() -> None:
@@ -83,6 +78,8 @@ def test_unknown_setting_is_an_error_with_a_suggestion(tmp_path: Path) -> None:
     values["loss"]["past_futur"] = 1.0
     with pytest.raises(InputError, match=r"unknown setting 'past_futur'. Did you mean past_future"):
         from_dict(values)
+    with pytest.raises(InputError, match=r"unknown setting 'los'\. Did you mean loss"):
+        from_dict(to_dict(Config()) | {"los": {}})
     with pytest.raises(InputError, match=r"no setting 'loss.past_futur'. Did you mean loss.past_future"):
         recipe("quickstart", {"loss.past_futur": 1.0})
     with pytest.raises(InputError, match=r"no recipe 'quikstart'.* Did you mean quickstart"):
@@ -109,9 +106,10 @@ def test_value_of_another_kind_is_an_error_that_names_it(name: str, value: Any) 
 
 
 def test_unreadable_settings_are_one_line(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("{")
-    with pytest.raises(InputError, match=r"cannot read settings from .*config\.json"):
-        load_config(tmp_path / "config.json")
+    for text in ("{", "[]", "3", '{"loss": 3}', '{"views": []}'):
+        (tmp_path / "config.json").write_text(text)
+        with pytest.raises(InputError, match=r"config\.json"):
+            load_config(tmp_path / "config.json")
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from tcore.evaluation.card import Card
     from tcore.evaluation.encoder import Encoder
 
-Precision = Literal["fp32", "bf16"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class WithEncoder:
@@ -46,7 +44,7 @@ class WithProtocol(WithEncoder):
 
     protocol: str = "tcore"
     """How labels are propagated: tcore, dino, rsp or crw."""
-    precision: Precision = "fp32"
+    precision: Literal["fp32", "bf16"] = "fp32"
     """Precision of the encoder and of the features; bf16 is faster, and nearly the same."""
 
 
@@ -93,7 +91,7 @@ class Evaluate(WithProtocol, WithDatasets):
         if self.every_checkpoint and self.encoder == DEFAULT:
             raise InputError("default kept no encoders on its way; a run folder of that name is ./default.")
         rank, count = join()
-        say = partial(_say_as, rank) if count > 1 else to_stderr
+        say = to_stderr if count == 1 else lambda line: to_stderr(f"[{rank}] {line}")
         score = partial(self._score, say=say)
         if self.every_checkpoint:
             found = evaluate_checkpoints(
@@ -115,15 +113,15 @@ class Evaluate(WithProtocol, WithDatasets):
         from tcore.evaluation.evaluate import evaluate
         from tcore.evaluation.protocols import protocol
 
+        chosen = protocol(self.protocol)
         knobs = replace(
-            protocol(self.protocol),
+            chosen,
             precision=self.precision,
+            first_frame=self.first_frame or chosen.first_frame,
             skip_first=self.skip_first,
             count_lost=self.count_lost,
             round_border=self.round_border,
         )
-        if self.first_frame is not None:
-            knobs = replace(knobs, first_frame=self.first_frame)
         return evaluate(
             encoder.to(choose_device("auto")),
             **self.datasets(),
@@ -136,11 +134,6 @@ class Evaluate(WithProtocol, WithDatasets):
             save=self.save,
             say=say,
         )
-
-
-def _say_as(rank: int, line: str) -> None:
-    """A line of one of several processes."""
-    to_stderr(f"[{rank}] {line}")
 
 
 @dataclass(frozen=True)
@@ -162,17 +155,13 @@ class Score:
 
     def execute(self) -> None:
         """Print the scores of every clip."""
-        from tcore.evaluation.benchmarks import all_benchmarks, find_benchmark
+        from tcore.evaluation.benchmarks import find_benchmark
         from tcore.evaluation.protocols import TCORE
 
         benchmark = find_benchmark(self.benchmark)
         for option in ("binary", "skip_first", "count_lost"):
             if getattr(self, option) and option not in benchmark.options:
-                owners = " or ".join(
-                    one.name for one in all_benchmarks() if option in one.options and one.on_disk
-                )
-                flag = f"--{option.replace('_', '-')}"
-                raise InputError(f"{flag} goes with {owners}, not with {self.benchmark}.")
+                raise InputError(f"--{option.replace('_', '-')} has no effect on {benchmark.name}.")
         if not self.predictions.is_dir():
             raise InputError(f"predictions {self.predictions}: no such folder.")
         protocol = replace(TCORE, skip_first=self.skip_first, count_lost=self.count_lost)

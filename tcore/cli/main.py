@@ -6,7 +6,7 @@ import socket
 import sys
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from tcore.errors import InputError, PeerError
@@ -112,38 +112,29 @@ def _dispatch(argv: list[str]) -> None:
 
     # Images that declare too many pixels are refused by an error of our own.
     warnings.filterwarnings("ignore", category=DecompressionBombWarning)
-    VERBS[verb](rest)
-
-
-def _command(verb: str, module: str, name: str) -> Callable[[list[str]], None]:
-    """The verb of a command; its module is imported when it is called."""
-
-    def run(argv: list[str]) -> None:
+    module, name = VERBS[verb]
+    command = getattr(importlib.import_module(f"tcore.cli.{module}"), name)
+    if name.islower():  # a function that parses the words itself
+        command(rest)
+    else:
         from tcore.cli.parsing import parse
 
-        kind = getattr(importlib.import_module(f"tcore.cli.{module}"), name)
-        parse(kind, argv, f"tcore {verb}").execute()
-
-    return run
+        parse(command, rest, f"tcore {verb}").execute()
 
 
-def _function(module: str, name: str) -> Callable[[list[str]], None]:
-    """A verb that parses its arguments itself."""
-    return lambda argv: getattr(importlib.import_module(f"tcore.cli.{module}"), name)(argv)
-
-
-VERBS: dict[str, Callable[[list[str]], None]] = {
-    "prepare": _command("prepare", "data", "Prepare"),
-    "check": _function("data", "check"),
-    "neighbors": _command("neighbors", "data", "Neighbors"),
-    "quickstart": _command("quickstart", "train", "Quickstart"),
-    "train": _function("train", "train"),
-    "lab": _function("lab", "lab"),
-    "propagate": _command("propagate", "encoders", "Propagate"),
-    "evaluate": _command("evaluate", "encoders", "Evaluate"),
-    "score": _command("score", "encoders", "Score"),
-    "export": _command("export", "encoders", "Export"),
-    "demo": _command("demo", "show", "Demo"),
-    "figure": _command("figure", "figure", "Figure"),
-    "report": _command("report", "show", "Report"),
+# The module of tcore.cli and the command in it; a module is imported when its verb is called.
+VERBS = {
+    "prepare": ("data", "Prepare"),
+    "check": ("data", "check"),
+    "neighbors": ("data", "Neighbors"),
+    "quickstart": ("train", "Quickstart"),
+    "train": ("train", "train"),
+    "lab": ("train", "lab"),
+    "propagate": ("encoders", "Propagate"),
+    "evaluate": ("encoders", "Evaluate"),
+    "score": ("encoders", "Score"),
+    "export": ("encoders", "Export"),
+    "demo": ("show", "Demo"),
+    "figure": ("show", "Figure"),
+    "report": ("show", "Report"),
 }

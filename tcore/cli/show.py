@@ -1,15 +1,295 @@
-"""The verbs for people to look at: report, demo."""
+"""The verbs for people to look at: figure, report, demo."""
 
 import signal
 import webbrowser
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, Literal
 
-from tyro.conf import Positional
+from tyro.conf import Positional, UseAppendAction
 
-from tcore.cli.parsing import at_least
+from tcore.cli.parsing import WithDatasets, at_least
 from tcore.errors import InputError
 from tcore.text import to_stderr
+
+if TYPE_CHECKING:
+    from tcore.evaluation.encoder import Encoder
+    from tcore.show.clips import Clip, Times
+    from tcore.show.propagation import PropagatedClip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawn:
+    """A figure: where it is written, and what is said about it."""
+
+    formats: ClassVar[tuple[str, ...]] = (".png", ".pdf")
+
+    out: Path
+    """PNG or PDF to write."""
+
+    def execute(self) -> None:
+        """Draw it, and say what it shows and where it is."""
+        from tcore.show.plotting import check_out
+
+        check_out(self.out, self.formats)
+        for line in (*self.draw(), f"picture: {self.out}"):
+            print(line)
+
+    def draw(self) -> Iterable[str]:
+        """Draw it; lines to print."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class FromEncoder(Drawn):
+    """A picture that an encoder makes of some frames."""
+
+    encoder: Positional[str]
+    """Any encoder: a run folder, a file, default, random:vits16, timm:NAME ..."""
+
+    def load(self) -> "Encoder":
+        """The encoder."""
+        from tcore.evaluation.encoders import load_encoder
+
+        return load_encoder(self.encoder)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FromFrames(FromEncoder):
+    """A picture of some images, or of frames of a video."""
+
+    sources: Positional[tuple[str, ...]] = ()
+    """Images, or a video file or folder of frames, or rendered:N (unset: rendered:0)."""
+
+    def open(self, encoder: "Encoder", times: "Times") -> "Clip":
+        """The frames at a size for the encoder."""
+        from tcore.show.clips import open_clip
+
+        return open_clip(self.sources, times, encoder.patch_size)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FromTimes(FromFrames):
+    """A picture of frames that may be chosen."""
+
+    frames: tuple[int, ...] = ()
+    """Frames of a video by number (unset: spread over it)."""
+    times: tuple[float, ...] = ()
+    """The same in seconds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attention(FromTimes):
+    """Where masked patches of the current frame look in past and future, and where the frame token looks.
+
+    Three images or --frames are past, current and future. A run folder or default shows its patch matching
+    module, any other encoder the similarity of features.
+    """
+
+    patch: UseAppendAction[tuple[tuple[int, int], ...]] = ()
+    """ROW COLUMN of a patch of the current frame, from 0 (unset: masked ones of high contrast)."""
+    heads: Literal["mean", "each"] = "mean"
+    """Mean over the heads, or a map for each."""
+
+    def draw(self) -> Iterable[str]:
+        """Draw the maps."""
+        from tcore.show.attention import attention_figure, load_matcher
+        from tcore.show.clips import Times
+
+        encoder = self.load()
+        clip, matcher = self.open(encoder, Times(self.frames, self.times)), load_matcher(self.encoder)
+        found = attention_figure(
+            encoder, clip, self.out, matcher=matcher, patches=self.patch, heads=self.heads
+        )
+        how = "cross-attention" if found.matched else "feature similarity (no patch matching module)"
+        return [f"{how} of patches {', '.join(f'{r} {c}' for r, c in found.queries)}"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Correspondence(FromFrames):
+    """Where the labels of some patches come from during propagation: their top-k sources."""
+
+    frame: int | None = None
+    """The frame whose patches are asked about (unset: the last of a rendered video, 10 of others)."""
+    patch: UseAppendAction[tuple[tuple[int, int], ...]] = ()
+    """ROW COLUMN of a patch, from 0 (unset: those of high contrast)."""
+    protocol: str = "tcore"
+    """How labels are propagated: tcore, dino, rsp or crw (rendered videos: tcore on their small grid)."""
+
+    def draw(self) -> Iterable[str]:
+        """Draw the sources, and list them."""
+        from tcore.evaluation import protocols
+        from tcore.show.clips import Times, rendered_number
+        from tcore.show.features import correspondence_figure
+
+        if len(self.sources) > 1:
+            raise InputError(f"one video, not {len(self.sources)}: give a video file or a folder of frames.")
+        rendered = not self.sources or rendered_number(self.sources[0]) is not None
+        knobs = protocols.protocol(self.protocol)
+        knobs = protocols.RENDERED if rendered and knobs == protocols.TCORE else knobs
+        frame = self.frame if self.frame is not None else 19 if rendered else 10
+        if frame < 1:
+            raise InputError(f"--frame {frame}: its labels are given; choose a later one.")
+        encoder = self.load()
+        clip = self.open(encoder, Times((0, *range(max(1, frame - knobs.context), frame + 1))))
+        found = correspondence_figure(encoder, clip, self.out, patches=self.patch, protocol=knobs)
+        for (row, column), sources in found.items():
+            listed = ", ".join(f"{clip.names[s.frame]} ({s.row} {s.column}) {s.weight:.0%}" for s in sources)
+            yield f"patch {row} {column}: {listed}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pca(FromTimes):
+    """Patch features of frames in a common PCA, as colors."""
+
+    def draw(self) -> Iterable[str]:
+        """Draw frames above their features."""
+        from tcore.show.clips import Times, evenly
+        from tcore.show.features import pca_figure
+
+        encoder, chosen = self.load(), bool(self.frames or self.times)
+        times = Times(self.frames, self.times) if chosen else evenly(5)
+        explained = pca_figure(encoder, self.open(encoder, times), self.out)
+        return [f"three components, {explained:.0%} of the variance"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Propagation(FromEncoder, WithDatasets):
+    """Propagated labels beside the truth: masks, parts or skeletons; a picture or an mp4."""
+
+    formats: ClassVar[tuple[str, ...]] = (*Drawn.formats, ".mp4")
+
+    source: Positional[str] = "rendered"
+    """A rendered video, rendered:N, or a video file or folder of frames with --labels."""
+    labels: Path | None = None
+    """Mask PNG of the first frame, for a video of your own."""
+    clip: str = ""
+    """Name of a clip of the dataset (unset: the first one)."""
+    show: tuple[Literal["objects", "parts", "joints"], ...] = ("objects", "parts", "joints")
+    """What to show of a rendered video."""
+    columns: int = 6
+    """Frames in a row."""
+    protocol: str = "tcore"
+    """How labels are propagated: tcore, dino, rsp or crw."""
+
+    def draw(self) -> Iterable[str]:
+        """Draw the labels, or write the video."""
+        from tcore.show.plotting import title_of
+        from tcore.show.propagation import propagation_figure, propagation_video, with_truth
+
+        encoder = self.load()
+        clips = self._propagated(encoder)
+        if self.out.suffix.lower() == ".mp4":
+            return [f"{propagation_video(clips, self.out)} frames"]
+        title = title_of(encoder.name, clips[0].name)
+        propagation_figure(with_truth(clips), self.out, columns=self.columns, title=title)
+        return []
+
+    def _propagated(self, encoder: "Encoder") -> "list[PropagatedClip]":
+        """The clip that the flags name, with its labels propagated."""
+        from tcore.evaluation import protocols
+        from tcore.evaluation.benchmarks import find_benchmark
+        from tcore.show import propagation
+        from tcore.show.clips import rendered_number
+
+        knobs = protocols.protocol(self.protocol)
+        roots = self.datasets()
+        if len(roots) > 1:
+            raise InputError(f"{' and '.join(f'--{name}' for name in roots)} are mutually exclusive.")
+        for name, root in roots.items():
+            return [propagation.label_clip(encoder, find_benchmark(name).open(root, knobs), self.clip)]
+        if self.labels is not None:
+            return [propagation.label_video(encoder, Path(self.source), self.labels, knobs)]
+        number = rendered_number(self.source)
+        if number is None:
+            raise InputError(f"{self.source} needs --labels FIRST.png, the mask of its first frame.")
+        knobs = protocols.RENDERED if knobs == protocols.TCORE else knobs
+        clips = propagation.label_rendered(encoder, number, knobs)
+        return [clip for kind in self.show for clip in clips if clip.kind == kind]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Neighbors(Drawn):
+    """Images beside their neighbors, with the cosine under each."""
+
+    store: Positional[Path]
+    """A folder of images, or a packed store of images, whose neighbors were found."""
+    images: int = 8
+    """Images to show, one per row."""
+    seed: int = 0
+    """Which images."""
+
+    def draw(self) -> Iterable[str]:
+        """Draw the rows."""
+        from tcore.show.samples import neighbors_figure
+
+        neighbors_figure(self.store, self.out, number=self.images, seed=self.seed)
+        return []
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dynamics(Drawn):
+    """Losses, health and scores over the steps of one or several runs."""
+
+    runs: Positional[tuple[Path, ...]]
+    """Run folders; scores are there after tcore evaluate RUN --every-checkpoint or train --evaluate-every."""
+
+    def draw(self) -> Iterable[str]:
+        """Draw the curves."""
+        from tcore.show.runs import dynamics_figure, read_runs
+
+        runs = read_runs(self.runs)
+        dynamics_figure(runs, self.out, title=", ".join(run.name for run in runs))
+        return []
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sandwich(Drawn):
+    """Training samples of a run: past, current, future, crops and masks (of a store: tcore check --sheet)."""
+
+    run: Positional[Path]
+    """A run folder: its settings and its frames."""
+    frames: str | None = None
+    """Other frames than those of the run: a store, a folder, or rendered."""
+    rows: int = 4
+    """Samples to show."""
+
+    def draw(self) -> Iterable[str]:
+        """Draw the samples."""
+        from tcore.show.samples import sandwich_figure
+
+        return [f"{sandwich_figure(self.run, self.out, frames=self.frames, rows=self.rows)} samples"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failures(Drawn, WithDatasets):
+    """The worst clips of a score card, and where they break."""
+
+    card: Positional[Path]
+    """results.json of tcore evaluate, or its folder."""
+    count: int = 4
+    """Clips of every benchmark."""
+    encoder: str | None = None
+    """The encoder, if it is no longer where the card says."""
+
+    def draw(self) -> Iterable[str]:
+        """Draw the clips, and say where each breaks."""
+        from tcore.evaluation.encoders import load_encoder
+        from tcore.show.plotting import title_of
+        from tcore.show.propagation import failures_figure, find_failures, read_card
+
+        card = read_card(self.card)
+        encoder = load_encoder(self.encoder or card["encoder"]["name"])
+        roots = self.datasets()
+        found = find_failures(card, encoder, roots, count=self.count, say=to_stderr)
+        failures_figure(found, self.out, title=f"worst clips of {title_of(encoder.name, '')}")
+        for one in found:
+            word = "breaks" if one.lasting else "worst"
+            yield f"{one.labels.name}  {100 * one.score:.1f}  {word} at frame {one.breaks}"
+
+
+Figure = Attention | Correspondence | Pca | Propagation | Neighbors | Dynamics | Sandwich | Failures
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,7 @@ from tcore.errors import InputError
 from tcore.evaluation.checkpoints import Checkpoint, from_hf, listing, read_file, translate
 from tcore.evaluation.encoder import Adapted, Encoder, load_control
 from tcore.files import read_json
-from tcore.model.vit import VisionTransformer, build_vit
-from tcore.model.weights import CARD_FORMAT
+from tcore.model.vit import CARD_FORMAT, VisionTransformer, build_vit
 from tcore.text import did_you_mean, to_stderr
 
 DEFAULT = "default"  # the encoder that comes with the package; a folder of that name is ./default

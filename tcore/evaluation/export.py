@@ -24,8 +24,7 @@ from tcore.evaluation.encoder import Encoder
 from tcore.evaluation.encoders import DEFAULT, find_card, import_package, shipped
 from tcore.files import TEMPORARY, atomic, read_json, write_bytes, write_text
 from tcore.model.attention import tokens_seen
-from tcore.model.vit import VisionTransformer
-from tcore.model.weights import CARD_FORMAT, save_safetensors
+from tcore.model.vit import CARD_FORMAT, VisionTransformer, save_safetensors
 
 Format = Literal["safetensors", "torch", "timm", "hf", "onnx"]
 FORMATS: tuple[Format, ...] = get_args(Format)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from tcore.methods.health import Health
 from tcore.methods.schedules import Length
 from tcore.model.fused import PLAIN, Kernels
-from tcore.model.peers import ALONE, Peers
+from tcore.model.losses import ALONE, Peers
 from tcore.model.vit import VisionTransformer
 
 HEALTH_ROWS = 256  # rows of each kind that the health figures are computed from, over all processes

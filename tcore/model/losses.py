@@ -5,14 +5,36 @@ its sum is to be divided by, so that the parts of a step add up to the loss of t
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from tcore.model.peers import ALONE, Peers
+
+def _itself(x: Tensor) -> Tensor:
+    return x
+
+
+class Peers(NamedTuple):
+    """What a process learns of the others that share its step; alone, all of it is the identity."""
+
+    rank: int = 0
+    """Which of the processes this is."""
+    total: Callable[[Tensor], Tensor] = _itself
+    """Sum over all processes."""
+    largest: Callable[[Tensor], Tensor] = _itself
+    """Largest value of all processes."""
+    rows: Callable[[Tensor], Tensor] = _itself
+    """Rows of all processes, equally many of each, in the order of the processes; with gradient."""
+    size: int = 1
+    """How many processes there are."""
+
+
+ALONE = Peers()
 
 
 @dataclass(frozen=True)

@@ -1,15 +1,19 @@
 """The frame encoder: a Vision Transformer with registers, masks and stochastic depth by subset."""
 
+from collections.abc import Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float
+from safetensors.torch import save
 from torch import Tensor, nn
 
 from tcore.config import VitSpec
 from tcore.errors import InputError
+from tcore.files import write_bytes
 from tcore.model.attention import Attention, within_reach, working_dtype
 from tcore.model.subset import (
     Share,
@@ -22,6 +26,8 @@ from tcore.model.subset import (
     gates,
     scale_by,
 )
+
+CARD_FORMAT = "tcore-encoder-1"  # of the JSON file beside an encoder's weights, which says how it is built
 
 
 class Tokens(NamedTuple):
@@ -297,19 +303,12 @@ class VisionTransformer(nn.Module):
 
 def build_vit(vit: VitSpec, image_size: int) -> VisionTransformer:
     """An encoder with a position embedding for images of this size."""
-    return VisionTransformer(
-        dim=vit.dim,
-        depth=vit.depth,
-        num_heads=vit.num_heads,
-        patch_size=vit.patch_size,
-        image_size=image_size,
-        num_registers=vit.num_registers,
-        layer_scale=vit.layer_scale,
-        drop_path=vit.drop_path,
-        drop_path_rule=vit.drop_path_rule,
-        drop_path_form=vit.drop_path_form,
-        reach=vit.reach,
-        position_std=vit.position_std,
-        position_resize=vit.position_resize,
-        class_std=vit.class_std,
-    )
+    sizes = dict(vars(vit))
+    del sizes["auxiliary_drop_path"]  # a setting of the method
+    return VisionTransformer(image_size=image_size, **sizes)
+
+
+def save_safetensors(tensors: Mapping[str, Tensor], path: Path, about: dict[str, str] | None = None) -> None:
+    """Write weights atomically; `about` goes into the metadata of the same file."""
+    plain = {name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}
+    write_bytes(path, save(plain, metadata=about))

@@ -3,24 +3,70 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float
+from safetensors.torch import load_file
 from torch import Tensor
 
+from tcore.config import from_dict, load_config
 from tcore.data.masking import sample_masks
 from tcore.errors import InputError
 from tcore.evaluation.encoder import Encoder
+from tcore.evaluation.encoders import DEFAULT, load_strictly, shipped
 from tcore.evaluation.resize import normalize_images
-from tcore.model.vit import VisionTransformer
+from tcore.files import read_json
+from tcore.methods.matching import PatchMatchingModule
+from tcore.methods.settings import TCoReSettings
+from tcore.methods.tcore import build_matching
+from tcore.model.vit import VisionTransformer, build_vit
 from tcore.show.clips import Clip, encode_clip
-from tcore.show.matcher import Matcher
-from tcore.show.plotting import COLORS, Cell, drawing, mask_patches, outline, show_heat, show_picture
+from tcore.show.plotting import (
+    COLORS,
+    Cell,
+    drawing,
+    mask_patches,
+    outline,
+    show_heat,
+    show_picture,
+    title_of,
+)
+from tcore.training.checkpoint import CONFIG
 
-Heads = Literal["mean", "each"]
 MASKED = (0.25, 0.35)  # share of the current frame that is masked
+
+
+class Matcher(NamedTuple):
+    """Student backbone and matching module, for figures."""
+
+    backbone: VisionTransformer
+    match: PatchMatchingModule
+
+
+def load_matcher(run: str | Path) -> Matcher | None:
+    """Student backbone and matching module of a run folder, or of `default`; None if it has none."""
+    if run == DEFAULT:
+        file, card = shipped().matching, shipped().card
+    else:
+        file, card = Path(run) / "matching.safetensors", Path(run) / CONFIG
+    if not file.is_file():
+        return None
+    config = from_dict(read_json(card)["config"], f"{card}: ") if run == DEFAULT else load_config(card)
+    assert isinstance(config.method, TCoReSettings)  # no other method writes this file
+    with torch.random.fork_rng(devices=[]):
+        backbone = build_vit(config.vit, config.views.global_size)
+        match = build_matching(config.method, config.vit.dim)
+    try:
+        weights = load_file(file)
+    except Exception as error:
+        raise InputError(f"cannot read {file}: {str(error).splitlines()[0]}.") from error
+    for module, prefix in ((backbone, "backbone."), (match, "match.")):
+        own = {k.removeprefix(prefix): v.float() for k, v in weights.items() if k.startswith(prefix)}
+        load_strictly(module, own, file)
+        module.eval().requires_grad_(False)
+    return Matcher(backbone, match)
 
 
 @dataclass(frozen=True)
@@ -37,15 +83,7 @@ class Attention:
 
 
 @torch.no_grad()
-def attend(
-    encoder: Encoder,
-    clip: Clip,
-    *,
-    matcher: Matcher | None = None,
-    patches: Sequence[Cell] = (),
-    count: int = 4,
-    seed: int = 0,
-) -> Attention:
+def attend(encoder: Encoder, clip: Clip, matcher: Matcher | None, patches: Sequence[Cell]) -> Attention:
     """Attention of masked patches of the middle one of three frames over the first and the last.
 
     Without `patches`, masked ones of high contrast are chosen, away from one another. Without a matching
@@ -57,12 +95,12 @@ def attend(
     for row, column in patches:
         if not (0 <= row < grid[0] and 0 <= column < grid[1]):
             raise InputError(f"--patch {row} {column}: the grid has {grid[0]}x{grid[1]} patches, from 0.")
-    mask = draw_mask(grid, seed)
+    mask = draw_mask(grid)
     for cell in patches:
         mask[cell] = True
-    queries = tuple(patches) or choose_patches(clip.frames[1], mask, count)
+    queries = tuple(patches) or choose_patches(clip.frames[1], mask, 4)
     rows = torch.tensor([row * grid[1] + column for row, column in queries])
-    images = normalize_images(clip.tensor().permute(0, 3, 1, 2).float() / 255)
+    images = normalize_images(torch.from_numpy(clip.frames).permute(0, 3, 1, 2).float() / 255)
     if matcher is not None:
         current = matcher.backbone(images[1:2], torch.from_numpy(mask.reshape(1, -1))).patches
         others = (matcher.backbone(images[i : i + 1]).patches for i in (0, 2))
@@ -82,10 +120,10 @@ def _grid(maps: Float[Tensor, "some heads n"], grid: tuple[int, int]) -> np.ndar
     return maps.float().cpu().unflatten(2, grid).numpy()
 
 
-def draw_mask(grid: tuple[int, int], seed: int) -> Bool[np.ndarray, "rows columns"]:
+def draw_mask(grid: tuple[int, int]) -> Bool[np.ndarray, "rows columns"]:
     """Mask blocks as in training, on a grid of any shape."""
     side = max(grid)
-    masks = sample_masks(np.random.default_rng(seed), 2, side, probability=0.5, ratio=MASKED)
+    masks = sample_masks(np.random.default_rng(0), 2, side, probability=0.5, ratio=MASKED)
     return masks[masks.any(axis=1)][0].reshape(side, side)[: grid[0], : grid[1]].copy()
 
 
@@ -107,11 +145,19 @@ def choose_patches(frame: np.ndarray, mask: Bool[np.ndarray, "rows columns"], co
 
 
 def attention_figure(
-    clip: Clip, found: Attention, out: Path, *, patch_size: int, heads: Heads = "mean", title: str = ""
-) -> None:
+    encoder: Encoder,
+    clip: Clip,
+    out: Path,
+    *,
+    matcher: Matcher | None = None,
+    patches: Sequence[Cell] = (),
+    heads: Literal["mean", "each"] = "mean",
+) -> Attention:
     """Draw past, current and future, with a column for each queried patch, or also for each of its heads."""
-    count = found.past.shape[1] if heads == "each" else 0
-    maps = [(index, head) for index in range(len(found.queries)) for head in range(-1, count)]
+    found = attend(encoder, clip, matcher, patches)
+    patch_size, title = encoder.patch_size, title_of(encoder.name, clip.source)
+    last = found.past.shape[1] if heads == "each" else 0
+    maps = [(index, head) for index in range(len(found.queries)) for head in range(-1, last)]
     frame_token = found.frame_token
     first = 1 + (frame_token is not None)
     height, width = clip.frames.shape[1:3]
@@ -137,6 +183,7 @@ def attention_figure(
                 outline(axes[row, column], highest, patch_size, color, width=1.4)
             show_picture(axes[1, column], masked)
             outline(axes[1, column], cell, patch_size, color)
+    return found
 
 
 def _explain(found: Attention) -> str:

@@ -1,7 +1,7 @@
 """What patch features show: their principal components as colors, and where propagated labels come from."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -9,13 +9,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tcore.errors import InputError
 from tcore.evaluation.encoder import Encoder
 from tcore.evaluation.propagate import LabelSource, label_sources
 from tcore.evaluation.protocols import TCORE, Protocol
 from tcore.show.attention import choose_patches
 from tcore.show.clips import Clip, encode_clip
-from tcore.show.plotting import COLORS, Cell, drawing, hide_axes, outline, show_picture
+from tcore.show.plotting import COLORS, Cell, drawing, hide_axes, outline, show_picture, title_of
 
 WIDEST = 6  # pictures in a row
 
@@ -43,12 +42,13 @@ def pca_colors(
     return colors.reshape(time, rows, columns, 3), explained
 
 
-def pca_figure(encoder: Encoder, clip: Clip, out: Path, *, title: str = "") -> float:
+def pca_figure(encoder: Encoder, clip: Clip, out: Path) -> float:
     """Draw frames above their features as colors; returns the share of the variance that is shown."""
     colors, explained = pca_colors(encode_clip(encoder, clip.frames))
     count, (height, width) = len(clip.frames), clip.frames.shape[1:3]
     text = f"Colors: first three principal components over all frames, {explained:.0%} of the variance."
-    with drawing(out, (1.8 * count + 0.3, 3.5 * height / width + 0.85), title, text=text) as figure:
+    size, title = (1.8 * count + 0.3, 3.5 * height / width + 0.85), title_of(encoder.name, clip.source)
+    with drawing(out, size, title, text=text) as figure:
         axes = figure.subplots(2, count, squeeze=False)
         for column in range(count):
             show_picture(axes[0, column], clip.frames[column], clip.names[column])
@@ -57,39 +57,32 @@ def pca_figure(encoder: Encoder, clip: Clip, out: Path, *, title: str = "") -> f
     return explained
 
 
-@dataclass(frozen=True)
-class Correspondence:
-    """Patches of the last frame of a clip, and the sources of each: indices into the clip's frames."""
-
-    patches: tuple[Cell, ...]
-    sources: tuple[tuple[LabelSource, ...], ...]
+Sources = dict[Cell, list[LabelSource]]
+"""Patches of the last frame of a clip, and the sources of each; their frames are indices into the clip."""
 
 
-def correspond(
-    encoder: Encoder,
-    clip: Clip,
-    *,
-    patches: Sequence[Cell] = (),
-    count: int = 3,
-    protocol: Protocol = TCORE,
-) -> Correspondence:
+def find_sources(encoder: Encoder, clip: Clip, patches: Sequence[Cell], protocol: Protocol) -> Sources:
     """The sources of some patches of the last frame, as propagation from the first frame finds them."""
-    last = len(clip.frames) - 1
-    if last < 1:
-        raise InputError("frame 0 has no sources: its labels are given; choose a later --frame.")
     features = encode_clip(encoder, clip.frames)
     grid = (features.shape[2], features.shape[3])
-    cells = tuple(patches) or choose_patches(clip.frames[last], np.ones(grid, dtype=bool), count)
-    return Correspondence(cells, tuple(map(tuple, label_sources(features, cells, protocol))))
+    cells = tuple(patches) or choose_patches(clip.frames[-1], np.ones(grid, dtype=bool), 3)
+    return dict(zip(cells, label_sources(features, cells, protocol), strict=True))
 
 
 def correspondence_figure(
-    clip: Clip, found: Correspondence, out: Path, *, patch_size: int, protocol: Protocol, title: str = ""
-) -> None:
+    encoder: Encoder,
+    clip: Clip,
+    out: Path,
+    *,
+    patches: Sequence[Cell] = (),
+    protocol: Protocol = TCORE,
+) -> Sources:
     """Draw the last frame with its patches, then the frames that hold their sources."""
+    found = find_sources(encoder, clip, patches, protocol)
+    patch_size, title = encoder.patch_size, title_of(encoder.name, clip.source)
     weights: dict[int, float] = {}
-    for source in (source for sources in found.sources for source in sources):
-        weights[source.frame] = weights.get(source.frame, 0.0) + source.weight / len(found.patches)
+    for source in chain(*found.values()):
+        weights[source.frame] = weights.get(source.frame, 0.0) + source.weight / len(found)
     shown = sorted(sorted(weights, key=lambda frame: -weights[frame])[: 2 * WIDEST - 1])
     columns = min(WIDEST, len(shown) + 1)
     rows = -(-(len(shown) + 1) // columns)
@@ -105,12 +98,12 @@ def correspondence_figure(
     ) as figure:
         axes = figure.add_subplot(rows, columns, 1)
         show_picture(axes, clip.frames[-1], f"{clip.names[-1]}: patches")
-        for index, cell in enumerate(found.patches):
+        for index, cell in enumerate(found):
             outline(axes, cell, patch_size, COLORS[index % len(COLORS)])
         for place, frame in enumerate(shown, start=2):
             axes = figure.add_subplot(rows, columns, place)
             show_picture(axes, clip.frames[frame], f"{clip.names[frame]}: {weights[frame]:.0%}")
-            for index, sources in enumerate(found.sources):
+            for index, sources in enumerate(found.values()):
                 own = [source for source in sources if source.frame == frame]
                 axes.scatter(
                     [(source.column + 0.5) * patch_size for source in own],
@@ -121,3 +114,4 @@ def correspondence_figure(
                     edgecolors="white",
                     linewidths=0.9,
                 )
+    return found

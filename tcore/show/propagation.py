@@ -1,29 +1,33 @@
-"""Propagated labels beside the true ones: a grid of frames with the score of each, or a video."""
+"""Propagated labels beside the true ones: frames with their scores, a video, the worst clips of a card."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float, UInt8
+from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
 from PIL import Image, ImageDraw
 
 from tcore.data.images import Frame
-from tcore.data.rendered import RenderedVideo
 from tcore.data.rendered_scene import LIMBS
 from tcore.data.video import h264_encoder, open_video, video_writer
 from tcore.errors import InputError
+from tcore.evaluation.benchmarks import find_benchmark
 from tcore.evaluation.benchmarks.benchmark import Benchmark, Kind
-from tcore.evaluation.benchmarks.rendered import Propagated, propagate_video, true_joints
+from tcore.evaluation.benchmarks.rendered import heldout_video, propagate_video, true_joints
+from tcore.evaluation.card import Card, rename_old
 from tcore.evaluation.encoder import Encoder
 from tcore.evaluation.masks import Ids, read_ids
 from tcore.evaluation.protocols import RENDERED, TCORE, Protocol
 from tcore.evaluation.scores import BOX_SHARE
-from tcore.show.clips import rendered_clip, rendered_name
-from tcore.show.plotting import check_out, drawing, show_picture
-from tcore.text import did_you_mean
+from tcore.files import read_json
+from tcore.show.plotting import COLORS, FAINT, check_out, drawing, show_picture
+from tcore.text import Say, did_you_mean, silent
 from tcore.video.propagate_video import propagate
 from tcore.video.tracked import paint_ids
 
@@ -34,6 +38,8 @@ MEANINGS: dict[Kind, str] = {
     "parts": "IoU: mean over the parts",
     "joints": "in place: share of the joints that PCK@.2 counts as right",
 }
+BROKEN = 0.5  # a frame below this is broken
+LASTING = 3  # a clip breaks where this many frames in a row, or all that are left, are broken
 SHORTEST = 256  # a drawn frame is enlarged to this side, so that skeletons are fine lines
 RIGHT, LEFT, MIDDLE = (255, 159, 28), (46, 196, 182), (240, 240, 240)
 
@@ -53,26 +59,17 @@ class PropagatedClip:
     truth: list[Ids] | Joints | None
 
 
-def label_rendered(
-    encoder: Encoder, source: str, protocol: Protocol = RENDERED
-) -> dict[Kind, PropagatedClip]:
+def label_rendered(encoder: Encoder, number: int, protocol: Protocol = RENDERED) -> list[PropagatedClip]:
     """Objects, parts and joints of a held-out rendered video, propagated by an encoder."""
-    video = rendered_clip(source, encoder.patch_size)
+    video = heldout_video(number, encoder.patch_size)
     found = propagate_video(video, encoder, protocol)
-    return compare_rendered(video, found, rendered_name(source))
-
-
-def compare_rendered(video: RenderedVideo, found: Propagated, name: str) -> dict[Kind, PropagatedClip]:
-    """Propagated and true labels of a rendered video, by kind."""
-
-    def one(kind: Kind, labels: Any, truth: Any) -> PropagatedClip:
-        return PropagatedClip(name, kind, len(video.frames), lambda index: video.frames[index], labels, truth)
-
-    return {
-        "objects": one("objects", list(found.objects), list(video.objects)),
-        "parts": one("parts", list(found.parts), list(video.parts)),
-        "joints": one("joints", found.joints, true_joints(video)),
+    labels: dict[Kind, tuple[Any, Any]] = {
+        "objects": (list(found.objects), list(video.objects)),
+        "parts": (list(found.parts), list(video.parts)),
+        "joints": (found.joints, true_joints(video)),
     }
+    name, length, read = f"rendered-{number:03d}", len(video.frames), video.frames.__getitem__
+    return [PropagatedClip(name, kind, length, read, *both) for kind, both in labels.items()]
 
 
 def label_clip(encoder: Encoder, benchmark: Benchmark, name: str = "") -> PropagatedClip:
@@ -85,9 +82,7 @@ def label_clip(encoder: Encoder, benchmark: Benchmark, name: str = "") -> Propag
     return PropagatedClip(clip.name, benchmark.kind, clip.length, read, found, truth)
 
 
-def label_video(
-    encoder: Encoder, path: Path, mask: Path, *, protocol: Protocol = TCORE, long_side: int = 880
-) -> PropagatedClip:
+def label_video(encoder: Encoder, path: Path, mask: Path, protocol: Protocol = TCORE) -> PropagatedClip:
     """A user's video, propagated from the mask of its first frame; true labels are not known."""
     frames: list[Frame] = []
 
@@ -96,7 +91,7 @@ def label_video(
             frames.append(frame)
             yield frame
 
-    found = list(propagate(encoder, kept(), read_ids(mask), protocol=protocol, long_side=long_side))
+    found = list(propagate(encoder, kept(), read_ids(mask), protocol=protocol))
     return PropagatedClip(path.name, "objects", len(frames), lambda index: frames[index], found, None)
 
 
@@ -168,31 +163,23 @@ Row = tuple[str, PropagatedClip, bool]
 """A row of a figure: its name, the clip, and whether it shows the truth or what was propagated."""
 
 
-def propagation_figure(
-    clips: Sequence[PropagatedClip], out: Path, *, columns: int = 6, title: str = ""
-) -> None:
-    """Draw frames spread over each clip: truth above prediction, with the score of each frame."""
+def with_truth(clips: Sequence[PropagatedClip]) -> list[Row]:
+    """Two rows for each clip, truth above prediction, or one where the truth is not known."""
     rows: list[Row] = []
     for clip in clips:
         rows += [] if clip.truth is None else [(f"{clip.kind}, truth", clip, True)]
         rows += [("prediction" if rows else f"{clip.kind}, prediction", clip, False)]
-    _draw_rows(rows, out, columns, title)
+    return rows
 
 
-def comparison_figure(clips: Mapping[str, PropagatedClip], out: Path, *, columns: int = 6) -> None:
-    """Draw one clip propagated in several ways: the truth, then a row for each way."""
-    truth = ("truth", next(iter(clips.values())), True)
-    _draw_rows([truth, *((name, clip, False) for name, clip in clips.items())], out, columns, "")
-
-
-def _draw_rows(rows: Sequence[Row], out: Path, columns: int, title: str) -> None:
+def propagation_figure(rows: Sequence[Row], out: Path, *, columns: int = 6, title: str = "") -> None:
+    """Draw frames spread over each clip, with the score of each frame."""
     height, width = rows[0][1].read(0).shape[:2]
     kinds = {clip.kind for _, clip, _ in rows if clip.truth is not None}
     text = "; ".join(MEANINGS[kind] for kind in MEANINGS if kind in kinds)
     text = f"The labels of frame 0 are given. {text}{', in percent.' if text else ''}"
-    with drawing(
-        out, (1.7 * columns + 0.4, len(rows) * (1.7 * height / width + 0.22) + 0.6), title, text=text
-    ) as figure:
+    size = (1.7 * columns + 0.4, len(rows) * (1.7 * height / width + 0.22) + 0.6)
+    with drawing(out, size, title, text=text) as figure:
         axes = figure.subplots(len(rows), columns, squeeze=False)
         for places, (name, clip, is_truth) in zip(axes, rows, strict=True):
             scores = score_frames(clip)
@@ -224,3 +211,118 @@ def propagation_video(clips: Sequence[PropagatedClip], out: Path, *, rate: Fract
         for index in range(length):
             write(compose(index))
     return length
+
+
+@dataclass(frozen=True)
+class Failure:
+    """One of the worst clips of a card."""
+
+    benchmark: str
+    score: float
+    breaks: int
+    """The frame where it breaks, or the worst one if it does not."""
+    lasting: bool
+    scores: Float[np.ndarray, " time"]
+    labels: PropagatedClip
+
+
+def read_card(path: Path) -> Card:
+    """A score card from results.json, or from the folder that holds it."""
+    file = path / "results.json" if path.is_dir() else path
+    try:
+        card: Card = read_json(file, "score card ")
+    except InputError as error:
+        raise InputError(f"{str(error).rstrip('.')}; tcore evaluate --out writes it.") from error
+    if not isinstance(card, dict) or "benchmarks" not in card:
+        raise InputError(f"{file} is not a score card of tcore evaluate: it has no benchmarks.")
+    return card | {"benchmarks": rename_old(card["benchmarks"])}
+
+
+def worst(card: Card, benchmark: str) -> list[tuple[str, float]]:
+    """Clips of a benchmark with their main score, worst first; those without one are left out."""
+    score = find_benchmark(benchmark).score_names[0]
+    clips = card["benchmarks"][benchmark]["clips"].items()
+    found = [
+        (title, float(clip[score])) for title, clip in clips if not math.isnan(clip.get(score, math.nan))
+    ]
+    return sorted(found, key=lambda one: one[1])
+
+
+def find_failures(
+    card: Card, encoder: Encoder, roots: Mapping[str, Path], *, count: int = 4, say: Say = silent
+) -> list[Failure]:
+    """Run the worst clips of a card again, with the encoder and the settings that it was made with."""
+    own, wanted = encoder.fingerprint(), card["encoder"]["weights"]
+    if own != wanted:
+        raise InputError(
+            f"the card was made with other weights ({wanted}) than {encoder.name} has ({own}): "
+            "evaluate again, or give --encoder."
+        )
+    lacking = [name for name in card["benchmarks"] if find_benchmark(name).on_disk and name not in roots]
+    if set(lacking) == set(card["benchmarks"]):
+        names = " and ".join(f"--{name} DIR" for name in lacking)
+        raise InputError(f"the clips of this card are in its datasets: give {names}.")
+    known = {field.name for field in fields(Protocol)}
+    found = []
+    for benchmark, result in card["benchmarks"].items():
+        if benchmark in lacking:
+            continue
+        protocol = Protocol(**{name: value for name, value in result["protocol"].items() if name in known})
+        for clip, score in worst(card, benchmark)[:count]:
+            say(f"{benchmark}  {clip}")
+            size = tuple(result["clips"][clip]["input"])
+            source = roots.get(benchmark, len(result["clips"]))
+            opened = find_benchmark(benchmark).open(source, protocol, binary=result["binary"], size=size)
+            labels = label_clip(encoder, opened, clip)
+            scores = score_frames(labels)
+            found.append(Failure(benchmark, score, *breaking_frame(scores), scores, labels))
+    return found
+
+
+def breaking_frame(scores: Float[np.ndarray, " time"]) -> tuple[int, bool]:
+    """The first frame from which a clip stays broken for a while, or the worst one; and whether it broke.
+
+    >>> breaking_frame(np.array([1.0, 0.9, 0.3, 0.8, 0.4, 0.3, 0.2, 0.6]))
+    (4, True)
+    >>> breaking_frame(np.array([1.0, 0.9, 0.7, 0.8]))
+    (2, False)
+    """
+    known = np.flatnonzero(~np.isnan(scores))
+    if len(known) == 0:
+        return 0, False
+    broken = scores[known] < BROKEN
+    for place, index in enumerate(known.tolist()):
+        if index > 0 and broken[place : place + LASTING].all():
+            return index, True
+    return int(known[np.argmin(scores[known])]), False
+
+
+def failures_figure(failures: list[Failure], out: Path, *, title: str = "") -> None:
+    """Draw a row for each clip: its first frame, truth and prediction where it breaks, its scores."""
+    text = f"Breaks: first of {LASTING} frames in a row with a mean below {BROKEN:g}."
+    with drawing(out, (9.8, 2.0 * len(failures) + 0.7), title, text=text) as figure:
+        axes = figure.subplots(len(failures), 4, squeeze=False, width_ratios=(1, 1, 1, 1.5))
+        for row, failure in enumerate(failures):
+            labels, at = failure.labels, failure.breaks
+            head = (
+                f"{labels.name}  {find_benchmark(failure.benchmark).score_names[0]} {100 * failure.score:.1f}"
+            )
+            show_picture(axes[row, 0], paint(labels, labels.truth, 0), head)
+            axes[row, 0].title.set_fontweight("bold")
+            word = "breaks at" if failure.lasting else "worst at"
+            show_picture(axes[row, 1], paint(labels, labels.truth, at), f"truth, {word} frame {at}")
+            show_picture(axes[row, 2], paint(labels, labels.found, at), f"prediction, frame {at}")
+            _draw_scores(axes[row, 3], failure, row + 1 == len(failures))
+
+
+def _draw_scores(axes: Axes, failure: Failure, last: bool) -> None:
+    axes.plot(failure.scores, color=COLORS[0], linewidth=1.6)
+    axes.axhline(BROKEN, color=FAINT, linewidth=0.8, linestyle=":")
+    axes.axvline(failure.breaks, color=COLORS[1], linewidth=1.2)
+    axes.set_ylim(0, 1.02)
+    axes.set_xlim(0, len(failure.scores) - 1)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
+    axes.tick_params(labelsize=7.5, length=2.5)
+    axes.set_ylabel(SCORES[failure.labels.kind], labelpad=1)
+    if last:
+        axes.set_xlabel("frame", labelpad=1)

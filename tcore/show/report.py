@@ -20,15 +20,19 @@ from tcore.evaluation.benchmarks import find_benchmark
 from tcore.evaluation.card import PUBLISHED
 from tcore.evaluation.encoders import load_encoder
 from tcore.files import write_text
-from tcore.show.attention import attend, attention_figure
+from tcore.show.attention import attention_figure, load_matcher
 from tcore.show.clips import Times, evenly, open_clip
-from tcore.show.dynamics import Panel, draw_panel, panels, words
-from tcore.show.failures import failures_figure, find_failures, worst
 from tcore.show.features import pca_figure
-from tcore.show.matcher import load_matcher
 from tcore.show.plotting import check_out, to_svg
-from tcore.show.propagation import label_rendered, propagation_figure
-from tcore.show.runs import Run, read_runs
+from tcore.show.propagation import (
+    failures_figure,
+    find_failures,
+    label_rendered,
+    propagation_figure,
+    with_truth,
+    worst,
+)
+from tcore.show.runs import Panel, Run, draw_panel, panels, read_runs, words
 from tcore.text import Say, format_seconds, silent
 
 FORMATS = (".html", ".htm", ".md")
@@ -99,26 +103,13 @@ def write_report(paths: Sequence[str | Path], out: Path, *, draw: bool = True, s
         "plain": escape_markdown,
         "link": lambda path: quote(os.path.relpath(path, out.parent).replace(os.sep, "/")),
     }
-    title = runs[0].name if len(runs) == 1 else f"{len(runs)} runs"
+    name = runs[0].name if len(runs) == 1 else f"{len(runs)} runs"
     subtitle = ", ".join(str(run.path) for run in runs)
+    blocks = {title: list(describe(runs)) for title, describe in SECTIONS.items()}
+    sections = {title: found for title, found in blocks.items() if found}
     template = environment.get_template(f"report.{kind}.j2")
-    write_text(out, template.render(title=title, subtitle=subtitle, sections=describe(runs)))
+    write_text(out, template.render(title=name, subtitle=subtitle, sections=sections))
     return out
-
-
-def describe(runs: Sequence[Run]) -> dict[str, list[Block]]:
-    """The sections of a report, by title."""
-    sections: dict[str, list[Block]] = {
-        "Runs": list(_overview(runs)),
-        "Settings": list(_settings(runs)),
-        "Training": list(_curves(runs)),
-        "Scores": list(_scores(runs)),
-        "Checkpoints": list(_checkpoints(runs)),
-        "Figures": list(_pictures(runs)),
-        "Worst clips": list(_worst(runs)),
-        "Environment and cost": list(_environment(runs)),
-    }
-    return {title: blocks for title, blocks in sections.items() if blocks}
 
 
 def panel_svg(panel: Panel) -> str:
@@ -163,7 +154,7 @@ def _overview(runs: Sequence[Run]) -> Iterator[Block]:
 
 def _settings(runs: Sequence[Run]) -> Iterator[Block]:
     """What differs between the runs, or from the defaults if there is one run; then everything."""
-    every = {run.name: run.settings() for run in runs if run.config is not None}
+    every = {run.name: flatten(run.config) for run in runs if run.config is not None}
     if not every:
         return
     names = list(dict.fromkeys(name for own in every.values() for name in own))
@@ -309,8 +300,7 @@ def draw_figures(run: Run, say: Say = silent) -> None:
     patch = encoder.patch_size
 
     def attention(out: Path) -> None:
-        clip = open_clip((), Times(), patch)
-        attention_figure(clip, attend(encoder, clip, matcher=load_matcher(run.path)), out, patch_size=patch)
+        attention_figure(encoder, open_clip((), Times(), patch), out, matcher=load_matcher(run.path))
 
     def failures(out: Path) -> None:
         own = [card for card in run.cards.values() if card["encoder"]["weights"] == encoder.fingerprint()]
@@ -321,7 +311,7 @@ def draw_figures(run: Run, say: Say = silent) -> None:
     figures: dict[str, Callable[[Path], object]] = {
         "attention": attention,
         "pca": lambda out: pca_figure(encoder, open_clip((), evenly(5), patch), out),
-        "propagation": lambda out: propagation_figure([*label_rendered(encoder, "rendered").values()], out),
+        "propagation": lambda out: propagation_figure(with_truth(label_rendered(encoder, 0)), out),
         "failures": failures,
     }
     for name, draw in figures.items():
@@ -334,3 +324,15 @@ def draw_figures(run: Run, say: Say = silent) -> None:
             draw(out)
         except InputError as error:
             say(f"{run.name}: {name} is not drawn: {error}")
+
+
+SECTIONS: dict[str, Callable[[Sequence[Run]], Iterator[Block]]] = {
+    "Runs": _overview,
+    "Settings": _settings,
+    "Training": _curves,
+    "Scores": _scores,
+    "Checkpoints": _checkpoints,
+    "Figures": _pictures,
+    "Worst clips": _worst,
+    "Environment and cost": _environment,
+}

@@ -38,19 +38,12 @@ def _frames_of(environment: Path) -> str:
         raise InputError(f"{environment} does not say where the frames are: give --frames.") from error
 
 
-def neighbors_figure(
-    images: str | Path,
-    out: Path,
-    *,
-    number: int = 8,
-    seed: int = 0,
-    neighbors: str | Path | None = None,
-) -> None:
+def neighbors_figure(images: str | Path, out: Path, *, number: int = 8, seed: int = 0) -> None:
     """Draw some images, one per row, each followed by its neighbors with their cosines."""
     if number < 1:
         raise InputError(f"images={number}: need 1 or more.")
     store = open_images(images)
-    path = Path(neighbors) if neighbors is not None else find_neighbors(images)
+    path = find_neighbors(images)
     found = load_neighbors(path)
     check_neighbors(found, path, len(store), store.fingerprint())
     shown = np.random.default_rng(seed).choice(len(store), size=min(number, len(store)), replace=False)

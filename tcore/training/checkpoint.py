@@ -20,7 +20,7 @@ from tcore.config import Config, VitSpec, differences, load_config, save_config,
 from tcore.errors import InputError
 from tcore.files import LOCKS, TEMPORARY, atomic, read_json, write_text
 from tcore.methods.method import Method
-from tcore.model.weights import CARD_FORMAT, save_safetensors
+from tcore.model.vit import CARD_FORMAT, save_safetensors
 from tcore.training import distributed
 from tcore.training.guard import heartbeat
 from tcore.training.optim import Optimizer

@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_map_only
 
 from tcore.device import World, world
 from tcore.errors import InputError, PeerError
-from tcore.model.peers import ALONE, Peers
+from tcore.model.losses import ALONE, Peers
 from tcore.rendezvous import meet
 from tcore.training.guard import Guard, explaining, reached
 

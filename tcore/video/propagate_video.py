@@ -32,13 +32,10 @@ OUTPUTS = (CARD, "masks", "tracks.csv", "confidence.csv", "overlay.mp4")
 
 
 class Propagation(NamedTuple):
-    """What was done: frames, their size, the input size, mean confidence, whether there is an overlay."""
+    """What was done: the number of frames, and their mean confidence."""
 
     frames: int
-    frame_size: Size
-    input_size: Size
     confidence: float
-    overlay: bool
 
 
 def propagate_video_file(
@@ -77,12 +74,14 @@ def propagate_video_file(
     if overlay and h264_encoder() is None:
         say("no overlay.mp4: it needs PyAV with an H.264 encoder (pip install av).")
         overlay = False
-    card = inputs | _card(encoder, protocol, size, inside)
+    knobs = {name: value for name, value in dataclasses.asdict(protocol).items() if name != "resize"}
+    card = inputs | {"encoder": encoder.identity(), "protocol": knobs, "finished": False}
+    card |= {"frame_size": list(size), "input_size": list(inside)}
     done, total = 0, 0.0
     with own_folder(folder, inputs):
         _write_card(folder, card)
-        input_text, grid_text = format_size(*inside), format_size(*track.grid)
-        say(f"frames of {format_size(*size)} go in at {input_text}, a grid of {grid_text}.")
+        sizes = (format_size(*one) for one in (size, inside, track.grid))
+        say("frames of {} go in at {}, a grid of {}.".format(*sizes))
         progress = Progress("frame", source.count, say=say)
         with ExitStack() as files:
             table = files.enter_context(_open_table(folder / "confidence.csv", CONFIDENCE))
@@ -107,7 +106,7 @@ def propagate_video_file(
         for line in remarks:
             say(line)
         _write_card(folder, card | {"frames": done, "remarks": remarks, "finished": True})
-    return Propagation(done, size, inside, total / done, overlay)
+    return Propagation(done, total / done)
 
 
 def propagate(
@@ -227,13 +226,3 @@ def _remarks(source: Video, labels: Masks | Points, frames: int) -> Iterator[str
     late = [str(frame) for frame in sorted(labels.frames) if frame >= frames]
     if late:
         yield f"labels for frame {', '.join(late)} were not used: the video ended after {frames} frames."
-
-
-def _card(encoder: Encoder, protocol: Protocol, size: Size, inside: Size) -> dict[str, Any]:
-    return {
-        "encoder": encoder.identity(),
-        "protocol": {name: value for name, value in dataclasses.asdict(protocol).items() if name != "resize"},
-        "frame_size": list(size),
-        "input_size": list(inside),
-        "finished": False,
-    }

@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tcore.cli.lab import check_gpus
 from tcore.cli.main import main
-from tcore.cli.train import parse_train
+from tcore.cli.train import check_gpus, parse_train
 from tcore.config import save_config
 from tcore.errors import InputError
 from tcore.files import write_text
@@ -173,22 +172,6 @@ def test_a_gpu_trains_the_next_run_while_one_is_scored_and_the_table_is_written_
     assert len(json.loads((tmp_path / "lab.json").read_text())) == 5
 
 
-def test_an_interrupted_lab_does_not_start_the_next_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    started = []
-
-    def run(job: Job, *rest: Any) -> None:
-        started.append(job.row.name)
-        time.sleep(0.5 if len(started) > 1 else 0)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("tcore.lab.run_job", run)
-    with pytest.raises(KeyboardInterrupt):
-        run_lab(tmp_path, "masks")
-    assert len(started) <= 2  # one may start before the others are canceled
-
-
 def test_flags_of_a_row_replace_those_of_all_rows() -> None:
     row = Row("own", "--optim.steps 5 --optim.base-lr 0.1 --views.no-fixed-space")
     shared = "--optim.steps 9 --optim.base_lr 0.2 --optim.batch 4 --views.fixed-space"
@@ -218,6 +201,7 @@ def test_flags_of_a_row_replace_those_of_all_rows() -> None:
         ("branch --seeds 2 --extra='--seed 1'", "--run and --seed"),
         ("branch --extra='--vit.depth \"4'", "--extra, '--vit.depth \"4'"),
         ("rows.json", "row typo: .*--loss.past-futur "),
+        ("branch --out rows.json/below", "^tcore: error: .*rows.json is a file.*\n$"),
     ],
 )
 def test_what_is_wrong_with_a_row_is_said_before_anything_is_trained(
@@ -231,7 +215,7 @@ def test_what_is_wrong_with_a_row_is_said_before_anything_is_trained(
     rows = [{"name": "fine"}, {"name": "typo", "flags": "--loss.past-futur 0"}]
     Path("rows.json").write_text(json.dumps(rows))
     with pytest.raises(SystemExit) as stop:
-        main(["lab", "--out", "lab", *shlex.split(words)])
+        main(["lab", "--out=lab", *shlex.split(words)])
     assert stop.value.code == 2
     assert re.search(named, capsys.readouterr().err)
     assert not Path("lab").exists()
@@ -313,14 +297,3 @@ def test_a_folder_may_be_moved_and_may_be_of_an_earlier_version(
     done = Path("new/none/seed-0") / DONE
     done.write_text(done.read_text().replace('"--rendered"', '"--synthetic"'))
     assert is_done(Job(NONE, 0, tmp_path / "new" / "none" / "seed-0"), PLAN)
-
-
-def test_a_place_that_cannot_be_written_is_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(SystemExit):
-        main(["lab", "branch", "--budget", "2", "--out", str(tmp_path / "file" / "below")])
-    lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 1
-    assert f"{tmp_path / 'file'} is a file" in lines[0]

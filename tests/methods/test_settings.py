@@ -7,14 +7,12 @@ from typing import Any
 
 import pytest
 
-from tcore import Config, InputError, recipe
+from tcore import Config, InputError
 from tcore.config import (
     differences,
     flatten,
     from_dict,
-    load_config,
     override,
-    save_config,
     to_dict,
     validate,
 )
@@ -40,13 +38,6 @@ def test_an_old_file_is_tcores_with_every_value() -> None:
     for name, value in values.items():  # settings that came later have their defaults
         same = {key: found[name][key] for key in value} if isinstance(value, dict) else found[name]
         assert same == value, name
-
-
-@pytest.mark.parametrize("config", [Config(), from_dict(old_settings()), recipe("vits16-imagenet")])
-def test_settings_survive_a_file(config: Config, tmp_path: Path) -> None:
-    save_config(config, tmp_path / "config.json")
-    assert load_config(tmp_path / "config.json") == config
-    assert json.loads((tmp_path / "config.json").read_text())["method"] == config.method.name
 
 
 def test_settings_of_the_method_have_no_prefix() -> None:
@@ -79,20 +70,8 @@ def test_a_method_that_there_is_none_of_is_named(name: Any) -> None:
         from_dict(to_dict(Config()) | {"method": name})
 
 
-def test_a_setting_that_no_method_has_is_refused() -> None:
-    with pytest.raises(InputError, match=r"unknown setting 'los'\. Did you mean loss"):
-        from_dict(to_dict(Config()) | {"los": {}})
-
-
 def test_shared_settings_without_effect_on_the_method_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TCoReSettings, "unused", ("optim.matching_lr",))
     validate(Config())
     with pytest.raises(InputError, match=r"optim\.matching_lr=0\.5 has no effect on tcore"):
         validate(change(Config(), optim__matching_lr=0.5))
-
-
-def test_files_that_hold_no_settings_are_refused(tmp_path: Path) -> None:
-    for text in ("[]", "3", '{"loss": 3}', '{"views": []}'):
-        (tmp_path / "config.json").write_text(text)
-        with pytest.raises(InputError, match=r"config\.json"):
-            load_config(tmp_path / "config.json")

@@ -7,8 +7,6 @@ import torch
 from torch import Tensor
 
 from tcore.config import VitSpec
-from tcore.data.source import Counts
-from tcore.methods.distillation import make_batch
 from tcore.methods.settings import LossForm
 from tcore.model.losses import given_targets
 from tests.methods.tiny_models import (
@@ -36,30 +34,6 @@ def test_masked_patches_are_found_in_the_masked_crops_in_order() -> None:
     assert torch.equal(made.at_masked(patches[made.masked]), patches[made.mask])
 
 
-def test_masked_patches_of_a_crop_weigh_one_together() -> None:
-    made = batch()
-    of_crop = made.masked_patches // 16
-    for crop in range(len(MASKED)):
-        weights = made.patch_weights[of_crop == crop]
-        assert len(weights) == 2 + 3 * crop
-        torch.testing.assert_close(weights, torch.full_like(weights, 1 / len(weights)))
-
-
-def test_counts_of_a_batch_by_itself_are_its_own() -> None:
-    assert batch().counts == Counts(videos=VIDEOS, masked_crops=3, masked_patches=2 + 5 + 8)
-    assert make_batch(torch.zeros(2, 3, 8, 8), torch.zeros(1, 3, 8, 8), torch.zeros(2, 1) > 0).counts == (
-        1,
-        0,
-        0,
-    )
-
-
-def test_nothing_masked_keeps_all_crops_in_order() -> None:
-    made = batch(masked=())
-    assert [len(x) for x in (made.masked, made.masked_patches, made.patch_weights)] == [0, 0, 0]
-    assert made.order.tolist() == list(range(2 * VIDEOS))
-
-
 # Branches
 
 
@@ -75,11 +49,6 @@ def test_student_does_not_see_masked_pixels_but_the_teacher_does() -> None:
     teacher_only = values(tcore(replace(made, teacher_crops=changed), VALUES))
     assert teacher_only["past_teacher"] != pytest.approx(before["past_teacher"], rel=1e-4)
     assert teacher_only["past_future"] == before["past_future"]
-
-
-def test_teacher_crops_are_the_global_crops_unless_given() -> None:
-    made = batch()
-    assert made.teacher_crops is made.global_crops
 
 
 def test_auxiliary_branch_is_the_student_without_mask() -> None:

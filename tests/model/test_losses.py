@@ -69,14 +69,6 @@ def test_cross_entropy_follows_the_formula_row_by_row() -> None:
     torch.testing.assert_close(cross_entropy(targets, out, TEMPERATURE), torch.tensor(expected))
 
 
-def test_cross_entropy_of_half_precision_outputs_is_computed_in_full() -> None:
-    targets, out = probabilities(5, 0), outputs(5, 1).bfloat16()
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        got = cross_entropy(targets, out, TEMPERATURE)
-    assert got.dtype == torch.float32
-    torch.testing.assert_close(got, cross_entropy(targets, out.float(), TEMPERATURE), rtol=0, atol=0)
-
-
 def test_dino_is_the_mean_over_all_pairs_of_different_views() -> None:
     targets = probabilities(2 * VIDEOS, 0)
     global_, local = outputs(2 * VIDEOS, 1), outputs(LOCALS * VIDEOS, 2)
@@ -109,17 +101,6 @@ def test_parts_of_a_step_add_up_to_its_dino() -> None:
         return dino_loss(rows(targets), rows(global_), rows(local), TEMPERATURE, VIDEOS)
 
     torch.testing.assert_close(of([0]) + of([1, 2, 3]), of([0, 1, 2, 3]))
-
-
-def test_dino_of_uniform_outputs_is_ln_k() -> None:
-    loss = dino_loss(
-        probabilities(2 * VIDEOS, 0),
-        torch.zeros(2 * VIDEOS, PROTOTYPES),
-        torch.zeros(LOCALS * VIDEOS, PROTOTYPES),
-        TEMPERATURE,
-        VIDEOS,
-    )
-    assert loss.item() == pytest.approx(math.log(PROTOTYPES))
 
 
 @pytest.mark.parametrize("divisor", [5, 2 * VIDEOS])
@@ -210,17 +191,13 @@ def test_koleo_looks_at_the_nearest_other_frame(count: int) -> None:
     assert koleo_loss(frames, count).item() == pytest.approx(-sum(logs) / count, rel=1e-4)
 
 
-def test_koleo_of_half_precision_arithmetic_is_computed_in_full() -> None:
-    frames = frame_tokens(1, seed=1) + 1e-2 * frame_tokens(8)  # cosines that bf16 cannot tell apart
+def test_losses_of_half_precision_arithmetic_are_computed_in_full() -> None:
+    targets, out = probabilities(5, 0), outputs(5, 1).bfloat16()
+    frames = frame_tokens(1, seed=1) + 1e-2 * frame_tokens(8)  # cosines that bf16 cannot distinguish
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        got = koleo_loss(frames, 8)
-    assert got.dtype == torch.float32
-    torch.testing.assert_close(got, koleo_loss(frames, 8), rtol=0, atol=0)
-
-
-def test_koleo_ignores_the_length_of_the_tokens() -> None:
-    frames = frame_tokens(5)
-    torch.testing.assert_close(koleo_loss(7 * frames, 5), koleo_loss(frames, 5))
+        found = (cross_entropy(targets, out, TEMPERATURE), koleo_loss(frames, 8))
+    exact = (cross_entropy(targets, out.float(), TEMPERATURE), koleo_loss(frames, 8))
+    torch.testing.assert_close(found, exact, rtol=0, atol=0)
 
 
 def test_koleo_of_a_part_counts_by_its_share_of_the_step() -> None:
@@ -244,14 +221,6 @@ def test_koleo_of_equal_frames_is_large_with_a_finite_gradient() -> None:
     loss.backward()
     assert frames.grad is not None
     assert frames.grad.isfinite().all()
-
-
-def test_koleo_pushes_the_nearest_frames_apart() -> None:
-    frames = frame_tokens(6).requires_grad_()
-    before = koleo_loss(frames, 6)
-    before.backward()
-    assert frames.grad is not None
-    assert koleo_loss(frames.detach() - 1e-2 * frames.grad, 6) < before
 
 
 def test_koleo_of_opposite_frames_does_not_take_a_frame_for_its_own_neighbor() -> None:
@@ -282,20 +251,6 @@ def slow_sinkhorn(out: Tensor, temperature: float) -> list[list[float]]:
 def test_sinkhorn_targets_follow_the_formula(count: int) -> None:
     out = outputs(count, 0)
     torch.testing.assert_close(sinkhorn_targets(out, 0.05), torch.tensor(slow_sinkhorn(out, 0.05)))
-
-
-def test_sinkhorn_rows_sum_to_one_and_columns_are_balanced() -> None:
-    out = outputs(40, 0)
-    got = sinkhorn_targets(out, 0.3)
-    torch.testing.assert_close(got.sum(dim=1), torch.ones(40))
-    torch.testing.assert_close(got.sum(dim=0), torch.full((PROTOTYPES,), 40 / PROTOTYPES), rtol=0.02, atol=0)
-    unbalanced = (out / 0.3).softmax(dim=-1).sum(dim=0)
-    assert unbalanced.max() / unbalanced.min() > 1.2
-
-
-def test_sinkhorn_targets_of_equal_outputs_are_uniform() -> None:
-    got = sinkhorn_targets(outputs(1, 0).expand(10, -1), 0.05)
-    torch.testing.assert_close(got, torch.full((10, PROTOTYPES), 1 / PROTOTYPES))
 
 
 def test_sinkhorn_neither_overflows_nor_fails_on_nothing() -> None:

@@ -13,8 +13,13 @@ from tcore.errors import InputError
 from tcore.evaluation.benchmarks import find_benchmark
 from tcore.evaluation.protocols import TCORE
 from tcore.show.clips import Times, evenly, open_clip
-from tcore.show.failures import breaking_frame
-from tcore.show.propagation import PropagatedClip, label_clip, propagation_figure, score_frames
+from tcore.show.propagation import (
+    PropagatedClip,
+    breaking_frame,
+    label_clip,
+    propagation_figure,
+    score_frames,
+)
 from tests.evaluation.layouts import write_davis, write_jhmdb, write_vip
 
 

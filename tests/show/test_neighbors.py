@@ -46,19 +46,3 @@ def test_the_commands_find_neighbors_and_draw_them(
     main("figure neighbors photos --out n.png --images 2".split())
     assert capsys.readouterr().out == "picture: n.png\n"
     assert (tmp_path / "n.png").stat().st_size > 5000
-
-
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
-        ("neighbors", "encoder"),
-        ("figure neighbors photos", "--out"),
-        ("train vits16-imagenet", "--frames"),
-        ("train quickstart --source images", "auxiliary=both"),
-    ],
-)
-def test_what_is_missing_is_named(arguments: str, named: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stop:
-        main(arguments.split())
-    assert stop.value.code == 2
-    assert named in capsys.readouterr().err

@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
@@ -27,29 +26,6 @@ def runs(run: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Pat
     return first, second
 
 
-class Page(HTMLParser):
-    """Counts elements, and holds those that are open."""
-
-    VOID = ("meta", "link", "img", "br", "line", "circle")
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.count: dict[str, int] = {}
-        self.open: list[str] = []
-        self.feed(text)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.count[tag] = self.count.get(tag, 0) + 1
-        if tag not in self.VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.count[tag] = self.count.get(tag, 0) + 1
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-
 def test_a_report_of_two_runs_tells_them_apart_and_escapes_their_names(
     runs: tuple[Path, Path], tmp_path: Path
 ) -> None:
@@ -61,10 +37,9 @@ def test_a_report_of_two_runs_tells_them_apart_and_escapes_their_names(
     assert "<script>alert" not in page
     assert "&lt;script&gt;alert" in page
     assert not re.search(r"https?:", page)
-    parsed = Page(page)
-    assert parsed.open == []
-    assert parsed.count["script"] == 1
-    assert parsed.count["svg"] >= 9
+    assert page.count("<script") == 1
+    assert page.count("<svg") == page.count("</svg>") >= 9
+    assert page.count("<table") == page.count("</table>") > 1
 
 
 def test_a_report_embeds_figures_scores_and_worst_clips(runs: tuple[Path, Path], tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
 
 import tcore.cli.main
+import tcore.cli.train
 from tcore import Scoring, device, train
 from tcore.data import render
 from tcore.evaluation.sharing import leave
@@ -261,7 +262,7 @@ def main() -> None:
                 leave()
                 raise
 
-        tcore.cli.main.VERBS["train"] = verb
+        tcore.cli.train.train = verb
         tcore.cli.main.main(["train"])
     leave()
 

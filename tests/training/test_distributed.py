@@ -21,7 +21,7 @@ from tcore.data.source import Share
 from tcore.device import World, world
 from tcore.evaluation.trajectory import read_checkpoints
 from tcore.methods import build_source
-from tcore.model.peers import ALONE
+from tcore.model.losses import ALONE
 from tcore.training import distributed
 from tcore.training.loop import open_store, resolve
 from tests.tiny import tiny

@@ -208,14 +208,14 @@ def test_what_will_not_be_as_it_seems_is_said_at_the_start(
 def test_full_disk_is_one_line_with_tensorboard_too(tmp_path: Path) -> None:
     code = f"""
 import resource, torch, tcore
-import tcore.cli.main
+import tcore.cli.main, tcore.cli.train
 torch.set_num_threads(1)
 def fill(step):
     if step == 1:  # nothing can grow any more: metrics, events, checkpoints
         resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY))
 config = tcore.recipe("quickstart", {TINY!r} | {{"runtime.log_every": 1}})
 run = {str(tmp_path / "run")!r}
-tcore.cli.main.VERBS["train"] = lambda argv: tcore.train(config, run, quiet=True, on_step=fill)
+tcore.cli.train.train = lambda argv: tcore.train(config, run, quiet=True, on_step=fill)
 tcore.cli.main.main(["train"])
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
@@ -303,9 +303,9 @@ def save_on_a_disk_that_fills_up(run, step, *rest):
         resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, resource.RLIM_INFINITY))
     save(run, step, *rest)
 loop.save_checkpoint = save_on_a_disk_that_fills_up
-import tcore.cli.main
+import tcore.cli.main, tcore.cli.train
 config = tcore.recipe("quickstart", {settings!r})
-tcore.cli.main.VERBS["train"] = lambda argv: tcore.train(config, {str(run)!r}, quiet=True)
+tcore.cli.train.train = lambda argv: tcore.train(config, {str(run)!r}, quiet=True)
 main(["train"])
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

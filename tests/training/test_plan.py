@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tcore import InputError, recipe, train
-from tcore.cli.main import VERBS, main
+from tcore.cli.main import main
 from tcore.training import plan as planning
 from tcore.training.plan import Cost, Line, plan, verdict
 from tests.tiny import tiny
@@ -100,7 +100,7 @@ def test_out_of_memory_is_one_line_that_names_the_flag(
     def runs_out(argv: list[str]) -> None:
         raise torch.OutOfMemoryError
 
-    monkeypatch.setitem(VERBS, "train", runs_out)
+    monkeypatch.setattr("tcore.cli.train.train", runs_out)
     with pytest.raises(SystemExit) as stop:
         main(["train", "quickstart"])
     assert stop.value.code == 1

@@ -17,8 +17,7 @@ from tcore.evaluation.card import Card
 from tcore.evaluation.encoder import Encoder
 from tcore.evaluation.trajectory import read_checkpoints
 from tcore.pretrain import BEST, BEST_CARD, read_best
-from tcore.show.dynamics import CYCLE, SCORES, curves, dynamics_figure
-from tcore.show.runs import read_run
+from tcore.show.runs import CYCLE, SCORES, curves, dynamics_figure, read_run
 from tcore.training.guard import StopRequested
 from tests.evaluation.layouts import heldout_videos, write_davis
 from tests.tiny import tiny
