@@ -110,7 +110,7 @@ def encode_clip(encoder: Encoder, frames: Iterable[Frame]) -> Float[Tensor, "tim
     return torch.cat([encoder(frame).float().cpu() for frame in tensors])
 
 
-def _fit(frames: list[Frame], patch_size: int) -> UInt8[np.ndarray, "time height width 3"]:
+def _fit(frames: list[np.ndarray], patch_size: int) -> UInt8[np.ndarray, "time height width 3"]:
     """Frames at one size: that of the middle one, floored to the patch, with a bounded long side."""
     middle = frames[len(frames) // 2]
     height, width = fit_size((middle.shape[0], middle.shape[1]), patch_size, LONG_SIDE)

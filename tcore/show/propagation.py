@@ -282,7 +282,7 @@ def find_failures(
 def breaking_frame(scores: Float[np.ndarray, " time"]) -> tuple[int, bool]:
     """The first frame from which a clip stays broken for a while, or the worst one; and whether it broke.
 
-    >>> breaking_frame(np.array([1.0, 0.9, 0.3, 0.8, 0.4, 0.3, 0.2, 0.6]))
+    >>> breaking_frame(np.array([1.0, np.nan, 0.3, 0.8, 0.4, 0.3, 0.2, 0.6]))
     (4, True)
     >>> breaking_frame(np.array([1.0, 0.9, 0.7, 0.8]))
     (2, False)

@@ -90,8 +90,8 @@ def test_nothing_learns_without_a_learning_rate(tmp_path: Path, capsys: pytest.C
 def test_small_parts_of_a_healthy_run_raise_no_alarm(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    train(tiny(optim__accumulate=4, optim__steps=10), tmp_path / "parts")
-    train(tiny(optim__batch=2, optim__steps=10), tmp_path / "few")
+    train(tiny(optim__accumulate=4, optim__steps=4), tmp_path / "parts")
+    train(tiny(optim__batch=2, optim__steps=4), tmp_path / "few")
     assert "collapse" not in capsys.readouterr().err
 
 
@@ -129,14 +129,14 @@ def test_collapse_is_said_during_training_and_a_healthy_run_says_nothing(
         loss__koleo=0.0,
         vit__layer_scale=0.5,
         optim__base_lr=0.05,
-        optim__steps=60,
+        optim__steps=12,
         optim__batch=8,
-        runtime__log_every=10,
+        runtime__log_every=4,
         checkpoint_every=100,
     )
     train(collapsing, tmp_path / "collapsing")
     assert "warning: step" in capsys.readouterr().err
-    healthy = tiny(optim__steps=60, optim__batch=8, runtime__log_every=10, checkpoint_every=100)
+    healthy = tiny(optim__steps=12, optim__batch=8, runtime__log_every=4, checkpoint_every=100)
     run = train(healthy, tmp_path / "healthy")
     printed = capsys.readouterr().err
     assert "warning" not in printed
