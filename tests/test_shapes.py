@@ -21,7 +21,7 @@ def test_every_module_but_those_of_kernels_is_looked_at(folder: str) -> None:
     for path in (ROOT / "tcore" / folder).rglob("*.py"):
         name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
         if path.stem != "__init__" and not path.stem.endswith("_triton"):
-            assert type(importlib.import_module(name).__loader__).__name__ == "_JaxtypingLoader", name
+            assert type(importlib.import_module(name).__loader__).__name__ == "CheckingLoader", name
 
 
 def test_a_tensor_of_another_shape_than_announced_is_refused() -> None:
