@@ -5,6 +5,9 @@ BIN := $(VENV)/bin
 # One pip command: torch is named first, so that the package's own range takes what is already chosen.
 INSTALL := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check torch==2.13.0
 
+# Some environments forbid Python to keep compiled modules: then each of the tests' processes compiles torch again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: quickstart test test-long lint clean
 
 # Threads that wait for one another give the core back soon: on a busy machine that is a third faster or more,
