@@ -62,13 +62,13 @@ def checked_class(kind: type) -> type:
 class Decorate(ast.NodeTransformer):
     """Puts the checks above every function and class."""
 
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:  # noqa: N802 (ast's name)
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
         """Innermost, below `staticmethod` and the like."""
         self.generic_visit(node)
         node.decorator_list.append(ast.Name("__checked__", ast.Load()))
         return node
 
-    def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:  # noqa: N802 (ast's name)
+    def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
         """Outermost, above `dataclass`."""
         self.generic_visit(node)
         node.decorator_list.insert(0, ast.Name("__checked_class__", ast.Load()))
@@ -94,7 +94,9 @@ class CheckingFinder:
     """Finds the modules that are checked: all of tcore, but for Triton's kernels, which are read as text."""
 
     @staticmethod
-    def find_spec(name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+    def find_spec(
+        name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
         """The usual place of a module, with the loader that checks."""
         if not name.startswith("tcore.") or name.endswith("_triton"):
             return None
