@@ -108,4 +108,4 @@ class CheckingFinder:
 
 def install() -> None:
     """Check the shapes of whatever part of tcore is imported from now on."""
-    sys.meta_path.insert(0, CheckingFinder)  # type: ignore[arg-type]
+    sys.meta_path.insert(0, CheckingFinder)
