@@ -18,11 +18,11 @@ from PIL import Image
 
 from tcore import methods
 from tcore.config import Config
-from tcore.data import packed, stores
+from tcore.data import stores
 from tcore.data.loader import load, render_batch
 from tcore.data.rendered import render_video
 from tcore.data.source import FrameBuffer, RawBatch, Source
-from tcore.data.stores import FolderStore, FrameStore, PackedStore
+from tcore.data.stores import FrameStore
 from tcore.methods import sampling
 from tcore.recipes import recipe
 
@@ -32,9 +32,9 @@ SAMPLES, TRIES = 1024, 3  # samples read to measure a figure, and how often: the
 
 # Functions that a batch goes through in a reading process, and what a person calls them.
 PARTS: dict[str, list[tuple[Any, str]]] = {
-    "read": [(FolderStore, "read"), (PackedStore, "read")],
-    "decode": [(stores, "decode_image"), (packed, "decode_image")],
-    "masks": [(sampling, "step_masks")],
+    "read": [(FrameStore, "read")],
+    "decode": [(stores, "decode_image")],
+    "masks": [(sampling, "sample_step_masks")],
     "sandwich": [(sampling, "sample_sandwich")],
     "views": [(sampling, "sample_views")],
     "copy into the batch": [(FrameBuffer, "add")],

@@ -7,14 +7,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tcore.config import flatten, from_dict, to_dict, validate
+from tcore.config import ViewsConfig, flatten, from_dict, to_dict, validate
 from tcore.data.masking import sample_step_masks
 from tcore.data.views import sample_views
 from tcore.evaluation import scores
 from tcore.evaluation.propagate import propagate_features
 from tcore.evaluation.protocols import Protocol
 from tcore.methods.schedules import cosine, warmup_linear
-from tcore.methods.settings import MaskKind
+from tcore.methods.settings import MaskingConfig, MaskKind
 from tcore.recipes import RECIPES, recipe
 from tcore.training.optim import Schedule
 
@@ -27,7 +27,9 @@ sides = st.integers(1, 400)
 @given(seeds, sides, sides, st.integers(1, 6))
 def test_every_view_lies_inside_its_frame(seed: int, height: int, width: int, num_local: int) -> None:
     sizes = ((height, width),) * 3
-    plan = sample_views(np.random.default_rng(seed), sizes, num_local=num_local)
+    plan, again = (
+        sample_views(np.random.default_rng(seed), sizes, ViewsConfig(num_local=num_local)) for _ in range(2)
+    )
     for views in plan.values():
         top, left, tall, wide = views.box.T
         assert (views.box[:, :2] >= 0).all()
@@ -36,7 +38,6 @@ def test_every_view_lies_inside_its_frame(seed: int, height: int, width: int, nu
         assert (left + wide <= width).all()
         assert np.isfinite(views.jitter).all()
         assert (views.blur >= 0).all()
-    again = sample_views(np.random.default_rng(seed), sizes, num_local=num_local)
     assert np.array_equal(again["global"].box, plan["global"].box)
 
 
@@ -53,9 +54,8 @@ def test_masks_keep_their_counts_and_do_not_depend_on_other_groups(
     seed: int, videos: int, grid: int, probability: float, ratio: tuple[float, float], kind: MaskKind
 ) -> None:
     def draw(count: int) -> np.ndarray:
-        return sample_step_masks(
-            (seed,), count, grid, group=8, probability=probability, ratio=ratio, kind=kind
-        )
+        masking = MaskingConfig(group=8, probability=probability, ratio=ratio, kind=kind)
+        return sample_step_masks((seed,), count, grid, masking)
 
     masks = draw(videos)
     assert masks.shape == (2, videos, grid * grid)

@@ -43,15 +43,15 @@ class Prepare:
 
     def execute(self) -> None:
         """Pack what is there, and say what was skipped."""
-        from tcore.data.prepare import merge, prepare
+        from tcore.data.prepare import merge, prepare, summarize
         from tcore.device import num_cores
 
         if self.merge:
-            print("\n".join(merge(self.store or Path(self.source)).lines()))
+            print("\n".join(summarize(merge(self.store or Path(self.source)))))
             return
         if self.store is None:
             raise InputError("tcore prepare needs a source and a store: tcore prepare SOURCE STORE.")
-        summary = prepare(
+        store = prepare(
             Path(self.source),
             self.store,
             fps=self.fps,
@@ -63,8 +63,8 @@ class Prepare:
             engine=self.engine,
             say=to_stderr,
         )
-        if summary:
-            print("\n".join(summary.lines()))
+        if store:
+            print("\n".join(summarize(store)))
         else:
             merge_them = f"tcore prepare {shlex.quote(str(self.store))} --merge"
             print(f"part {self.part} is done; when all are: {merge_them}")

@@ -1,6 +1,5 @@
 """`tcore check` for training data: what a folder holds, what training can use of it, what would spoil it."""
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -31,42 +30,33 @@ def check_store(
     store: FrameStore,
     path: str,
     config: Config,
-    sampling: Sampling,
+    sampling: Sampling | None,
     *,
     sample: int = 2000,
     full: bool = False,
 ) -> Findings:
-    """Check a store of videos against the settings of a run."""
-    packed = isinstance(store, PackedStore)
-    findings = Findings("a packed frame store" if packed else "a folder of frame folders", path)
-    say_numbers(findings, store, config)
+    """Check a store of videos against the settings of a run; without a sampling, a store of photographs."""
+    packed, usable, gaps = isinstance(store, PackedStore), np.ones(len(store), bool), dict[int, float]()
     chosen = choose_videos(len(store), sample, config.seed, full)
-    usable = check_usable(findings, store, sampling)
-    gaps = check_samples(findings, store, config, sampling, [v for v in chosen if usable[v]])
+    if sampling is None:
+        findings = Findings(f"{'a packed store' if packed else 'a folder'} of images, each by itself", path)
+        folders = len({name.rpartition("/")[0] for name in store.names})
+        findings.say("images", f"{len(store):,} in {folders:,} folders", images=len(store), folders=folders)
+    else:
+        findings = Findings("a packed frame store" if packed else "a folder of frame folders", path)
+        say_numbers(findings, store, config)
+        usable = check_usable(findings, store, sampling)
+        gaps = check_samples(findings, store, config, sampling, [v for v in chosen if usable[v]])
     check_shards(findings, store, full)
     looks = take_looks(findings, store, chosen, gaps, config, full)
-    check_frames(findings, store, looks, config, usable)
-    check_motion(findings, store, looks)
-    check_duplicates(findings, store, "video", config)
-    return findings
-
-
-def check_images(path: str, store: FrameStore, config: Config, *, sample: int, full: bool) -> Findings:
-    """Check a folder of photographs, for training on images as videos."""
-    packed = isinstance(store, PackedStore)
-    findings = Findings(f"{'a packed store' if packed else 'a folder'} of images, each one by itself", path)
-    folders = len({name.rpartition("/")[0] for name in store.names})
-    findings.say("images", f"{len(store):,} in {folders:,} folders", images=len(store), folders=folders)
-    check_shards(findings, store, full)
-    chosen = choose_videos(len(store), sample, config.seed, full)
-    looks = take_looks(findings, store, chosen, {}, config, full)
-    check_frames(findings, store, looks, config, np.ones(len(store), dtype=bool))
-    check_duplicates(findings, store, "image", config)
-    if not packed:
+    check_frames(findings, looks, config, usable)
+    check_motion(findings, looks)
+    check_duplicates(findings, store, "video" if sampling else "image", config)
+    if sampling is None and not packed:
         findings.add(
             "advice",
-            "these are taken for photographs, because their sizes differ within a folder: "
-            "if they are frames of videos, use --kind frames.",
+            "these are taken for photographs, because their sizes differ within a folder: if they are frames "
+            "of videos, use --kind frames.",
         )
     return findings
 
@@ -83,8 +73,7 @@ def check_videos(
     probes = list(for_each(lambda name: probe(root, name, full), chosen, "decoding", num_threads(config)))
     how = "from beginning to end" if full else "first, middle and last part (--full decodes everything)"
     findings.say("decoded", f"{len(probes):,} of {len(names):,} files, {how}", files=len(names))
-    _say_bad(findings, probes)
-    good = [found for found in probes if not found.problem]
+    good = _say_bad(findings, probes)
     if not good:
         return findings, None
     store = VideoFiles(root, good, config.fps)
@@ -93,21 +82,20 @@ def check_videos(
     say_numbers(findings, store, config)
     usable = check_usable(findings, store, sampling)
     looks = [_look_of(video, found) for video, found in enumerate(good)]
-    check_frames(findings, store, looks, config, usable)
-    check_motion(findings, store, looks)
+    check_frames(findings, looks, config, usable)
+    check_motion(findings, looks)
     check_duplicates(findings, store, "file", config)
     return findings, store
 
 
 def _look_of(video: int, found: Probe) -> Look:
     """What a probe of a video file showed."""
-    assert found.thumbs is not None  # only a file with a problem has none
     first, *others = found.thumbs
-    return Look(video, 3, (found.size,), (), tuple(change(first, other) for other in others))
+    return Look(video, found.name, 3, (found.size,), (), tuple(change(first, other) for other in others))
 
 
-def _say_bad(findings: Findings, probes: Sequence[Probe]) -> None:
-    """Name every file that cannot be used, with the reason."""
+def _say_bad(findings: Findings, probes: list[Probe]) -> list[Probe]:
+    """Name every file that cannot be used, with the reason; returns the others."""
     bad = [found for found in probes if found.problem]
     findings.figures["bad"] = {found.name: found.problem for found in bad}
     if bad:
@@ -118,6 +106,7 @@ def _say_bad(findings: Findings, probes: Sequence[Probe]) -> None:
             f"{len(bad):,} of {len(probes):,} files cannot be used ({len(bad) / len(probes):.1%}){more}: "
             "download them again, or continue without them.",
         )
+    return [found for found in probes if not found.problem]
 
 
 def num_threads(config: Config) -> int:
@@ -172,11 +161,10 @@ def check_usable(findings: Findings, store: FrameStore, sampling: Sampling) -> B
         too_short=short,
     )
     if not good.any():
-        longest = int(store.lengths.max())
         findings.add(
             "error",
-            f"no usable video: the longest has {longest} frames, these settings need {need}; extract more "
-            "frames per second, use smaller offsets between frames, or --sandwich.short-videos repeat.",
+            f"no usable video: the longest has {store.lengths.max()} frames, these settings need {need}; "
+            "extract more frames per second, use smaller offsets, or --sandwich.short-videos repeat.",
         )
     elif short:
         single = int((store.lengths == 1).sum())
@@ -207,27 +195,20 @@ def check_samples(
     seconds = np.array(list(gaps.values())) / fps
     if len(seconds) and seconds.max() > 0:
         low, high = np.percentile(seconds, (5, 95)).tolist()
-        findings.say(
-            "samples", f"frames are {low:.2g} to {high:.2g} s apart on average", gap_seconds=[low, high]
-        )
-        _propose_seconds(findings, seconds)
+        apart = f"frames are {low:.2g} to {high:.2g} s apart on average"
+        findings.say("samples", apart, gap_seconds=[low, high])
+        odd = (seconds < USUAL_GAP[0]) | (seconds > USUAL_GAP[1])
+        if odd.mean() > ODD_SHARE:
+            typical, (least, most) = float(np.median(seconds[odd])), PROPOSED
+            far = f"use --sandwich.offset-seconds {least} {most}"
+            findings.add(
+                "advice",
+                f"in {odd.mean():.0%} of the videos the frames of a sample are {typical:.2g} s apart "
+                f"(published: {least}-{most} s): "
+                f"{far if typical > USUAL_GAP[1] else 'use longer videos, or correct --fps'}.",
+            )
     _say_cuts(findings, store, sampling, float(np.mean(crossed)) if crossed else 0.0)
     return gaps
-
-
-def _propose_seconds(findings: Findings, gaps: np.ndarray) -> None:
-    """Propose offsets in seconds where fractions of the video mean very long or very short ones."""
-    odd = (gaps < USUAL_GAP[0]) | (gaps > USUAL_GAP[1])
-    if odd.mean() <= ODD_SHARE:
-        return
-    typical = float(np.median(gaps[odd]))
-    far = f"use --sandwich.offset-seconds {PROPOSED[0]} {PROPOSED[1]}"
-    findings.add(
-        "advice",
-        f"in {odd.mean():.0%} of the videos the frames of a sample are {typical:.2g} s apart (published: "
-        f"{PROPOSED[0]}-{PROPOSED[1]} s): "
-        f"{far if typical > USUAL_GAP[1] else 'use longer videos, or correct --fps'}.",
-    )
 
 
 def _say_cuts(findings: Findings, store: FrameStore, sampling: Sampling, crossing: float) -> None:
@@ -298,27 +279,23 @@ def take_looks(
     return looks
 
 
-def check_frames(
-    findings: Findings, store: FrameStore, looks: list[Look], config: Config, usable: np.ndarray
-) -> None:
+def check_frames(findings: Findings, looks: list[Look], config: Config, usable: np.ndarray) -> None:
     """Frames that cannot be read, sizes that differ, frames smaller than a crop."""
     sizes = [f"{width}x{height}" for look in looks for height, width in look.sizes]
-    findings.say(
-        "size", commonest(sizes) if sizes else "unknown: no frame could be read", sizes=sorted(set(sizes))
-    )
+    known = commonest(sizes) if sizes else "unknown: no frame could be read"
+    findings.say("size", known, sizes=sorted(set(sizes)))
     broken = [look for look in looks if look.unreadable]
-    findings.figures["unreadable"] = {store.names[look.video]: list(look.unreadable) for look in broken}
+    findings.figures["unreadable"] = {look.name: list(look.unreadable) for look in broken}
     if broken:
         lost = sum(len(look.unreadable) for look in broken)
-        names = name_some([store.names[look.video] for look in broken])
         findings.add(
             "error" if any(usable[look.video] for look in broken) else "warning",
             f"{count(lost, 'unreadable frame')} in {len(broken):,} of {len(looks):,} decoded videos "
             f"({len(broken) / len(looks):.1%}); training uses other clips instead, and stops where there are "
             f"many: extract them again or remove these videos. "
-            f"{broken[0].unreadable[0]} Videos: {names}.",
+            f"{broken[0].unreadable[0]} Videos: {name_some([look.name for look in broken])}.",
         )
-    mixed = [store.names[look.video] for look in looks if len(look.sizes) > 1]
+    mixed = [look.name for look in looks if len(look.sizes) > 1]
     findings.figures["differing_sizes"] = mixed
     if mixed:
         findings.add(
@@ -336,13 +313,13 @@ def check_frames(
         )
 
 
-def check_motion(findings: Findings, store: FrameStore, looks: list[Look]) -> None:
+def check_motion(findings: Findings, looks: list[Look]) -> None:
     """How much changes between two frames, and which videos stand still."""
     moving = [look for look in looks if look.changes]
     if not moving:
         return
     motion = np.array([np.mean(look.changes) for look in moving])
-    still = [store.names[look.video] for look in moving if max(look.changes) < STILL]
+    still = [look.name for look in moving if max(look.changes) < STILL]
     findings.say(
         "motion",
         f"mean change between two frames, gray levels of 255: median {np.median(motion):.1f}",
@@ -361,12 +338,8 @@ def check_motion(findings: Findings, store: FrameStore, looks: list[Look]) -> No
 def check_duplicates(findings: Findings, store: FrameStore, noun: str, config: Config) -> None:
     """Videos that are stored as the same bytes."""
     groups = [[store.names[video] for video in group] for group in same_bytes(store, num_threads(config))]
-    extra = sum(len(group) - 1 for group in groups)
-    findings.say("duplicates", f"{count(extra, noun)} with the bytes of another", duplicates=groups)
+    found = f"{count(sum(len(group) - 1 for group in groups), noun)} with the bytes of another"
+    findings.say("duplicates", found, duplicates=groups)
     if groups:
         pairs = [" = ".join(group[:3]) + (" ..." if len(group) > 3 else "") for group in groups]
-        findings.add(
-            "warning",
-            f"{count(extra, noun)} with the bytes of another ({name_some(pairs)}): keep one of each, "
-            "or it counts twice.",
-        )
+        findings.add("warning", f"{found} ({name_some(pairs)}): keep one of each, or it counts twice.")

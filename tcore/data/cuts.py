@@ -39,6 +39,26 @@ def color_difference(before: Colors, after: Colors) -> float:
     return float(np.abs(before - after).sum() / 2)
 
 
+class CutFinder:
+    """Finds the cuts of a video while its frames pass by."""
+
+    def __init__(self) -> None:
+        self._differences: list[float] = []
+        self._last: Colors | None = None
+
+    def add(self, frame: UInt8[np.ndarray, "height width 3"], times: int = 1) -> None:
+        """The next frame, which is shown `times` times."""
+        colors = describe_colors(frame)
+        if self._last is not None:
+            self._differences.append(color_difference(self._last, colors))
+        self._differences += [0.0] * (times - 1)
+        self._last = colors
+
+    def cuts(self) -> list[int]:
+        """Frames that begin a new shot."""
+        return find_cuts(self._differences)
+
+
 def find_cuts(differences: Sequence[float]) -> list[int]:
     """Frames that begin a new shot; `differences[i]` lies between frame i and frame i + 1.
 

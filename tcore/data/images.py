@@ -23,21 +23,10 @@ IMAGE_SUFFIXES = {".jpg", ".jpeg", ".png"}
 LARGEST = 2**26  # pixels: 8192 x 8192, 200 MB when decoded
 # What photographs, frames and masks come as, whatever their suffix; other formats can be more than pixels.
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF")
-# All that opening and decoding a broken image can raise; a warning where warnings are errors.
-BAD_IMAGE = (
-    OSError,
-    ValueError,
-    SyntaxError,
-    EOFError,
-    IndexError,
-    KeyError,
-    TypeError,
-    OverflowError,
-    struct.error,
-    zlib.error,
-    Image.DecompressionBombError,
-    Image.DecompressionBombWarning,
-)
+# All that opening and decoding a broken image can raise.
+BOMB = (Image.DecompressionBombError, Image.DecompressionBombWarning)  # the warning where it is an error
+BROKEN = (OSError, ValueError, LookupError, ArithmeticError, TypeError, SyntaxError, EOFError)
+BAD_IMAGE = (*BROKEN, struct.error, zlib.error, *BOMB)
 
 
 def open_image(source: Path | bytes) -> Image.Image:
@@ -53,18 +42,22 @@ def image_problem(error: Exception) -> str:
     """What is wrong with an image, in few words, without the file's name."""
     if isinstance(error, UnidentifiedImageError):
         return "cannot identify image file"
-    if isinstance(error, Image.DecompressionBombError | Image.DecompressionBombWarning):
+    if isinstance(error, BOMB):
         return f"it declares more than {LARGEST:,} pixels"
     return getattr(error, "strerror", None) or str(error) or type(error).__name__
 
 
 def read_image(path: Path) -> Frame:
     """Decode one image file to RGB."""
+    return decode_image(read_file(path), str(path))
+
+
+def read_file(path: Path) -> bytes:
+    """An image file as it is."""
     try:
-        data = read_bytes(path)
+        return read_bytes(path)
     except OSError as error:
         raise InputError(f"cannot read frame {path}: {error.strerror}.") from error
-    return decode_image(data, str(path))
 
 
 def decode_image(data: bytes, name: str) -> Frame:

@@ -11,10 +11,8 @@ from PIL import Image
 
 from tcore.data.findings import for_each
 from tcore.data.images import BAD_IMAGE, image_problem, open_image
-from tcore.data.stores import FolderStore, FrameStore, ImageStore, PackedStore
-from tcore.data.video import VideoFiles
+from tcore.data.stores import FolderStore, FrameStore, PackedStore
 from tcore.errors import InputError
-from tcore.files import read_bytes
 
 FRAMES_PER_VIDEO = 64  # frames decoded of a video, unless all are asked for
 THUMB = 32  # side of the gray thumbnails that are compared
@@ -26,6 +24,7 @@ class Look(NamedTuple):
     """What decoding some frames of a video showed."""
 
     video: int
+    name: str
     num_frames: int
     sizes: tuple[tuple[int, int], ...]
     """Distinct heights and widths."""
@@ -44,13 +43,14 @@ def look_at(store: FrameStore, video: int, distance: int, full: bool) -> Look:
     wanted = choose_frames(length, distance, full)
     for index in wanted:
         try:
-            size, thumbs[index] = read_thumb(store, video, index)
+            (data,) = store.read_bytes(video, [index])
+            size, thumbs[index] = read_thumb(data, store.where(video, index))
             sizes.add(size)
         except InputError as error:
             unreadable.append(str(error))
     pairs = ((thumbs[t], thumbs[t + distance]) for t in thumbs if t + distance in thumbs)
     changes = tuple(change(before, after) for before, after in pairs)
-    return Look(video, len(wanted), tuple(sorted(sizes)), tuple(unreadable), changes)
+    return Look(video, store.names[video], len(wanted), tuple(sorted(sizes)), tuple(unreadable), changes)
 
 
 def change(before: Thumb, after: Thumb) -> float:
@@ -70,39 +70,16 @@ def choose_frames(length: int, distance: int, full: bool) -> list[int]:
     return sorted({0, length // 2, length - 1, *anchors, *(t + distance for t in anchors)})
 
 
-def read_thumb(store: FrameStore, video: int, index: int) -> tuple[tuple[int, int], Thumb]:
-    """Size of a frame, and the frame in gray and small."""
-    data = frame_bytes(store, video, index)
-    if data is None:
-        frame = store.read(video, [index])[0]
-        return (frame.shape[0], frame.shape[1]), _thumb(Image.fromarray(frame))
+def read_thumb(data: bytes, name: str) -> tuple[tuple[int, int], Thumb]:
+    """Height and width of an image, and the image in gray and small; errors call it `name`."""
     try:
         with open_image(data) as image:
-            width, height = image.size
+            size = image.height, image.width
             image.draft("L", (2 * THUMB, 2 * THUMB))  # a JPEG is decoded small: several times faster
-            return (height, width), _thumb(image)
+            small = image.convert("L").resize((THUMB, THUMB), Image.Resampling.BOX)
+            return size, np.asarray(small)
     except BAD_IMAGE as error:
-        where = f"{index} of video {store.names[video]}"
-        if isinstance(store, FolderStore | ImageStore):
-            where = str(store.path(video, index))
-        raise InputError(f"cannot read frame {where}: {image_problem(error)}.") from error
-
-
-def _thumb(image: Image.Image) -> Thumb:
-    return np.asarray(image.convert("L").resize((THUMB, THUMB), Image.Resampling.BOX))
-
-
-def frame_bytes(store: FrameStore, video: int, frame: int) -> bytes | None:
-    """A frame as it is stored; None where it is not stored as a file."""
-    if isinstance(store, PackedStore):
-        return store.read_bytes(video, [frame])[0]
-    if not isinstance(store, FolderStore | ImageStore):
-        return None
-    path = store.path(video, frame)
-    try:
-        return read_bytes(path)
-    except OSError as error:
-        raise InputError(f"cannot read frame {path}: {error.strerror}.") from error
+        raise InputError(f"cannot read frame {name}: {image_problem(error)}.") from error
 
 
 def same_bytes(store: FrameStore, threads: int) -> list[list[int]]:
@@ -114,31 +91,30 @@ def same_bytes(store: FrameStore, threads: int) -> list[list[int]]:
     same: defaultdict[bytes, list[int]] = defaultdict(list)
     for size, group in by_size.items():
         for video in group if size and len(group) > 1 else ():
-            with suppress(InputError):  # reported as unreadable
+            with suppress(InputError, OSError):  # reported as unreadable
                 same[_digest(store, video)].append(video)
     return [group for group in same.values() if len(group) > 1]
 
 
 def _size_of(store: FrameStore, video: int) -> tuple[int, ...]:
     """Sizes in bytes, as far as they are cheap to get; none where nothing is stored."""
-    if isinstance(store, PackedStore):
-        return store.frame_sizes(video)
     length = int(store.lengths[video])
+    if isinstance(store, PackedStore):
+        return store.sizes(video)
     with suppress(OSError):
-        if isinstance(store, FolderStore | ImageStore):
-            ends = (0, length // 2, length - 1)
-            return length, *(store.path(video, frame).stat().st_size for frame in ends)
-        if isinstance(store, VideoFiles):
-            return ((store.root / store.names[video]).stat().st_size,)
+        if isinstance(store, FolderStore):
+            return length, *(store.path(video, i).stat().st_size for i in (0, length // 2, length - 1))
     return ()
 
 
 def _digest(store: FrameStore, video: int) -> bytes:
     """A hash of all that is stored of a video."""
-    if isinstance(store, VideoFiles):
-        with (store.root / store.names[video]).open("rb") as file:
-            return hashlib.file_digest(file, "sha256").digest()
-    digest = hashlib.sha256()
-    for frame in range(int(store.lengths[video])):
-        digest.update(frame_bytes(store, video, frame) or b"")
+    digest, frames = hashlib.sha256(), range(int(store.lengths[video]))
+    if isinstance(store, FolderStore):
+        for path in dict.fromkeys(store.path(video, frame) for frame in frames):
+            with path.open("rb") as file:
+                hashlib.file_digest(file, lambda: digest)
+    else:
+        for data in store.read_bytes(video, frames):
+            digest.update(data)
     return digest.digest()

@@ -5,7 +5,7 @@ import math
 import numpy as np
 from jaxtyping import Bool
 
-from tcore.methods.settings import MaskKind
+from tcore.methods.settings import MaskingConfig, MaskKind
 
 
 def sample_masks(
@@ -60,20 +60,19 @@ def _block_mask(rng: np.random.Generator, grid: int, count: int) -> Bool[np.ndar
 
 
 def sample_step_masks(
-    seed: tuple[int, ...],
-    num_videos: int,
-    grid: int,
-    *,
-    group: int = 32,
-    probability: float = 0.5,
-    ratio: tuple[float, float] = (0.1, 0.5),
-    kind: MaskKind = "block",
+    seed: tuple[int, ...], num_videos: int, grid: int, masking: MaskingConfig
 ) -> Bool[np.ndarray, "two videos n"]:
     """Masks of a whole step, group by group: a function of the seed and the group alone."""
     groups = []
-    for index, first in enumerate(range(0, num_videos, group)):
-        size = min(group, num_videos - first)
-        rng = np.random.default_rng((*seed, index))
-        masks = sample_masks(rng, 2 * size, grid, probability=probability, ratio=ratio, kind=kind)
+    for index, first in enumerate(range(0, num_videos, masking.group)):
+        size = min(masking.group, num_videos - first)
+        masks = sample_masks(
+            np.random.default_rng((*seed, index)),
+            2 * size,
+            grid,
+            probability=masking.probability,
+            ratio=masking.ratio,
+            kind=masking.kind,
+        )
         groups.append(masks.reshape(2, size, grid * grid))
     return np.concatenate(groups, axis=1)

@@ -1,8 +1,7 @@
 """The k nearest other images of every image: exact search in bounded memory, the file, and its use."""
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -23,6 +22,7 @@ from tcore.files import write_bytes
 
 NEIGHBORS = "neighbors.safetensors"
 FORMAT = "tcore-neighbors-1"
+MADE_WITH = ("encoder", "encoder_fingerprint", "store_fingerprint")
 # Features with a larger cosine are of the same picture, saved twice. Not closer to 1: sums of some hundred
 # products in fp32 are off by up to 1e-6, and so is the cosine of a feature with itself.
 COPY = 1 - 1e-5
@@ -56,13 +56,7 @@ class Neighbors:
 
     def save(self, path: Path) -> None:
         """Write the file atomically."""
-        metadata = {
-            "format": FORMAT,
-            "k": str(self.k),
-            "encoder": self.encoder,
-            "encoder_fingerprint": self.encoder_fingerprint,
-            "store_fingerprint": self.store_fingerprint,
-        }
+        metadata = {name: getattr(self, name) for name in MADE_WITH} | {"format": FORMAT, "k": str(self.k)}
         write_bytes(path, save({"indices": self.indices, "cosines": self.cosines}, metadata))
 
 
@@ -74,10 +68,9 @@ def load_neighbors(path: Path) -> Neighbors:
             if metadata.get("format") != FORMAT:
                 raise InputError(f"{path} holds no neighbors (format {metadata.get('format')!r}).")
             indices, cosines = file.get_tensor("indices"), file.get_tensor("cosines")
-            names = ("encoder", "encoder_fingerprint", "store_fingerprint")
             if indices.ndim != 2 or indices.shape != cosines.shape or indices.dtype != np.int32:
                 raise InputError(f"{path} is damaged: indices are {indices.dtype} of shape {indices.shape}.")
-            return Neighbors(indices, cosines.astype(np.float32), *(metadata[name] for name in names))
+            return Neighbors(indices, cosines.astype(np.float32), *(metadata[name] for name in MADE_WITH))
     except (OSError, SafetensorError, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"cannot read neighbors from {path}: {error}; run tcore neighbors again.") from error
 
@@ -164,71 +157,47 @@ def search(
 ) -> Found:
     """The k nearest others by cosine of normalized fp32 features, exactly, on the device that holds them.
 
-    No more than about `budget` bytes of similarities are held at a time, in blocks of rows by columns; the
-    best k of the blocks so far are merged with those of the next. Copies of an image (cosine above
-    1 - 1e-5) come after all others.
+    About `budget` bytes of similarities are held at a time: those of a few images with all others. Copies of
+    an image (cosine above 1 - 1e-5) come after all others.
     """
-    check_k(k, len(features))
     n = len(features)
-    rows, columns = block_size(n, budget)
-    places = torch.empty(n, k, dtype=torch.int64, device=features.device)
-    cosines = torch.empty(n, k, dtype=torch.float32, device=features.device)
-    copies = torch.zeros(n, dtype=torch.int64, device=features.device)
-    with exact_products():
-        for top in range(0, n, rows):
-            mine = slice(top, min(top + rows, n))
-            scores = torch.full((mine.stop - top, k), -torch.inf, device=features.device)
-            best = places[mine]  # a view: written in place
-            for left in range(0, n, columns):
-                block = _search_block(features, mine, slice(left, min(left + columns, n)), k)
-                both = torch.cat([scores, block.cosines], dim=1)
-                scores, order = both.topk(k, dim=1)
-                best.copy_(torch.cat([best, block.indices], dim=1).gather(1, order))
-                copies[mine] += block.copies
-            cosines[mine] = torch.where(scores < -DEMOTED / 2, scores + DEMOTED, scores)
-            progress(mine.stop)
-    return Found(places, cosines, copies)
+    check_k(k, n)
+    rows = max(1, budget // (4 * n))
+    found: list[Found] = []
+    # TF32 keeps 10 bits, which would change who is nearest.
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        for first in range(0, n, rows):
+            found.append(_search_rows(features, slice(first, min(first + rows, n)), k))
+            progress(min(first + rows, n))
+    finally:
+        torch.set_float32_matmul_precision(before)
+    return Found(*(torch.cat(parts) for parts in zip(*found, strict=True)))
 
 
-def _search_block(features: Float[Tensor, "n d"], mine: slice, theirs: slice, k: int) -> Found:
-    """The best of one block; its similarities are freed before those of the next are computed."""
-    block = features[mine] @ features[theirs].T
-    _leave_out_self(block, mine.start, theirs.start)
-    copies = _demote_copies(block)
-    scores, columns = best_of_rows(block, k)
-    return Found(columns + theirs.start, scores, copies)
+def _search_rows(features: Float[Tensor, "n d"], rows: slice, k: int) -> Found:
+    """The neighbors of some images; their similarities are freed before the next are computed."""
+    block = features[rows] @ features.T
+    block[:, rows].diagonal().fill_(-torch.inf)  # no image is its own neighbor
+    copies = torch.zeros(len(block), dtype=torch.int64, device=block.device)
+    having = (block.amax(dim=1) > COPY).nonzero().squeeze(1)
+    if len(having):
+        similar = block[having]
+        copies[having] = (similar > COPY).sum(dim=1)
+        block[having] = torch.where(similar > COPY, similar - DEMOTED, similar)
+    scores, indices = best_of_rows(block, k)
+    return Found(indices, torch.where(scores < -DEMOTED / 2, scores + DEMOTED, scores), copies)
 
 
 def check_k(k: int, num_images: int) -> None:
     """Refuse more neighbors than there are other images."""
-    if k < 1:
-        raise InputError(f"k={k}: need 1 or more.")
-    if num_images <= k:
-        others = max(0, num_images - 1)
-        raise InputError(f"k={k}, but each of {num_images} images has {others} others: use a smaller --k.")
-
-
-def block_size(n: int, budget: int) -> tuple[int, int]:
-    """Rows and columns of a block of fp32 similarities within a budget of bytes, wider than high."""
-    cells = max(GROUP, budget // 4)
-    rows = min(n, int(cells**0.5) // 2)
-    columns = cells // rows
-    return rows, columns - (columns % GROUP if columns > GROUP else 0)
-
-
-@contextmanager
-def exact_products() -> Iterator[None]:
-    """Matrix products in full fp32: TF32 keeps 10 bits, which would change who is nearest."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
+    if not 1 <= k < num_images:
+        raise InputError(f"k={k}: need 1 or more, and fewer than the {num_images} images; change --k.")
 
 
 def best_of_rows(block: Float[Tensor, "r c"], k: int) -> tuple[Tensor, Tensor]:
-    """Values and columns of the k largest of every row (of all, where there are fewer).
+    """Values and columns of the k largest of every row.
 
     The k largest lie in the k groups of columns with the largest maxima: one pass over the block finds
     those, and only their members are sorted.
@@ -236,7 +205,7 @@ def best_of_rows(block: Float[Tensor, "r c"], k: int) -> tuple[Tensor, Tensor]:
     rows, columns = block.shape
     whole = columns // GROUP * GROUP
     if whole <= k * GROUP:
-        found = block.topk(min(k, columns), dim=1)
+        found = block.topk(k, dim=1)
         return found.values, found.indices
     groups = block[:, :whole].unflatten(1, (-1, GROUP)).amax(dim=2).topk(k, dim=1).indices
     members = groups[:, :, None] * GROUP + torch.arange(GROUP, device=block.device)
@@ -244,23 +213,3 @@ def best_of_rows(block: Float[Tensor, "r c"], k: int) -> tuple[Tensor, Tensor]:
     candidates = torch.cat([members.flatten(1), tail], dim=1)
     found = block.gather(1, candidates).topk(k, dim=1)
     return found.values, candidates.gather(1, found.indices)
-
-
-def _leave_out_self(block: Float[Tensor, "r c"], top: int, left: int) -> None:
-    """Exclude each image from its own neighbors."""
-    first = max(top, left)
-    inside = min(top + block.shape[0], left + block.shape[1]) - first
-    if inside > 0:
-        block[first - top :, first - left :].diagonal()[:inside] = -torch.inf
-
-
-def _demote_copies(block: Float[Tensor, "r c"]) -> Int64[Tensor, " r"]:
-    """Move copies below all other images, in place; returns how many each row has."""
-    found = torch.zeros(block.shape[0], dtype=torch.int64, device=block.device)
-    having = (block.amax(dim=1) > COPY).nonzero().squeeze(1)
-    if len(having):
-        rows = block[having]
-        copies = rows > COPY
-        found[having] = copies.sum(dim=1)
-        block[having] = torch.where(copies, rows - DEMOTED, rows)
-    return found

@@ -8,10 +8,12 @@ import io
 import json
 import os
 import tarfile
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -63,13 +65,12 @@ class PackedVideos:
         self._check_index()
         fps = self.about["fps"]
         self.fps = None if fps is None else float(fps)
-        self.names: Sequence[str] = Names(self._index["names"], self._index["name_ends"])
+        text, ends = self._index["names"].tobytes(), self._index["name_ends"].tolist()
+        self.names = [os.fsdecode(text[a:b]) for a, b in pairwise([0, *ends])]
         self.lengths = np.diff(self._index["frame_ends"], prepend=0)
         sizes = [shard["bytes"] for shard in self.about["shards"]]
         # The least recently used shard is closed when there are too many.
-        self._shard = lru_cache(OPEN_SHARDS)(
-            lambda number: _OpenShard(shard_path(root, number), sizes[number])
-        )
+        self._shard = lru_cache(OPEN_SHARDS)(lambda n: _OpenShard(shard_path(root, n), sizes[n]))
 
     @property
     def kind(self) -> str:
@@ -96,7 +97,7 @@ class PackedVideos:
             read.append(shard.read(offset, size))
         return read
 
-    def frame_sizes(self, video: int) -> tuple[int, ...]:
+    def sizes(self, video: int) -> tuple[int, ...]:
         """Sizes in bytes of the frames of a video."""
         first, end = self._range("frame_ends", video)
         return tuple(self._index["sizes"][first:end].tolist())
@@ -118,20 +119,17 @@ class PackedVideos:
 
     def verify(self, full: bool = True) -> list[str]:
         """A line for each file that is missing or not as it was written; `full` compares every byte."""
-        problems = []
+        problems, whole = [], list[tuple[Path, str]]()
         for number, shard in enumerate(self.about["shards"]):
             path = shard_path(self.root, number)
-            found = path.stat().st_size if path.is_file() else None
-            if found != shard["bytes"]:
-                problems.append(f"{path}: {found or 0} bytes instead of {shard['bytes']}.")
-            elif full and _sha256(path) != shard["sha256"]:
-                problems.append(f"{path}: changed since it was written (sha256 differs).")
-        for name, digest in self.about["index"].items() if full else ():
-            if name in INDEX and _sha256(index_path(self.root, name)) != digest:
-                problems.append(
-                    f"{index_path(self.root, name)}: changed since it was written (sha256 differs)."
-                )
-        return problems
+            found = path.stat().st_size if path.is_file() else 0
+            if found == shard["bytes"]:
+                whole.append((path, shard["sha256"]))
+            else:
+                problems.append(f"{path}: {found} bytes instead of {shard['bytes']}.")
+        whole += [(index_path(self.root, name), self.about["index"].get(name)) for name in INDEX]
+        changed = [path for path, digest in whole if full and _sha256(path) != digest]
+        return problems + [f"{path}: changed since it was written (sha256 differs)." for path in changed]
 
     def _range(self, ends: str, video: int) -> tuple[int, int]:
         """First and last (exclusive) entry of a video."""
@@ -154,91 +152,60 @@ class PackedVideos:
         if not fine:
             raise _damaged_index(self.root, "its arrays do not fit each other")
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __reduce__(self) -> tuple[Any, ...]:
         # Another process maps the index and opens the shards itself.
-        return {"root": self.root}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(state["root"])  # type: ignore[misc]
-
-
-class Names(Sequence[str]):
-    """Names of videos, decoded when they are asked for."""
-
-    def __init__(self, data: np.ndarray, ends: np.ndarray) -> None:
-        self._data, self._ends = data, ends
-
-    def __len__(self) -> int:
-        return len(self._ends)
-
-    def __getitem__(self, index: int) -> str:  # type: ignore[override]
-        place = range(len(self))[index]
-        first = int(self._ends[place - 1]) if place else 0
-        return os.fsdecode(self._data[first : int(self._ends[place])].tobytes())
-
-    def __iter__(self) -> Iterator[str]:
-        data, first = self._data.tobytes(), 0
-        for end in self._ends.tolist():
-            yield os.fsdecode(data[first:end])
-            first = end
+        return type(self), (self.root,)
 
 
 class _OpenShard:
     """One open tar file; it closes with its last reference, so no thread reads from a closed one."""
 
     def __init__(self, path: Path, expected: int) -> None:
-        self._fd = -1
         self.path, self.bytes = path, expected
         try:
             self._fd = os.open(path, os.O_RDONLY)
-            found = os.fstat(self._fd).st_size
         except OSError as error:
             raise InputError(f"cannot read shard {path}: {error.strerror}.") from error
-        if found != expected:
-            raise self._wrong_size(found)
+        weakref.finalize(self, os.close, self._fd)
+        self._check_size(os.fstat(self._fd).st_size)
 
     def read(self, offset: int, size: int) -> bytes:
         """Bytes from anywhere; without a file position, so that forked processes can share the file."""
         try:
             data = os.pread(self._fd, size, offset)
-            while len(data) < size and (more := os.pread(self._fd, size - len(data), offset + len(data))):
-                data += more
         except OSError as error:
             raise InputError(f"cannot read shard {self.path}: {error.strerror}.") from error
         if len(data) < size:
-            raise self._wrong_size(offset + len(data))
+            self._check_size(offset + len(data))
         return data
 
-    def _wrong_size(self, found: int) -> InputError:
-        what = "cut off" if found < self.bytes else "not the file that was written"
-        return InputError(
-            f"shard {self.path} is {what}: {found} bytes instead of {self.bytes}; copy or prepare it again."
-        )
-
-    def __del__(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
+    def _check_size(self, found: int) -> None:
+        if found != self.bytes:
+            what = "cut off" if found < self.bytes else "not the file that was written"
+            sizes = f"{found} bytes instead of {self.bytes}"
+            raise InputError(f"shard {self.path} is {what}: {sizes}; copy or prepare it again.")
 
 
 def _read_about(root: Path) -> dict[str, Any]:
     """The contents of store.json, validated."""
     path = root / STORE
     about = read_json(path)
-    if not isinstance(about, dict) or about.get("format") != FORMAT:
-        found = about.get("format") if isinstance(about, dict) else about
-        raise InputError(f"{path} is not a store this version can read: format {found!r}, need {FORMAT!r}.")
-    fps, shards = about.get("fps"), about.get("shards")
-    fine = (
-        "fps" in about
-        and (fps is None or (isinstance(fps, int | float) and 0 < fps < 1e9))
-        and about.get("kind") in KINDS
-        and isinstance(about.get("index"), dict)
-        and isinstance(shards, list)
-        and all(isinstance(s, dict) and isinstance(s.get("bytes"), int) and "sha256" in s for s in shards)
-    )
+    try:
+        fps = about["fps"]
+        fine = (
+            about["format"] == FORMAT
+            and (fps is None or (isinstance(fps, int | float) and 0 < fps < 1e9))
+            and about["kind"] in KINDS
+            and isinstance(about["index"], dict)
+            and all(isinstance(shard["bytes"], int) and "sha256" in shard for shard in about["shards"])
+        )
+    except (LookupError, TypeError):
+        fine = False
     if not fine:
-        raise InputError(f"{path} is damaged: copy it again, or prepare the store again.")
-    return about
+        raise InputError(
+            f"{path} is damaged, or not a store this version reads ({FORMAT!r}): copy or prepare it again."
+        )
+    return dict(about)
 
 
 def _load(root: Path, name: str) -> np.ndarray:
@@ -248,8 +215,6 @@ def _load(root: Path, name: str) -> np.ndarray:
         # A small file may hold an empty array, which cannot be mapped.
         mapped = None if path.stat().st_size < 4096 else "r"
         array = np.load(path, mmap_mode=mapped)  # type: ignore[arg-type]
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror or error}.") from error
     except Exception as error:  # a broken header can raise anything
         raise _damaged_index(root, f"{path.name}: {str(error).partition(chr(10))[0]}") from error
     if not isinstance(array, np.ndarray) or array.dtype != INDEX[name] or array.ndim != 1:
@@ -258,7 +223,7 @@ def _load(root: Path, name: str) -> np.ndarray:
 
 
 def _damaged_index(root: Path, why: str) -> InputError:
-    return InputError(f"the index of {root} is damaged ({why}): copy it again, or prepare the store again.")
+    return InputError(f"the index of {root} is damaged ({why}): copy or prepare the store again.")
 
 
 def _sha256(path: Path) -> str:

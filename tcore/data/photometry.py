@@ -1,7 +1,7 @@
 """What happens to the pixels of a view after it is cut out: flip, colors, blur."""
 
 import torch
-from jaxtyping import Bool, Float, Int64
+from jaxtyping import Float
 from torch import Tensor
 
 GRAY = (0.299, 0.587, 0.114)  # ITU-R 601, as Pillow
@@ -70,33 +70,6 @@ def solarize(images: Images) -> Images:
 
 
 JITTER = (adjust_brightness, adjust_contrast, adjust_saturation, shift_hue)
-
-
-def colors(
-    images: Images,
-    flip: Bool[Tensor, "n"],
-    jitter: Float[Tensor, "n 4"],
-    order: Int64[Tensor, "n 4"],
-    wanted: Bool[Tensor, "n 4"],
-    gray: Bool[Tensor, "n"],
-) -> Images:
-    """Flip, jitter and gray for all views at once: every operation for every view, then a choice.
-
-    More arithmetic than view by view, but no rows are moved: compiled, it is a few passes over the images.
-    """
-
-    def of_view(choice: Bool[Tensor, "n"]) -> Bool[Tensor, "n 1 1 1"]:
-        return choice[:, None, None, None]
-
-    images = torch.where(of_view(flip), mirror(images), images)
-    for position in range(4):
-        column = order[:, position]
-        active = wanted.gather(1, column[:, None])[:, 0]
-        before = images
-        for number, operation in enumerate(JITTER):
-            chosen = of_view(active & (column == number))
-            images = torch.where(chosen, operation(before, jitter[:, number]), images)
-    return torch.where(of_view(gray), to_gray(images), images)
 
 
 def _luma(images: Images) -> Float[Tensor, "n 1 height width"]:

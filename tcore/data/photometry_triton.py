@@ -1,4 +1,4 @@
-"""Flip, jitter and gray on a GPU: the twin of photometry.colors, one program for each view.
+"""Flip, jitter and gray on a GPU: what render.py does row by row, one program for each view.
 
 The contrast needs the mean of the gray image as it is when its turn comes: a first pass over the view makes
 what comes before it and adds up the gray values, a second pass makes all of it and writes.
@@ -117,7 +117,7 @@ def _colors_kernel(images, made, flip, jitter, turns, gray, width, AREA: tl.cons
 def colors(
     images: Tensor, flip: Tensor, jitter: Tensor, order: Tensor, wanted: Tensor, gray: Tensor
 ) -> Tensor:
-    """The twin of photometry.colors."""
+    """Flip, jitter (in this order, where wanted) and gray."""
     made = torch.empty_like(images)
     turns = torch.where(wanted.gather(1, order), order, -1).int()
     count, _, height, width = images.shape

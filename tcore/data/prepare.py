@@ -7,17 +7,17 @@ import csv
 import hashlib
 import io
 import json
-import math
 import multiprocessing
 import os
 import shlex
 import shutil
 import signal
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import suppress
-from dataclasses import asdict, dataclass
+from contextlib import contextmanager
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,6 @@ from tcore.data.packing import (
     read_record,
     record_path,
     remove_leftovers,
-    without_main,
     write_guarded,
     write_shard,
 )
@@ -43,37 +42,8 @@ from tcore.text import Progress, Say, silent
 PLAN = "plan.json"
 SKIPPED = "skipped.csv"
 VIDEO_FPS, VIDEO_SHORT_SIDE = 2.0, 256
-TRIES = 3  # times that processes may die in a row without any new finding about which video kills them
 Report = Callable[[Task], None]  # called for every finished shard
 RESUME = "rerun the same tcore prepare command to resume"
-
-
-@dataclass(frozen=True)
-class Summary:
-    """What a finished store holds, and what it does not."""
-
-    store: PackedStore
-    notes: list[Note]
-
-    def lines(self) -> list[str]:
-        """For a person."""
-        store, root = self.store, self.store.root
-        frames = int(store.lengths.sum())
-        size = sum(shard["bytes"] for shard in store.about["shards"]) / 1e9
-        hours = f"{frames / store.fps / 3600:.3g} hours, " if store.fps else ""
-        lines = [f"{root}: {len(store):,} videos, {frames:,} frames, {hours}{size:.3g} GB"]
-        for outcome, verb in (("skipped", "skipped"), ("partial", "kept in part")):
-            notes = [note for note in self.notes if note.outcome == outcome]
-            if notes:
-                lines.append(f"{verb}: {len(notes):,} ({root / SKIPPED})")
-                lines += [f"  {printable(note.file)}: {note.reason}" for note in notes[:5]]
-                lines += [f"  and {len(notes) - 5:,} more"] if len(notes) > 5 else []
-        where = shlex.quote(os.fspath(root))
-        if store.kind == "images":
-            first = f"tcore train vits16-imagenet --auxiliary none --frames {where} --run RUN"
-            lines.append("each image is a video of one frame")
-            return [*lines, f"next: {first} (stage 1 of docs/images.md)"]
-        return [*lines, f"next: tcore train quickstart --frames {where} --run RUN"]
 
 
 def prepare(
@@ -88,11 +58,16 @@ def prepare(
     part: tuple[int, int] | None = None,
     engine: str = "processes",
     say: Say = silent,
-) -> Summary | None:
+) -> PackedStore | None:
     """Make a store, or resume one; None where other parts are still to be made."""
-    _check_numbers(fps, short_side, quality)
-    if workers < 1:
-        raise InputError(f"--workers {workers}: need at least 1 process.")
+    for flag, value, low, high in (
+        ("--fps", fps, 0.001, 1000),
+        ("--short-side", short_side, 16, 8192),
+        ("--quality", quality, 1, 100),
+        ("--workers", workers, 1, 4096),
+    ):
+        if value is not None and not low <= value <= high:
+            raise InputError(f"{flag} {value:g}: need a number between {low} and {high}.")
     if part is not None and not 1 <= part[0] <= part[1]:
         raise InputError(f"--part {part[0]}/{part[1]}: need i/n with i between 1 and n.")
     if engine not in ("processes", "ray", "here"):
@@ -100,8 +75,6 @@ def prepare(
     a, b = source.resolve(), store.resolve()
     if a == b or a in b.parents or b in a.parents:
         raise InputError(f"store {store} and source {source} are inside each other: give another folder.")
-    if store.exists() and not store.is_dir():
-        raise InputError(f"store {store} is a file: give a new folder.")
     listing = list_source(source, images)
     try:
         store.mkdir(parents=True, exist_ok=True)
@@ -110,7 +83,7 @@ def prepare(
     settings = _settings(listing.kind, fps, short_side, quality)
     shards = plan_shards(listing.items)
     if _begin(store, _plan(settings, listing, len(shards))):
-        return Summary(PackedStore(store), read_skipped(store))
+        return PackedStore(store)
     number, parts = part or (1, 1)
     own = f"{number}-of-{parts}"
     tasks = [
@@ -122,13 +95,11 @@ def prepare(
     return None if part else merge(store)
 
 
-def merge(store: Path) -> Summary:
+def merge(store: Path) -> PackedStore:
     """Write the index when every shard is there, and remove what only an unfinished store needs."""
-    if not (store / PLAN).is_file():
-        if (store / STORE).is_file():
-            return Summary(PackedStore(store), read_skipped(store))
-        raise InputError(f"{store} holds no parts of a store: give the STORE of tcore prepare --part.")
-    plan = read_json(store / PLAN)
+    if (store / STORE).is_file() and not (store / PLAN).is_file():
+        return PackedStore(store)
+    plan = read_json(store / PLAN, "the plan of tcore prepare --part, ")
     missing = [n for n in range(plan["shards"]) if not record_path(store, n).is_file()]
     if missing:
         some = ", ".join(map(str, missing[:10])) + (" ..." if len(missing) > 10 else "")
@@ -137,20 +108,43 @@ def merge(store: Path) -> Summary:
             f"--part i/n writes i - 1, i - 1 + n, ...): run or finish the other parts first."
         )
     records = [read_record(record_path(store, n)) for n in range(plan["shards"])]
-    notes = [note for _, found in records for note in found]
-    write_text(store / SKIPPED, _table(notes))
+    text = io.StringIO()
+    rows = csv.writer(text, lineterminator="\n")
+    rows.writerow([field.name for field in fields(Note)])
+    rows.writerows(
+        [printable(note.file), note.outcome, note.frames, note.reason]
+        for _, notes in records
+        for note in notes
+    )
+    write_text(store / SKIPPED, text.getvalue())
     if not any(shard.videos for shard, _ in records):
         raise InputError(f"none of {plan['videos']} videos could be read: see {store / SKIPPED}.")
     kept = plan["settings"]
     write_index(store, [shard for shard, _ in records], kept["kind"], kept["fps"], plan)
     _clean(store)
-    return Summary(PackedStore(store), notes)
+    return PackedStore(store)
 
 
-def read_skipped(store: Path) -> list[Note]:
-    """The lines of skipped.csv."""
-    with (store / SKIPPED).open(encoding="utf-8", errors="surrogateescape", newline="") as file:
-        return [Note(row[0], row[1], int(row[2]), row[3]) for row in list(csv.reader(file))[1:]]
+def summarize(store: PackedStore) -> list[str]:
+    """What a finished store holds, and what it does not, for a person."""
+    root, frames = store.root, int(store.lengths.sum())
+    size = sum(shard["bytes"] for shard in store.about["shards"]) / 1e9
+    hours = f"{frames / store.fps / 3600:.3g} hours, " if store.fps else ""
+    lines = [f"{root}: {len(store):,} videos, {frames:,} frames, {hours}{size:.3g} GB"]
+    with (root / SKIPPED).open(encoding="utf-8", newline="") as file:
+        skipped = list(csv.DictReader(file))
+    for outcome, verb in (("skipped", "skipped"), ("partial", "kept in part")):
+        notes = [note for note in skipped if note["outcome"] == outcome]
+        if notes:
+            lines.append(f"{verb}: {len(notes):,} ({root / SKIPPED})")
+            lines += [f"  {note['file']}: {note['reason']}" for note in notes[:5]]
+            lines += [f"  and {len(notes) - 5:,} more"] if len(notes) > 5 else []
+    where = shlex.quote(os.fspath(root))
+    if store.kind == "images":
+        first = f"tcore train vits16-imagenet --auxiliary none --frames {where} --run RUN"
+        lines.append("each image is a video of one frame")
+        return [*lines, f"next: {first} (stage 1 of docs/images.md)"]
+    return [*lines, f"next: tcore train quickstart --frames {where} --run RUN"]
 
 
 def printable(name: str) -> str:
@@ -164,6 +158,8 @@ def _run(tasks: list[Task], workers: int, engine: str, say: Say) -> None:
     videos, waiting = (sum(len(task.items) for task in some) for some in (tasks, left))
     if waiting < videos:
         say(f"{videos - waiting:,} of {videos:,} videos were done before")
+    for task in left:  # what was being read when the last run was killed is no worse than other videos
+        task.trying.unlink(missing_ok=True)
     progress = Progress("videos", videos, videos - waiting, say=say)
     skipped = frames = 0
 
@@ -189,42 +185,49 @@ def _run(tasks: list[Task], workers: int, engine: str, say: Say) -> None:
 
 
 def _run_processes(tasks: list[Task], workers: int, report: Report) -> None:
-    """Write shards in a pool of processes; when one dies, a new pool tries the unfinished shards again."""
-    suspects: list[set[int]] = []
-    stalled = 0
-    while tasks:
-        _run_pool(tasks, min(workers, len(tasks)), report)
-        tasks = [task for task in tasks if not task.record.is_file()]
-        before, suspects = suspects, [task.suspects() for task in tasks]
-        stalled = stalled + 1 if suspects == before else 0
-        if tasks and stalled == TRIES:
-            raise InputError(f"processes keep dying: too little memory? Use fewer --workers; {RESUME}.")
-
-
-def _run_pool(tasks: list[Task], workers: int, report: Report) -> None:
-    """Write shards in one pool; where a process dies, some have no record afterwards."""
+    """Write every shard in a process of its own; where that dies, the shard is tried again."""
     # Neither torch nor PyAV survives a fork in any state; a fork server is clean, and imports them once.
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tcore.data.packing"])
-    pool = ProcessPoolExecutor(workers, context, initializer=_start_process)
+    waiting, running = tasks[::-1], dict[Future[Task], tuple[ProcessPoolExecutor, Task]]()
     try:
-        futures: list[Future[Task]] = []
-        with without_main(), suppress(BrokenProcessPool):
-            futures += (pool.submit(write_guarded, task) for task in tasks)
-        for future in as_completed(futures):
-            if not isinstance(future.exception(), BrokenProcessPool):
-                report(future.result())
-    except BaseException:
-        for process in list(pool._processes.values()):
-            process.terminate()
-        raise
+        while waiting or running:
+            while waiting and len(running) < workers:
+                task, pool = waiting.pop(), ProcessPoolExecutor(1, context, initializer=_start_process)
+                with without_main():
+                    running[pool.submit(write_guarded, task)] = pool, task
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                pool, task = running.pop(future)
+                pool.shutdown()
+                if not isinstance(future.exception(), BrokenProcessPool):
+                    report(future.result())
+                elif task.trying.is_file():
+                    waiting.append(task)
+                else:
+                    raise InputError(f"a process died before it read anything: too little memory? {RESUME}.")
     finally:
-        pool.shutdown(cancel_futures=True)
+        for pool, _ in running.values():
+            for process in list((pool._processes or {}).values()):
+                process.terminate()
+            pool.shutdown(cancel_futures=True)
 
 
 def _start_process() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     die_with_parent()
+
+
+@contextmanager
+def without_main() -> Iterator[None]:
+    """Keep processes started meanwhile from importing, and so running, the caller's script again."""
+    main = sys.modules["__main__"]
+    names: list[str] = [name for name in ("__file__", "__spec__") if name in vars(main)]
+    before = {name: vars(main).pop(name) for name in names}
+    main.__spec__ = None
+    try:
+        yield
+    finally:
+        vars(main).update(before)
 
 
 def _run_ray(tasks: list[Task], report: Report) -> None:
@@ -237,8 +240,8 @@ def _run_ray(tasks: list[Task], report: Report) -> None:
         ) from error
     if not ray.is_initialized():
         ray.init(log_to_driver=False)
-    # Ray repeats a task whose process died; each time one more video is read by a process of its own.
-    write: Any = ray.remote(max_retries=SHARD_VIDEOS + TRIES)(write_guarded)
+    # Ray repeats a task whose process died; after two deaths a video is skipped.
+    write: Any = ray.remote(max_retries=2 * SHARD_VIDEOS)(write_guarded)
     pending = [write.remote(task) for task in tasks]
     while pending:
         done, pending = ray.wait(pending, num_returns=1)
@@ -250,23 +253,12 @@ def _run_ray(tasks: list[Task], report: Report) -> None:
             raise error.cause if isinstance(error.cause, OSError | InputError) else error from None
 
 
-def _check_numbers(fps: float | None, short_side: int | None, quality: int) -> None:
-    if fps is not None and not (math.isfinite(fps) and 0.001 <= fps <= 1000):
-        raise InputError(f"--fps {fps:g}: need frames per second between 0.001 and 1000.")
-    if short_side is not None and not 16 <= short_side <= 8192:
-        raise InputError(f"--short-side {short_side}: need pixels between 16 and 8192.")
-    if not 1 <= quality <= 100:
-        raise InputError(f"--quality {quality}: need a JPEG quality between 1 and 100.")
-
-
 def _settings(kind: str, fps: float | None, short_side: int | None, quality: int) -> Settings:
     """Settings with the defaults of the kind: videos are reduced, frames and images stay as they are."""
-    if kind == "videos":
-        return Settings(kind, fps or VIDEO_FPS, short_side or VIDEO_SHORT_SIDE, quality)
     if kind in ("images", "rendered") and fps is not None:
         raise InputError(f"--fps {fps:g} does not apply to {kind}: leave it out.")
-    if kind == "rendered":
-        return Settings(kind, VIDEO_FPS, short_side or VIDEO_SHORT_SIDE, quality)
+    if kind in ("videos", "rendered"):
+        fps, short_side = fps or VIDEO_FPS, short_side or VIDEO_SHORT_SIDE
     return Settings(kind, fps, short_side, quality)
 
 
@@ -305,22 +297,13 @@ def _begin(store: Path, plan: dict[str, Any]) -> bool:
 def _difference(found: dict[str, Any], wanted: dict[str, Any]) -> str:
     """The first thing that differs between two plans."""
     there, here = (plan.get("settings", {}) | {"videos": plan.get("videos")} for plan in (found, wanted))
-    for name, value in here.items():
-        if there.get(name) != value:
-            return f"{name} {there.get(name)} there, {value} here"
-    return "files of other names or sizes"
+    differing = (
+        f"{name} {there.get(name)} there, {here[name]} here" for name in here if there.get(name) != here[name]
+    )
+    return next(differing, "files of other names or sizes")
 
 
 def _clean(store: Path) -> None:
     """Remove what only an unfinished store needs."""
     shutil.rmtree(store / "parts", ignore_errors=True)
     (store / PLAN).unlink(missing_ok=True)
-
-
-def _table(notes: Sequence[Note]) -> str:
-    """The text of skipped.csv."""
-    text = io.StringIO()
-    rows = csv.writer(text, lineterminator="\n")
-    rows.writerow(["file", "outcome", "frames", "reason"])
-    rows.writerows([printable(note.file), note.outcome, note.frames, note.reason] for note in notes)
-    return text.getvalue()

@@ -104,16 +104,16 @@ def _paint(
     every = np.tile(np.arange(size), (len(t), 1))
     x, y = to_local(scene.view(t), every, every, size)
     colors = stamps[0, 0].at(x.ravel(), y.ravel())
-    for layer in scene.layers(t):
-        index, x, y, depth = cover(layer.shape, layer.place, size)
-        color = stamps[layer.object_id, layer.part_id].at(x, y)
+    for object_id, part_id, shape, place in scene.layers(t):
+        index, x, y, depth = cover(shape, place, size)
+        color = stamps[object_id, part_id].at(x, y)
         # Smooth edges: a pixel on the outline takes part of either color, but has one label.
         edge = np.flatnonzero(depth < 0.5)
         color[edge] = blend(colors[index[edge]], color[edge], depth[edge] + np.float32(0.5))
         colors[index] = color
         inside = index[depth > 0]
-        objects.reshape(-1)[inside] = layer.object_id
-        parts.reshape(-1)[inside] = layer.part_id
+        objects.reshape(-1)[inside] = object_id
+        parts.reshape(-1)[inside] = part_id
     return colors.reshape(objects.shape)
 
 
@@ -162,9 +162,9 @@ def _draw_scene(rng: np.random.Generator) -> Scene:
         count = int(rng.integers(2, 5))
         scene = _draw_candidate(rng, count)
         ids = np.zeros(len(t) * size * size, np.uint8)
-        for layer in scene.layers(t):
-            index, _, _, depth = cover(layer.shape, layer.place, size)
-            ids[index[depth > 0]] = layer.object_id
+        for object_id, _, shape, place in scene.layers(t):
+            index, _, _, depth = cover(shape, place, size)
+            ids[index[depth > 0]] = object_id
         area = (ids.reshape(len(t), -1, 1) == np.arange(1, count + 2)).mean(1)
         if area[0].min() > 0.036 and ((area > 0.015).mean(0) > 0.7).all():
             return scene

@@ -33,6 +33,7 @@ MIDDLE = 0.5 + 0.5j
 Times = Float[np.ndarray, " time"]
 Path = Complex[np.ndarray, " time"]
 Plane = Float32[np.ndarray, "time height width"]
+Line = Float32[np.ndarray, " n"]
 
 
 class Similarity(NamedTuple):
@@ -204,14 +205,8 @@ def _capsule(a: Path, b: Path, radius: float) -> tuple[Shape, Similarity]:
     return Slab(length / 2, 0.0, radius), Similarity((b - a) / length, (a + b) / 2)
 
 
-@dataclass(frozen=True)
-class Layer:
-    """One shape and its placement, as the camera sees it."""
-
-    object_id: int
-    part_id: int
-    shape: Shape
-    place: Similarity
+# One shape as the camera sees it: object id, part id, shape, placement.
+Layer = tuple[int, int, Shape, Similarity]
 
 
 @dataclass(frozen=True)
@@ -235,10 +230,10 @@ class Scene:
         for index in self.order:
             place = view.after(self.journeys[index].at(t))
             if index < len(self.shapes):
-                layers.append(Layer(index + 1, 0, self.shapes[index], place))
+                layers.append((index + 1, 0, self.shapes[index], place))
             else:
                 layers += [
-                    Layer(index + 1, part, shape, place.after(s)) for part, shape, s in self.figure.parts(t)
+                    (index + 1, part, shape, place.after(s)) for part, shape, s in self.figure.parts(t)
                 ]
         return layers
 
@@ -246,15 +241,6 @@ class Scene:
         """The joints in image coordinates."""
         place = self.view(t).after(self.journeys[-1].at(t))
         return np.stack([place.turn * joint + place.shift for joint in self.figure.joints(t)[0]], 1)
-
-
-class Cover(NamedTuple):
-    """The pixels of a layer: flat index into (time, row, column), local position, depth in pixels."""
-
-    pixels: Int[np.ndarray, " n"]
-    x: Float32[np.ndarray, " n"]
-    y: Float32[np.ndarray, " n"]
-    depth: Float32[np.ndarray, " n"]
 
 
 def to_local(
@@ -269,8 +255,11 @@ def to_local(
     return x, y
 
 
-def cover(shape: Shape, place: Similarity, size: int) -> Cover:
-    """The pixels of a layer, searched only in a box around it in every frame."""
+def cover(shape: Shape, place: Similarity, size: int) -> tuple[Int[np.ndarray, " n"], Line, Line, Line]:
+    """The pixels of a layer: flat index into (time, row, column), local x and y, depth in pixels.
+
+    They are searched only in a box around it in every frame.
+    """
     scale = np.abs(place.turn).astype(np.float32)
     side = min(size, 2 * int(np.ceil(shape.reach * scale.max() * size + 1)) + 1)
     corner = place.shift * size - (side / 2) * (1 + 1j)
@@ -282,4 +271,4 @@ def cover(shape: Shape, place: Similarity, size: int) -> Cover:
     near = np.flatnonzero(depth > -0.5)
     frames = np.arange(len(scale))[:, None, None]
     index = ((frames * size + rows[:, :, None]) * size + columns[:, None, :]).ravel()[near]
-    return Cover(index, x.ravel()[near], y.ravel()[near], depth.ravel()[near])
+    return index, x.ravel()[near], y.ravel()[near], depth.ravel()[near]

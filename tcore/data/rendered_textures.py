@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float, Float32, UInt8, UInt32
+from jaxtyping import Float, Float32, UInt32
 
 # Texels per unit of the scene, which is the width of the image: at 128 pixels a texel is a pixel.
 DENSITY = 128
@@ -86,16 +86,12 @@ def make_stamp(tile: Tile, size: int) -> Stamp:
     return Stamp(red | green << 8 | blue << 16, 2 * side, 2 * DENSITY / factor)
 
 
-def unpack(packed: UInt32[np.ndarray, "..."]) -> UInt8[np.ndarray, "3 ..."]:
-    """Split packed colors into three planes."""
-    return np.stack([packed & 255, packed >> 8 & 255, packed >> 16 & 255]).astype(np.uint8)
-
-
 def blend(
     under: UInt32[np.ndarray, " n"], over: UInt32[np.ndarray, " n"], share: Float32[np.ndarray, " n"]
 ) -> UInt32[np.ndarray, " n"]:
     """Mix packed colors: `share` is how much of the second shows."""
-    first, second = unpack(under).astype(np.float32), unpack(over).astype(np.float32)
+    shift = np.array([[0], [8], [16]], np.uint32)
+    first, second = ((packed >> shift & 255).astype(np.float32) for packed in (under, over))
     red, green, blue = (first + share * (second - first) + 0.5).astype(np.uint32)
     return red | green << 8 | blue << 16
 

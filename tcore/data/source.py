@@ -8,6 +8,7 @@ rounding: frames of different sizes are padded to the largest of a part).
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import groupby
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -113,11 +114,7 @@ class RawBatch:
         return self
 
 
-class Sample(NamedTuple):
-    """The frames of one sample that are read, and its views, both by name."""
-
-    frames: dict[str, Frame]
-    views: dict[str, ViewPlan]
+Sample = tuple[dict[str, Frame], dict[str, ViewPlan]]  # frames that are read, and views, both by name
 
 
 class Share(NamedTuple):
@@ -142,20 +139,17 @@ class Source(Dataset[RawBatch]):
         self.num_short = int((~long_enough).sum())
         repeat = sampling.repeats_short or config.source == "images"
         self.clips = self.all_clips if repeat else self.all_clips.select(long_enough)
-        if len(self.clips.video) == 0:
-            raise InputError(self._explain_unusable())
-
-    def _explain_unusable(self) -> str:
         longest = int(self.all_clips.length.max(initial=0))
-        if longest == 1:
-            return (
-                f"these are single images, {len(self.store)} of them, not videos: run tcore neighbors on "
-                "them, then tcore train vits16-imagenet (or another recipe with --source images)."
+        if len(self.clips.video) == 0 and longest == 1:
+            raise InputError(
+                f"these are single images, {len(store)} of them, not videos: run tcore neighbors on them, "
+                "then tcore train vits16-imagenet (or another recipe with --source images)."
             )
-        return (
-            f"no usable video among {len(self.store)}: the longest has {longest} frames, too few for "
-            + self.sampling.why_unusable()
-        )
+        if len(self.clips.video) == 0:
+            raise InputError(
+                f"no usable video among {len(store)}: the longest has {longest} frames, too few for "
+                + sampling.why_unusable()
+            )
 
     def fingerprint(self) -> str:
         """A short name for the data; a run that resumes must find the same."""
@@ -190,41 +184,43 @@ class Source(Dataset[RawBatch]):
         # Masks first: frames that only masked crops need are not even read elsewhere.
         masks = self.sampling.masks(step)
         masked = np.asarray(masks.any(axis=(0, 2)))
-        buffer = FrameBuffer(sum(len(self.sampling.needs(bool(masked[slot]))) for slot in slots))
-        samples, bad = list[tuple[tuple[str, ...], dict[str, ViewPlan]]](), list[str]()
-        for slot in slots:
-            sample = self._readable_sample(step, slot, int(chosen[slot]), bool(masked[slot]), bad)
-            for frame in sample.frames.values():
+        needed = [self.sampling.needs(bool(masked[slot])) for slot in slots]
+        buffer, bad = FrameBuffer(sum(map(len, needed))), list[str]()
+        # Where the frames of each sample, by their places in `names`, lie among those that are read.
+        where = np.full((len(slots), len(self.sampling.names)), -1)
+        views = list[dict[str, ViewPlan]]()
+        for row, slot in enumerate(slots):
+            frames, own = self._readable_sample(step, slot, int(chosen[slot]), needed[row], bad)
+            for name, frame in frames.items():
+                where[row, self.sampling.names.index(name)] = len(buffer.sizes)
                 buffer.add(frame)
-            samples.append((tuple(sample.frames), sample.views))
+            views.append(own)
         mask = masks[:, slots.start : slots.stop].reshape(masks.shape[0] * len(slots), -1)
         return RawBatch(
             pixels=buffer.pixels,
             sizes=buffer.sizes,
-            plans=self._collate(samples, mask),
+            plans=self._collate(views, where, mask),
             mask=torch.from_numpy(mask),
             counts=Counts(self.config.optim.batch, int(masks.any(axis=-1).sum()), int(masks.sum())),
             sampling=self.sampling,
             bad=tuple(bad),
         )
 
-    def _readable_sample(self, step: int, slot: int, clip: int, masked: bool, bad: list[str]) -> Sample:
+    def _readable_sample(
+        self, step: int, slot: int, clip: int, needed: tuple[str, ...], bad: list[str]
+    ) -> Sample:
         """A sample of a clip; where it cannot be read, of another that (seed, step, slot) alone decides."""
         rng = np.random.default_rng((self.config.seed, REPLACE, step, slot))
         others = rng.integers(len(self.clips.video), size=REPLACEMENTS).tolist()
         for candidate in (clip, *others):
+            rng = np.random.default_rng((self.config.seed, SAMPLE, step, slot))
             try:
-                return self._sample(step, slot, candidate, masked)
+                frames = self.read_frames(step, slot, candidate, rng, needed)
+                sizes = {name: (frame.shape[0], frame.shape[1]) for name, frame in frames.items()}
+                return frames, self.sampling.views(sizes, rng)
             except InputError as error:
                 bad.append(str(error))
         raise InputError(f"{len(bad)} clips could not be read, one after the other; the last: {bad[-1]}")
-
-    def _sample(self, step: int, slot: int, clip: int, masked: bool) -> Sample:
-        """The frames that are needed, and the views to be made of them."""
-        rng = np.random.default_rng((self.config.seed, SAMPLE, step, slot))
-        frames = self.read_frames(step, slot, clip, rng, self.sampling.needs(masked))
-        sizes = {name: (frame.shape[0], frame.shape[1]) for name, frame in frames.items()}
-        return Sample(frames, self.sampling.views(sizes, rng))
 
     def read_frames(
         self, step: int, slot: int, clip: int, rng: np.random.Generator, needed: Sequence[str]
@@ -236,18 +232,15 @@ class Source(Dataset[RawBatch]):
         return dict(zip(needed, read, strict=True))
 
     def _collate(
-        self, samples: list[tuple[tuple[str, ...], dict[str, ViewPlan]]], mask: np.ndarray
+        self, views: list[dict[str, ViewPlan]], where: np.ndarray, mask: np.ndarray
     ) -> dict[str, ViewPlan]:
-        """Views of all samples, crop-major; some of masked crops alone."""
-        names = self.sampling.names
-        # Where each frame of a sample, by its place in `names`, lies among those that were read.
-        where = np.full(len(names) * len(samples), -1)
-        read = [len(names) * i + names.index(name) for i, (own, _) in enumerate(samples) for name in own]
-        where[read] = np.arange(len(read))
-        masked = np.flatnonzero(mask.any(axis=1))
-        plans: dict[str, ViewPlan] = {}
+        """Views of all samples, crop by crop, on the frames that were read; some of masked crops alone."""
+        masked, plans = np.flatnonzero(mask.any(axis=1)), dict[str, ViewPlan]()
         for view in self.sampling.sides:
-            plan = _crop_major([views[view] for _, views in samples], where, len(names))
+            plan = ViewPlan.concatenate([own[view] for own in views])
+            order = np.arange(len(plan)).reshape(len(views), -1)  # samples by crops
+            sample = np.repeat(np.arange(len(views)), order.shape[1])
+            plan = plan.with_frame(where[sample, plan.frame]).select(order.T.ravel())
             plans[view] = plan.select(masked) if view in self.sampling.only_masked else plan
         return plans
 
@@ -258,16 +251,6 @@ def _order(seed: int, epoch: int, num_clips: int, batch: int) -> Int64[np.ndarra
     rng = np.random.default_rng((seed, ORDER, epoch))
     rounds = max(1, -(-batch // num_clips))
     return np.concatenate([rng.permutation(num_clips) for _ in range(rounds)])
-
-
-def _crop_major(plans: list[ViewPlan], where: Int64[np.ndarray, " frames"], names: int) -> ViewPlan:
-    """Views of all samples, crop by crop; frame indices become those of the batch."""
-    together = ViewPlan.concatenate(plans)
-    crops = len(plans[0])
-    sample = np.repeat(np.arange(len(plans)), crops)
-    together = together.with_frame(where[together.frame + names * sample])
-    rows = np.arange(len(together)).reshape(len(plans), crops).T.ravel()
-    return together.select(rows)
 
 
 class FrameBuffer:
@@ -321,11 +304,10 @@ def pad(pixels: UInt8[Tensor, " bytes"], sizes: list[Size]) -> UInt8[Tensor, "{l
         return pixels.view(len(sizes), *sizes[0], 3)
     height, width = (max(sides) for sides in zip(*sizes, strict=True))
     padded = pixels.new_zeros(len(sizes), height, width, 3)
-    first = start = 0
-    while first < len(sizes):  # neighbors of one size, as those of one video are, in one go
-        rows, columns = size = sizes[first]
-        last = next((i for i in range(first, len(sizes)) if sizes[i] != size), len(sizes))
-        end = start + (last - first) * rows * columns * 3
-        padded[first:last, :rows, :columns] = pixels[start:end].view(last - first, rows, columns, 3)
-        first, start = last, end
+    first = 0
+    for (rows, columns), run in groupby(sizes):  # frames of one video in one go
+        count = len(list(run))
+        own, pixels = pixels.tensor_split([count * rows * columns * 3])
+        padded[first : first + count, :rows, :columns] = own.view(count, rows, columns, 3)
+        first += count
     return padded

@@ -4,9 +4,7 @@ import hashlib
 import math
 import os
 import re
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,7 +12,7 @@ import numpy as np
 from jaxtyping import Int64, UInt8
 from PIL import Image
 
-from tcore.data.images import IMAGE_SUFFIXES, Frame, decode_image, read_image
+from tcore.data.images import IMAGE_SUFFIXES, Frame, decode_image, read_file
 from tcore.data.packed import STORE, PackedVideos
 from tcore.data.rendered import render_video
 from tcore.errors import InputError
@@ -32,7 +30,7 @@ WINDOW = 0.7  # share of the photograph's sides that a frame shows at the widest
 TURN, ZOOM, LIGHT = math.radians(12), 1.25, 1.2
 
 
-class FrameStore(ABC):
+class FrameStore:
     """Videos as ordered frames: how many there are, how long each one is, and their pixels.
 
     >>> store = FrameStore.rendered(videos=2, frames=8, size=32)
@@ -49,9 +47,18 @@ class FrameStore(ABC):
     def __len__(self) -> int:
         return len(self.names)
 
-    @abstractmethod
     def read(self, video: int, frames: Sequence[int]) -> list[Frame]:
         """Pixels of some frames of one video."""
+        stored = zip(frames, self.read_bytes(video, frames), strict=True)
+        return [decode_image(data, self.where(video, frame)) for frame, data in stored]
+
+    def read_bytes(self, video: int, frames: Sequence[int]) -> list[bytes]:
+        """Some frames of one video as they are stored; only stores that hold image files have this."""
+        raise NotImplementedError
+
+    def where(self, video: int, frame: int) -> str:
+        """What an error calls a frame."""
+        return f"{frame} of video {self.names[video]}"
 
     def cuts(self, video: int) -> tuple[int, ...]:
         """Frames that begin a new shot, where the store knows them."""
@@ -101,31 +108,27 @@ class FolderStore(FrameStore):
         self.files = [files[name] for name in self.names]
         self.lengths = np.array([len(images) for images in self.files], dtype=np.int64)
 
-    def read(self, video: int, frames: Sequence[int]) -> list[Frame]:
-        """Decode some frames of one video."""
-        return [read_image(self.path(video, index)) for index in frames]
+    def read_bytes(self, video: int, frames: Sequence[int]) -> list[bytes]:
+        """Some image files of one video."""
+        return [read_file(self.path(video, frame)) for frame in frames]
+
+    def where(self, video: int, frame: int) -> str:
+        """The file of a frame."""
+        return str(self.path(video, frame))
 
     def path(self, video: int, frame: int) -> Path:
         """The file of a frame."""
         return self.root / self.names[video] / self.files[video][frame]
 
 
-class ImageStore(FrameStore):
+class ImageStore(FolderStore):
     """The images of a folder, at any depth; each is a video of one frame, named by its relative path."""
 
     def __init__(self, folders: FolderStore) -> None:
         self.root = folders.root
-        self.names = [
-            name if folder == "." else f"{folder}/{name}"
-            for folder, files in zip(folders.names, folders.files, strict=True)
-            for name in files
-        ]
+        videos = zip(folders.names, folders.files, strict=True)
+        self.names = [os.path.normpath(f"{folder}/{name}") for folder, files in videos for name in files]
         self.lengths = np.ones(len(self.names), dtype=np.int64)
-
-    def read(self, video: int, frames: Sequence[int]) -> list[Frame]:
-        """Decode the one frame, repeated as often as asked."""
-        image = read_image(self.path(video, 0))
-        return [image for _ in frames]
 
     def path(self, video: int, frame: int) -> Path:
         """The file of an image."""
@@ -135,13 +138,9 @@ class ImageStore(FrameStore):
 class PackedStore(PackedVideos, FrameStore):
     """Frames in tar files, as `tcore prepare` writes them."""
 
-    def read(self, video: int, frames: Sequence[int]) -> list[Frame]:
-        """Decode some frames of one video."""
-        name, shard = self.names[video], self.shard_of(video)
-        return [
-            decode_image(data, f"{frame} of video {name} in {shard}")
-            for frame, data in zip(frames, self.read_bytes(video, frames), strict=True)
-        ]
+    def where(self, video: int, frame: int) -> str:
+        """What an error calls a frame."""
+        return f"{super().where(video, frame)} in {self.shard_of(video)}"
 
 
 class RenderedStore(FrameStore):
@@ -165,8 +164,7 @@ class RenderedStore(FrameStore):
         return [self._kept[video][index] for index in frames]
 
 
-@dataclass(frozen=True)
-class Pose:
+class Pose(NamedTuple):
     """Camera pose: the center as a share of the available room, turn, zoom and brightness."""
 
     x: float
@@ -237,64 +235,48 @@ class MixedStore(FrameStore):
     """The videos of several stores, one store after another, each store repeated `times` times."""
 
     def __init__(self, stores: Sequence[FrameStore], times: Sequence[int]) -> None:
-        self.stores = list(stores)
         rates = {store.fps for store in stores}
         self.fps = rates.pop() if len(rates) == 1 else None
-        self.names, lengths, places = list[str](), [], []
-        for number, (store, count) in enumerate(zip(stores, times, strict=True)):
-            for copy in range(count):
-                self.names += [f"{number}.{copy}/{name}" for name in store.names]
-                lengths.append(np.asarray(store.lengths))
-                places.append(np.stack([np.full(len(store), number), np.arange(len(store))], axis=1))
-        self.lengths = np.concatenate(lengths)
-        self._places = np.concatenate(places)  # store and video there, for every video
+        copies = [
+            (f"{number}.{copy}", store)
+            for number, store in enumerate(stores)
+            for copy in range(times[number])
+        ]
+        self.stores = [store for _, store in copies]
+        self.names = [f"{prefix}/{name}" for prefix, store in copies for name in store.names]
+        self.lengths = np.concatenate([store.lengths for store in self.stores])
+        self._ends = np.cumsum([len(store) for store in self.stores])
+
+    def _place(self, video: int) -> tuple[FrameStore, int]:
+        """The store that holds a video, and its number there."""
+        number = int(np.searchsorted(self._ends, video, side="right"))
+        store = self.stores[number]
+        return store, video - int(self._ends[number]) + len(store)
 
     def read(self, video: int, frames: Sequence[int]) -> list[Frame]:
         """Frames of one video, from the store that holds it."""
-        store, number = self._places[video].tolist()
-        return self.stores[store].read(number, frames)
+        store, number = self._place(video)
+        return store.read(number, frames)
 
     def cuts(self, video: int) -> tuple[int, ...]:
         """Frames that begin a new shot, where the store knows them."""
-        store, number = self._places[video].tolist()
-        return self.stores[store].cuts(number)
-
-
-class Ingredient(NamedTuple):
-    """One store of a mixture, and how often an epoch goes through it."""
-
-    place: str
-    moved: bool
-    times: int
-
-
-def ingredients(frames: str) -> list[Ingredient]:
-    """What a mixture consists of.
-
-    >>> ingredients("clips*5+photographs:photos+store")[:2]
-    [Ingredient(place='clips', moved=False, times=5), Ingredient(place='photos', moved=True, times=1)]
-    """
-    if Path(frames).exists():  # a path may contain any character
-        return [Ingredient(frames, False, 1)]
-    found = []
-    for piece in frames.split("+"):
-        match = re.fullmatch(rf"({PHOTOGRAPHS})?(?P<place>.+?)(\*(?P<times>[0-9]+))?", piece.strip())
-        if match is None or match["times"] == "0" or match["place"] == PHOTOGRAPHS:
-            raise InputError(f"--frames {frames}: cannot read {piece!r}; write it as in {EXAMPLE}.")
-        found.append(Ingredient(match["place"], match[1] is not None, int(match["times"] or 1)))
-    return found
+        store, number = self._place(video)
+        return store.cuts(number)
 
 
 def open_mixture(frames: str, seed: int) -> FrameStore:
     """The store that a --frames argument names: one folder, moved photographs, or a mixture."""
-    wanted = ingredients(frames)
-    opened = [
-        MovedStore(open_images(one.place), seed) if one.moved else FrameStore.open(one.place)
-        for one in wanted
-    ]
-    if len(wanted) == 1 and wanted[0].times == 1:
-        return opened[0]
-    return MixedStore(opened, [one.times for one in wanted])
+    if Path(frames).exists():  # a path may contain any character
+        return FrameStore.open(frames)
+    stores, times = list[FrameStore](), list[int]()
+    for piece in frames.split("+"):
+        match = re.fullmatch(rf"({PHOTOGRAPHS})?(?P<place>.+?)(\*(?P<times>[0-9]+))?", piece.strip())
+        if match is None or match["times"] == "0" or match["place"] == PHOTOGRAPHS:
+            raise InputError(f"--frames {frames}: cannot read {piece!r}; write it as in {EXAMPLE}.")
+        place = match["place"]
+        stores.append(MovedStore(open_images(place), seed) if match[1] else FrameStore.open(place))
+        times.append(int(match["times"] or 1))
+    return stores[0] if times == [1] else MixedStore(stores, times)
 
 
 def open_images(path: str | Path) -> FrameStore:

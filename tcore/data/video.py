@@ -2,6 +2,7 @@
 
 import math
 import os
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ import numpy as np
 from jaxtyping import UInt8
 
 from tcore.data.images import Frame, read_image
-from tcore.data.stores import FrameStore, list_images
+from tcore.data.stores import FolderStore, list_images
 from tcore.errors import InputError
 from tcore.files import atomic
 
@@ -208,45 +209,48 @@ class SampledVideo:
     def __init__(self, path: Path, fps: Fraction, short_side: int | None) -> None:
         self.path, self.fps, self.short_side = path, fps, short_side
         self.damage = ""
+        # One for all frames: setting it up takes longer than using it.
+        self._reformatter = import_av(f"video file {path}").video.reformatter.VideoReformatter()
+        self._size: tuple[int, int] | None = None
 
     def __iter__(self) -> Iterator[tuple[Frame, int]]:
         with open_stream(self.path) as (container, stream):
             stream.codec_context.thread_count = 1  # processes share the cores between them
-            yield from self._sample(container, stream)
+            clock, frames = _Clock(stream), Decoding(container, stream)
+            # Frame k is the last one whose time is not after k / fps; in fractions, so that none is missed.
+            self.damage = ""
+            rate, due, before, damage = clock.unit * self.fps, 0, None, ""
+            for frame in frames:
+                if frame.is_corrupt and frames.count > 1:
+                    damage = "damaged data"
+                    break
+                now = math.ceil(clock.advance(frame) * rate)
+                if before is not None and now > due:
+                    yield self._convert(before), now - due
+                    due = now
+                before = frame
+            damage = damage or frames.problem
+            if before is None:
+                raise UnreadableError(f"no frame could be decoded: {damage or 'there is none'}")
+            now = max(math.ceil(clock.end() * rate), 1)
+            if now > due:
+                yield self._convert(before), now - due
+            found = float(clock.end() * clock.unit)
+            stated = float(container.duration / 10**6) if container.duration else 0.0
+            few = stream.frames and frames.count < LAST_PART * stream.frames - 1
+            if damage or (few and found < LAST_PART * stated - SLACK_S):
+                what = "damaged" if damage else "cut off"
+                self.damage = f"{what} after {found:.1f} s" + (f" of {stated:.1f} s" if stated else "")
 
-    def _sample(self, container: Any, stream: Any) -> Iterator[tuple[Frame, int]]:
-        clock, frames = _Clock(stream), Decoding(container, stream)
-        # Frame k is the last one whose time is not after k / fps; in integers, so that none is missed.
-        ticks, unit = clock.unit.numerator * self.fps.numerator, clock.unit.denominator * self.fps.denominator
-        due, before, convert = 0, None, _Converter(self.short_side)
-        self.damage = ""
-        for frame in frames:
-            if frame.is_corrupt and frames.count > 1:
-                self.damage = "damaged data"
-                break
-            now = -(-clock.advance(frame) * ticks // unit)
-            if before is not None and now > due:
-                yield convert(before), now - due
-                due = now
-            before = frame
-        self.damage = self.damage or frames.problem
-        if before is None:
-            raise UnreadableError(f"no frame could be decoded: {self.damage or 'there is none'}")
-        now = max(-(-clock.end() * ticks // unit), 1)
-        if now > due:
-            yield convert(before), now - due
-        self.damage = self._describe_damage(stream, container, clock, frames.count)
-
-    def _describe_damage(self, stream: Any, container: Any, clock: "_Clock", decoded: int) -> str:
-        """Where the damage lies, also where much less was decoded than the file states."""
-        stated = float(container.duration / 10**6) if container.duration else 0.0
-        found = float(clock.end() * clock.unit)
-        few = stream.frames and decoded < LAST_PART * stream.frames - 1
-        if self.damage:
-            return f"damaged after {found:.1f} s" + (f" of {stated:.1f} s" if stated else "")
-        if few and found < LAST_PART * stated - SLACK_S:
-            return f"cut off after {found:.1f} s of {stated:.1f} s"
-        return ""
+    def _convert(self, frame: Any) -> Frame:
+        """Upright pixels, all frames of one size; a short side above `short_side` shrinks."""
+        if self._size is None:
+            short = min(frame.width, frame.height)
+            scale = min(1.0, (self.short_side or short) / short)
+            self._size = max(1, round(frame.width * scale)), max(1, round(frame.height * scale))
+        # Means over areas: as free of aliasing as bicubic when shrinking, in half the time.
+        small = self._reformatter.reformat(frame, *self._size, "rgb24", interpolation="AREA").to_ndarray()
+        return upright(small, frame.rotation) if frame.rotation else small
 
 
 class _Clock:
@@ -290,28 +294,6 @@ class _Clock:
         return self._now + self._length
 
 
-class _Converter:
-    """From decoded frames to upright pixels, all of one size; a short side above `short_side` shrinks."""
-
-    def __init__(self, short_side: int | None) -> None:
-        import_av("a video file")
-        from av.video.reformatter import VideoReformatter
-
-        # One for all frames: setting it up takes longer than using it.
-        self._reformatter = VideoReformatter()
-        self._short_side = short_side
-        self._size: tuple[int, int] | None = None
-
-    def __call__(self, frame: Any) -> Frame:
-        if self._size is None:
-            short = min(frame.width, frame.height)
-            scale = min(1.0, (self._short_side or short) / short)
-            self._size = max(1, round(frame.width * scale)), max(1, round(frame.height * scale))
-        # Means over areas: as free of aliasing as bicubic when shrinking, in half the time.
-        small = self._reformatter.reformat(frame, *self._size, "rgb24", interpolation="AREA").to_ndarray()
-        return upright(small, frame.rotation) if frame.rotation else small
-
-
 def _stated_rate(stream: Any) -> Fraction:
     """Frames per second as a stream states it, if that is sensible."""
     rate = stream.average_rate or stream.guessed_rate or DEFAULT_RATE
@@ -349,63 +331,54 @@ class Probe:
     size: tuple[int, int] = (0, 0)
     fps: float = 0.0
     seconds: float = 0.0
-    thumbs: UInt8[np.ndarray, "3 32 32"] | None = None
+    thumbs: Sequence[UInt8[np.ndarray, "32 32"]] = ()
     """First, middle and last frame, gray and small."""
 
 
 def probe(root: Path, name: str, full: bool) -> Probe:
-    """Open a file and decode its first, middle and last part, or all of it."""
+    """Open a file and decode its first, middle and last part; with `full`, all of it before that."""
     try:
+        if full:
+            with open_stream(root / name) as (container, stream):
+                deque(container.decode(stream), maxlen=0)
         with open_stream(root / name) as (container, stream):
-            return _probe_stream(name, container, stream, full)
+            seconds = float(container.duration or 0) / 1e6
+            if stream.duration:
+                seconds = float(stream.duration * stream.time_base)
+            # The last frame is the one that no other follows.
+            parts = ((0.0, 0.0), (seconds / 2, seconds / 2), (seconds - 0.5, math.inf))
+            found = [_frame_at(container, stream, start, time) for start, time in parts]
+            frames = [frame for frame in found if frame is not None]
+            if not frames:
+                raise UnreadableError("no frame can be decoded")
+            last, problem = max(float(frame.time or 0) for frame in frames), ""
+            if seconds and last < LAST_PART * seconds - SLACK_S:
+                problem = f"cut off: the last frame is at {last:.1f} s of {seconds:.1f} s; download it again"
+            return Probe(
+                name,
+                problem,
+                stream.codec_context.codec.canonical_name,
+                (stream.codec_context.height, stream.codec_context.width),
+                float(stream.average_rate or stream.guessed_rate or 0),
+                seconds or last,
+                [frame.reformat(32, 32, "gray").to_ndarray() for frame in frames],
+            )
     except UnreadableError as error:
         return Probe(name, f"cannot be read ({error}): download it again")
 
 
-def _probe_stream(name: str, container: Any, stream: Any, full: bool) -> Probe:
-    if stream.duration:
-        seconds = float(stream.duration * stream.time_base)
-    else:
-        seconds = container.duration / 1e6 if container.duration else 0.0
-    times = (0.0, seconds / 2, math.inf)  # the last frame is the one that no other follows
-    if full:
-        frames = _frames_at(container, stream, 0.0, *times)
-    else:
-        starts = (0.0, seconds / 2, seconds - 0.5)
-        parts = zip(starts, times, strict=True)
-        frames = [frame for start, time in parts for frame in _frames_at(container, stream, start, time)]
-    if not frames:
-        return Probe(name, "no frame can be decoded: download it again")
-    last, problem = max(float(frame.time or 0) for frame in frames), ""
-    if seconds and last < LAST_PART * seconds - SLACK_S:
-        problem = f"cut off: the last frame is at {last:.1f} s of {seconds:.1f} s; download it again"
-    thumbs = [frames[i].reformat(32, 32, "gray").to_ndarray() for i in (0, len(frames) // 2, -1)]
-    return Probe(
-        name,
-        problem,
-        stream.codec_context.codec.canonical_name,
-        (stream.codec_context.height, stream.codec_context.width),
-        float(stream.average_rate or stream.guessed_rate or 0),
-        seconds or last,
-        np.stack(thumbs),
-    )
-
-
-def _frames_at(container: Any, stream: Any, start: float, *times: float) -> list[Any]:
-    """The first frames at or after some times, or else the last one, from the key frame at `start` on."""
+def _frame_at(container: Any, stream: Any, start: float, time: float) -> Any:
+    """The first frame at or after a time, or else the last one, from the key frame at `start` on."""
     if start > 0:
         container.seek((stream.start_time or 0) + int(start / stream.time_base), stream=stream)
-    found: list[Any] = []
     frame = None
     for frame in container.decode(stream):
-        if float(frame.time or 0) >= times[len(found)]:
-            found.append(frame)
-        if len(found) == len(times):
-            return found
-    return found if frame is None else [*found, frame]
+        if float(frame.time or 0) >= time:
+            break
+    return frame
 
 
-class VideoFiles(FrameStore):
+class VideoFiles(FolderStore):
     """Video files read at a lower rate, as `tcore prepare` would store them; slow, for `tcore check`."""
 
     def __init__(self, root: Path, probes: Sequence[Probe], fps: float) -> None:
@@ -413,14 +386,18 @@ class VideoFiles(FrameStore):
         self.names = [probe.name for probe in probes]
         self.lengths = np.array([max(1, int(probe.seconds * fps)) for probe in probes], dtype=np.int64)
 
+    def path(self, video: int, frame: int) -> Path:
+        """The file of a video."""
+        return self.root / self.names[video]
+
     def read(self, video: int, frames: Sequence[int]) -> list[Frame]:
         """Decode frames one after another, each from the key frame before it."""
-        path, found = self.root / self.names[video], []
+        path, found = self.path(video, 0), []
         try:
             with open_stream(path) as (container, stream):
                 for index in frames:
                     time = index / float(self.fps or 1)
-                    frame = next(iter(_frames_at(container, stream, time, time)), None)
+                    frame = _frame_at(container, stream, time, time)
                     if frame is None:
                         raise UnreadableError(f"it is cut off before frame {index}")
                     found.append(upright(frame.to_ndarray(format="rgb24"), frame.rotation))

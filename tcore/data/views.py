@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
-from tcore.config import AuxiliaryBox
+from tcore.config import ViewsConfig
 from tcore.errors import InputError
 
 Size = tuple[int, int]  # height, width
@@ -131,74 +131,55 @@ def sample_photometry(
 
 
 def sample_views(
-    rng: np.random.Generator,
-    sizes: tuple[Size, Size, Size],
-    *,
-    num_local: int = 8,
-    global_area: Range = (0.32, 1.0),
-    local_area: Range = (0.05, 0.32),
-    auxiliary_box: AuxiliaryBox = "central",
-    color: float = 1.0,
-    photometry: str = "tcore",
-    flip_global: float = 0.0,
-    fixed_space: bool = True,
-    fixed_time: bool = True,
+    rng: np.random.Generator, sizes: tuple[Size, Size, Size], settings: ViewsConfig
 ) -> dict[str, ViewPlan]:
     """Draw all views of one sample by name; `sizes` are those of the past, current and future frame.
 
     `frame` of a view is PAST, CURRENT or FUTURE; `student` are its own global crops in an ablation.
     """
-    current = sizes[CURRENT]
-    global_box = random_boxes(current, global_area, ASPECT, rng, 2)
-    local_box = random_boxes(current, local_area, ASPECT, rng, num_local)
-    box = np.concatenate([global_box, local_box, *_auxiliary_boxes(sizes, global_box, auxiliary_box)])
-    *pair, small = PHOTOMETRY[photometry]
-    flipped = [replace(one, flip=flip_global) for one in pair]
-    frame = np.array([CURRENT] * (2 + num_local) + [PAST] * 2 + [FUTURE] * 2)
-    views = sample_photometry(rng, frame, box, flipped + [small] * num_local + pair + pair, color)
-    past = 2 + num_local
-    global_ = views.select(slice(0, 2))
-    plans = {
-        "global": global_,
-        "local": views.select(slice(2, past)),
-        "past": views.select(slice(past, past + 2)),
-        "future": views.select(slice(past + 2, past + 4)),
-    }
-    if fixed_space and fixed_time:
-        return plans
-    # Drawn last: the other views are the same with and without the ablation.
-    return {**plans, "student": _student(rng, sizes, global_, global_area, fixed_space, fixed_time)}
-
-
-def _auxiliary_boxes(
-    sizes: tuple[Size, Size, Size], global_box: Int64[np.ndarray, "2 4"], which: AuxiliaryBox
-) -> tuple[Int64[np.ndarray, "2 4"], Int64[np.ndarray, "2 4"]]:
-    """Boxes in the past and in the future frame, one for each global crop."""
-    if which == "central":
-        past, future = (np.array([central_box(sizes[frame])] * 2) for frame in (PAST, FUTURE))
-        return past, future
-    if len(set(sizes)) > 1:
+    current, num_local = sizes[CURRENT], settings.num_local
+    global_box = random_boxes(current, settings.global_area, ASPECT, rng, 2)
+    local_box = random_boxes(current, settings.local_area, ASPECT, rng, num_local)
+    if settings.auxiliary_box == "current" and len(set(sizes)) > 1:
         raise InputError(
             f"views.auxiliary_box=current needs frames of one size, got {', '.join(map(str, sizes))}: "
             "use a video, or --views.auxiliary-box central."
         )
-    return global_box, global_box
+    auxiliary = [
+        np.array([central_box(sizes[frame])] * 2) if settings.auxiliary_box == "central" else global_box
+        for frame in (PAST, FUTURE)
+    ]
+    *pair, small = PHOTOMETRY[settings.photometry]
+    flipped = [replace(one, flip=settings.flip_global) for one in pair]
+    frame = np.array([CURRENT] * (2 + num_local) + [PAST] * 2 + [FUTURE] * 2)
+    box = np.concatenate([global_box, local_box, *auxiliary])
+    views = sample_photometry(rng, frame, box, flipped + [small] * num_local + pair + pair, settings.color)
+    past = 2 + num_local
+    plans = {
+        "global": views.select(slice(0, 2)),
+        "local": views.select(slice(2, past)),
+        "past": views.select(slice(past, past + 2)),
+        "future": views.select(slice(past + 2, past + 4)),
+    }
+    if settings.fixed_space and settings.fixed_time:
+        return plans
+    # Drawn last: the other views are the same with and without the ablation.
+    return {**plans, "student": _student(rng, sizes, plans["global"], settings)}
 
 
 def _student(
-    rng: np.random.Generator,
-    sizes: tuple[Size, Size, Size],
-    teacher: ViewPlan,
-    area: Range,
-    fixed_space: bool,
-    fixed_time: bool,
+    rng: np.random.Generator, sizes: tuple[Size, Size, Size], teacher: ViewPlan, settings: ViewsConfig
 ) -> ViewPlan:
     """Move the teacher's crops in space and/or time, colors kept."""
-    source = CURRENT if fixed_time else PAST
-    if fixed_space and sizes[source] != sizes[CURRENT]:
+    source = CURRENT if settings.fixed_time else PAST
+    if settings.fixed_space and sizes[source] != sizes[CURRENT]:
         raise InputError(
             f"fixed_space=True, fixed_time=False needs frames of one size, "
             f"got {sizes[PAST]} and {sizes[CURRENT]}: use a video, or fixed_space=False."
         )
-    box = teacher.box if fixed_space else random_boxes(sizes[source], area, ASPECT, rng, 2)
-    return replace(teacher, frame=np.full(2, source), box=box)
+    moved = (
+        teacher.box
+        if settings.fixed_space
+        else random_boxes(sizes[source], settings.global_area, ASPECT, rng, 2)
+    )
+    return replace(teacher, frame=np.full(2, source), box=moved)

@@ -13,7 +13,7 @@ from tcore.data.source import Counts
 from tcore.data.views import Size, ViewPlan, sample_views
 from tcore.errors import InputError
 from tcore.methods.distillation import Batch, make_batch
-from tcore.methods.settings import FrameConfig, MaskingConfig, Range, SandwichConfig, Sides, TCoReSettings
+from tcore.methods.settings import FrameConfig, Range, SandwichConfig, Sides, TCoReSettings
 
 MASKS = 3  # the stream of randomness that masks are drawn from; data/source.py has the others
 
@@ -141,7 +141,8 @@ class SandwichSampling:
 
     def masks(self, step: int) -> Bool[np.ndarray, "2 videos n"]:
         """The masks of a whole step, for both global crops of each video."""
-        return step_masks(self.settings.masking, (self.seed, MASKS, step), self.batch_size, self.grid)
+        seed = (self.seed, MASKS, step)
+        return sample_step_masks(seed, self.batch_size, self.grid, self.settings.masking)
 
     def needs(self, masked: bool) -> tuple[str, ...]:
         """Frames of a sample that are read: past and future only where a crop carries a mask."""
@@ -164,22 +165,9 @@ class SandwichSampling:
 
     def views(self, sizes: dict[str, Size], rng: np.random.Generator) -> dict[str, ViewPlan]:
         """Crops of these frames, by name; frames are numbered as in `names`."""
-        views = self.view_settings
         # A frame that is not read has no views; any size will do for their numbers.
         past, current, future = (sizes.get(name, sizes["current"]) for name in self.names)
-        plan = sample_views(
-            rng,
-            (past, current, future),
-            num_local=views.num_local,
-            global_area=views.global_area,
-            local_area=views.local_area,
-            auxiliary_box=views.auxiliary_box,
-            color=views.color,
-            photometry=views.photometry,
-            flip_global=views.flip_global,
-            fixed_space=views.fixed_space,
-            fixed_time=views.fixed_time,
-        )
+        plan = sample_views(rng, (past, current, future), self.view_settings)
         return {name: plan[name] for name in self.sides}
 
     def batch(self, crops: dict[str, Tensor], mask: Bool[Tensor, "two_b n"], counts: Counts) -> Batch:
@@ -249,17 +237,7 @@ class FrameSampling:
 
     def views(self, sizes: dict[str, Size], rng: np.random.Generator) -> dict[str, ViewPlan]:
         """Global and local crops of the frame."""
-        views = self.view_settings
-        plan = sample_views(
-            rng,
-            (sizes["current"],) * 3,
-            num_local=views.num_local,
-            global_area=views.global_area,
-            local_area=views.local_area,
-            color=views.color,
-            photometry=views.photometry,
-            flip_global=views.flip_global,
-        )
+        plan = sample_views(rng, (sizes["current"],) * 3, self.view_settings)
         # The views of a sandwich call its middle frame 1; here it is the only one.
         return {name: plan[name].with_frame(plan[name].frame * 0) for name in self.sides}
 
@@ -270,21 +248,6 @@ class FrameSampling:
     def warnings(self) -> list[str]:
         """None."""
         return []
-
-
-def step_masks(
-    masking: MaskingConfig, seed: tuple[int, ...], batch: int, grid: int
-) -> Bool[np.ndarray, "2 videos n"]:
-    """The masks of a step."""
-    return sample_step_masks(
-        seed,
-        batch,
-        grid,
-        group=masking.group,
-        probability=masking.probability,
-        ratio=masking.ratio,
-        kind=masking.kind,
-    )
 
 
 def offset_in_frames(sandwich: SandwichConfig, fps: float) -> tuple[int, int] | None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tcore import methods
 from tcore.config import Config, validate
-from tcore.data.check import check_images, check_store, check_videos
+from tcore.data.check import check_store, check_videos
 from tcore.data.findings import Findings
 from tcore.data.images import BAD_IMAGE, IMAGE_SUFFIXES, open_image
 from tcore.data.packed import STORE
@@ -42,28 +42,26 @@ def check(
     config = validate(config)
     for file in (sheet, report):
         if file is not None and file.resolve().is_relative_to(path.resolve()):
-            raise InputError(
-                f"{file} is inside {path}: nothing is written into a dataset; choose another folder."
-            )
+            raise InputError(f"{file} is inside {path}, a dataset: choose another folder.")
     if kind not in (*KINDS, *datasets()):
         raise InputError(f"--kind {kind}: need {', '.join((*KINDS, *datasets()))}.")
     found = recognize(path) if kind == "auto" else kind
     store: FrameStore | None = None
     if found in datasets():
         findings = benchmark.check_benchmark(found, path)
+    elif found == "videos":
+        sampling = methods.build_sampling(config, config.fps)
+        findings, store = check_videos(path, config, sampling, sample=sample, full=full)
     elif found == "images":
         store = FrameStore.open(path)
         store = ImageStore(store) if isinstance(store, FolderStore) else store
-        findings = check_images(str(path), store, config, sample=sample, full=full)
+        findings = check_store(store, str(path), config, None, sample=sample, full=full)
         # Neighbors are found later; the crops of the images themselves can be seen now.
         config = replace(config, source="images", method=config.method.without_neighbors())
     else:
-        store = None if found == "videos" else FrameStore.open(path)
-        sampling = methods.build_sampling(config, store.fps if store else config.fps)
-        if store is None:
-            findings, store = check_videos(path, config, sampling, sample=sample, full=full)
-        else:
-            findings = check_store(store, str(path), config, sampling, sample=sample, full=full)
+        store = FrameStore.open(path)
+        sampling = methods.build_sampling(config, store.fps)
+        findings = check_store(store, str(path), config, sampling, sample=sample, full=full)
     if sheet is not None:
         _say_sheet(findings, store, config, sheet)
     if report is not None:

@@ -8,6 +8,7 @@ from jaxtyping import UInt8
 from torch import Tensor
 
 from tcore.config import Config, OptimConfig, RuntimeConfig, ViewsConfig, VitSpec
+from tcore.data.images import encode_jpeg
 from tcore.data.render import MEAN, STD
 from tcore.data.source import RawBatch
 from tcore.data.stores import FrameStore
@@ -45,6 +46,9 @@ class Painted(FrameStore):
         assert all(0 <= frame < self.lengths[video] for frame in frames)
         shape = (*self._sizes[video % len(self._sizes)], 3)
         return [np.full(shape, paint(video, frame), np.uint8) for frame in frames]
+
+    def read_bytes(self, video: int, frames: Sequence[int]) -> list[bytes]:
+        return [encode_jpeg(frame, 95) for frame in self.read(video, frames)]
 
     def cuts(self, video: int) -> tuple[int, ...]:
         return self._cuts

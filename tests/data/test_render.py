@@ -12,15 +12,14 @@ from jaxtyping import Float, Float32, UInt8
 from PIL import Image, ImageEnhance, ImageOps
 from torch import Tensor
 
+from tcore.config import ViewsConfig
 from tcore.data import photometry
 from tcore.data import render as rendering
 from tcore.data.render import (
     MEAN,
     STD,
-    normalize,
     render,
     render_pixels,
-    resampling_matrix,
     shrinks_down_first,
 )
 from tcore.data.views import NO_JITTER, ViewPlan, random_boxes, sample_views
@@ -63,14 +62,14 @@ def mixed_batch(count: int = 6) -> tuple[UInt8[Tensor, "f 60 80 3"], ViewPlan]:
     """All views of a few samples, with everything that can happen to a view."""
     plans = []
     for index in range(count):
-        sample = sample_views(np.random.default_rng(index), ((60, 80), (60, 80), (60, 80)))
+        sample = sample_views(np.random.default_rng(index), ((60, 80),) * 3, ViewsConfig())
         plan = ViewPlan.concatenate([sample["global"], sample["local"], sample["past"], sample["future"]])
         plans.append(plan.with_frame(plan.frame + 3 * index))
     return torch.from_numpy(noise(3 * count, 60, 80, 3)), ViewPlan.concatenate(plans)
 
 
-@pytest.mark.parametrize("size", [16, 32, 48, 224])
-@pytest.mark.parametrize("frame_size", [(128, 128), (90, 160), (71, 33)])
+@pytest.mark.parametrize("size", [16, 48, 224])
+@pytest.mark.parametrize("frame_size", [(90, 160), (71, 33)])
 def test_crop_and_resize_equals_pillow(size: int, frame_size: tuple[int, int]) -> None:
     frames = noise(3, *frame_size, 3, seed=size)
     rng = np.random.default_rng(size)
@@ -150,29 +149,18 @@ def test_the_order_of_the_operations_is_followed() -> None:
         ours = draw(image, plan)
         step: Float[Tensor, "1 3 32 32"] = torch.from_numpy(image).permute(2, 0, 1)[None] / 255
         for column in order:
-            operation = [
-                photometry.adjust_brightness,
-                photometry.adjust_contrast,
-                photometry.adjust_saturation,
-                photometry.shift_hue,
-            ][column]
-            step = operation(step, torch.tensor([amounts[column]]))
+            step = photometry.JITTER[column](step, torch.tensor([amounts[column]]))
         np.testing.assert_allclose(ours, 255 * step[0].permute(1, 2, 0).numpy(), atol=1e-2)
         assert all(np.abs(ours - other).max() > 1 for other in seen)
         seen.append(ours)
 
 
-def test_flip_mirrors_the_view() -> None:
+def test_flip_mirrors_and_gray_is_that_of_pillow_in_all_channels() -> None:
     image = noise(32, 32, 3)
-    plan = replace(plain([(0, 0, 32, 32)]), flip=np.array([True]))
-    np.testing.assert_allclose(draw(image, plan), image[:, ::-1], atol=1e-3)
-
-
-def test_gray_is_that_of_pillow_in_all_channels() -> None:
-    image = noise(32, 32, 3)
-    ours = draw(image, replace(plain([(0, 0, 32, 32)]), gray=np.array([True])))
+    plan = plain([(0, 0, 32, 32)])
+    np.testing.assert_allclose(draw(image, replace(plan, flip=np.array([True]))), image[:, ::-1], atol=1e-3)
     pillow = np.asarray(Image.fromarray(image).convert("L"), np.float32)
-    assert np.abs(ours - pillow[:, :, None]).max() <= 0.51
+    assert np.abs(draw(image, replace(plan, gray=np.array([True]))) - pillow[:, :, None]).max() <= 0.51
 
 
 @pytest.mark.parametrize("sigma", [0.1, 0.8, 2.0])
@@ -218,34 +206,16 @@ def test_each_view_of_a_mixed_batch_equals_the_view_rendered_alone(monkeypatch: 
     torch.testing.assert_close(render(frames, plan, 16), together, atol=2e-4, rtol=0)
 
 
-def test_colors_for_all_views_at_once_are_those_of_view_by_view() -> None:
-    frames, plan = mixed_batch()
-    at_once = rendering.Kernels(resampling_matrix, photometry.colors)
-    by_rows = render_pixels(frames, plan, 16)
-    torch.testing.assert_close(render_pixels(frames, plan, 16, at_once), by_rows, atol=1e-6, rtol=0)
-
-
-def test_render_is_normalized_float32() -> None:
+def test_render_is_normalized_float32_whatever_autocast_is_around_it() -> None:
     frames, plan = mixed_batch(1)
     views, pixels = render(frames, plan, 16), render_pixels(frames, plan, 16)
     assert views.dtype == torch.float32
     assert views.is_contiguous()
-    assert pixels.min() >= 0
-    assert pixels.max() <= 1 + 1e-6
-    torch.testing.assert_close(views, normalize(pixels))
+    assert 0 <= pixels.min() <= pixels.max() <= 1 + 1e-6
     back = views * torch.tensor(STD)[:, None, None] + torch.tensor(MEAN)[:, None, None]
     torch.testing.assert_close(back, pixels)
-
-
-def test_autocast_around_it_does_not_coarsen_the_pixels() -> None:
-    frames, plan = mixed_batch(1)
     with torch.autocast("cpu", torch.bfloat16):
-        inside = render(frames, plan, 16)
-    assert torch.equal(inside, render(frames, plan, 16))
-
-
-def test_an_empty_plan_gives_no_views() -> None:
-    frames, plan = mixed_batch(1)
+        assert torch.equal(render(frames, plan, 16), views)
     assert render(frames, plan.select(slice(0, 0)), 16).shape == (0, 3, 16, 16)
 
 

@@ -15,7 +15,6 @@ from tcore.data.stores import (
     MixedStore,
     MovedStore,
     Pose,
-    ingredients,
     list_clips,
     look,
     natural,
@@ -78,29 +77,17 @@ def test_frame_folders_are_found_at_any_depth_by_their_paths(tmp_path: Path) -> 
     assert [reds(store, video, [0]) for video in (0, 1)] == [[40], [90]]
 
 
-def test_a_folder_of_images_is_one_video(tmp_path: Path) -> None:
-    for index in range(3):
-        save(tmp_path / f"{index}.png", (10 * index, 0, 0))
-    store = FrameStore.open(tmp_path)
-    assert store.lengths.tolist() == [3]
-    assert reds(store, 0, [2, 0]) == [20, 0]
-
-
 def test_frames_and_videos_are_ordered_by_their_numbers_and_read_as_asked(tmp_path: Path) -> None:
     for number in (10, 2, 1, 33, 9):
         save(tmp_path / "video10" / f"frame{number}.png", (number, 0, 0))
     save_video(tmp_path / "video9", 1)
     store = FrameStore.open(tmp_path)
-    assert list(store.names) == ["video9", "video10"]
+    save_video(tmp_path / "take 1²", 1)  # an unusual digit
+    assert list(FrameStore.open(tmp_path).names) == ["take 1²", "video9", "video10"]
+    assert lengths(FrameStore.open(tmp_path / "video9")) == {".": 1}  # a folder of images is one video
+    assert natural("video1") != natural("video01")
     assert reds(store, 1, range(5)) == [1, 2, 9, 10, 33]
     assert reds(store, 1, [3, 1, 1, 0]) == [10, 2, 2, 1]
-
-
-@pytest.mark.parametrize("name", ["①", "take 1²"])
-def test_names_with_unusual_digits_are_sorted_too(tmp_path: Path, name: str) -> None:
-    save_video(tmp_path / name, 1)
-    assert list(FrameStore.open(tmp_path).names) == [name]
-    assert natural("video1") != natural("video01")
 
 
 def test_hidden_and_other_files_are_not_frames(tmp_path: Path) -> None:
@@ -116,9 +103,7 @@ def test_hidden_and_other_files_are_not_frames(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "links",
     [
-        {},
-        {"itself": "."},
-        {"a/up": ".."},
+        {"itself": ".", "a/up": ".."},
         {"a/to_b": "../b", "b/to_a": "../a"},
         {"deep/c/outside": "../../.."},  # a folder that holds the store
     ],
@@ -266,30 +251,27 @@ def test_a_mixture_is_its_stores_one_after_another() -> None:
     assert MixedStore([a, a], [1, 1]).fps == 2.0
 
 
-def test_mixtures_are_read_as_they_are_written(tmp_path: Path) -> None:
-    found = ingredients("clips*5+photographs:photos*2+store")
-    assert [tuple(one) for one in found] == [("clips", False, 5), ("photos", True, 2), ("store", False, 1)]
-    odd = tmp_path / "a+b*3"
-    odd.mkdir()
-    assert ingredients(str(odd))[0].place == str(odd)  # an existing path is taken as it is
-    for wrong, piece in (("clips+x*0", r"x\*0"), ("clips+photographs:", "photographs:")):
-        with pytest.raises(InputError, match=piece):
-            ingredients(wrong)
-    with pytest.raises(InputError, match="nowhere does not exist"):
-        open_mixture("nowhere+elsewhere", 0)
-
-
-def test_a_mixture_is_read_like_any_store(photographs: Path, tmp_path: Path) -> None:
+def test_a_mixture_is_read_as_it_is_written_and_like_any_store(photographs: Path, tmp_path: Path) -> None:
+    clips = tmp_path / "a+b*3"  # an existing path is taken as it is
     for video in range(3):
-        write_clip(tmp_path / "clips" / str(video), 20, size=48, seed=video)
+        write_clip(clips / str(video), 20, size=48, seed=video)
+    assert lengths(open_mixture(str(clips), 0)) == {"0": 20, "1": 20, "2": 20}
+    clips.rename(tmp_path / "clips")
     store = open_mixture(f"{tmp_path / 'clips'}*2+photographs:{photographs}", seed=0)
-    assert len(store) == 10
-    assert store.names[6:] == [f"1.0/moved-0/{index}.png" for index in range(4)]
+    assert store.names[5:] == ["0.1/2", *(f"1.0/moved-0/{index}.png" for index in range(4))]
     assert build_source(store, tiny()).read(0, 0).bad == ()
+    here = f"{tmp_path / 'clips'}+"
+    for wrong, piece in (
+        (f"{here}x*0", r"x\*0"),
+        (f"{here}photographs:", "photographs:"),
+        ("no+where", "no does"),
+    ):
+        with pytest.raises(InputError, match=piece):
+            open_mixture(wrong, 0)
 
 
 def test_rendered_videos_can_be_packed_beforehand(tmp_path: Path) -> None:
-    assert prepare(Path("rendered:3"), tmp_path / "store", short_side=64, engine="here") is not None
+    prepare(Path("rendered:3"), tmp_path / "store", short_side=64, engine="here")
     store = FrameStore.open(tmp_path / "store")
     assert store.lengths.tolist() == [20, 20, 20]
     assert store.fps == 2

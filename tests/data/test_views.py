@@ -2,11 +2,13 @@
 
 import math
 from dataclasses import fields
+from typing import Any
 
 import numpy as np
 import pytest
-from jaxtyping import Float64, Int64
+from jaxtyping import Float64
 
+from tcore.config import ViewsConfig
 from tcore.data.views import (
     ASPECT,
     CURRENT,
@@ -17,6 +19,7 @@ from tcore.data.views import (
     NO_JITTER,
     PAST,
     Photometry,
+    Size,
     ViewPlan,
     central_box,
     random_boxes,
@@ -28,6 +31,10 @@ from tcore.errors import InputError
 DRAWS = 4000
 Sample = dict[str, ViewPlan]
 SIZES = ((240, 320), (240, 320), (240, 320))
+
+
+def draw(seed: int = 0, sizes: tuple[Size, Size, Size] = SIZES, **settings: Any) -> Sample:
+    return sample_views(np.random.default_rng(seed), sizes, ViewsConfig(**settings))
 
 
 def colors(recipe: Photometry, seed: int = 0) -> ViewPlan:
@@ -95,15 +102,12 @@ def test_every_order_of_the_four_operations_is_equally_likely() -> None:
         assert_frequency(int(count), 1 / 24)
 
 
-def test_decisions_of_a_view_are_independent_of_one_another() -> None:
+def test_decisions_and_amounts_of_a_view_are_independent_of_one_another() -> None:
     plan = colors(Photometry(flip=0.5, jitter=0.5, gray=0.5, blur=0.5, solarize=0.5))
     decisions = [plan.flip, plan.jitter[:, 3] != 0, plan.gray, plan.blur > 0, plan.solarize]
     for index, first in enumerate(decisions):
         for second in decisions[:index]:
             assert_frequency(int((first & second).sum()), 0.25)
-
-
-def test_amounts_of_a_view_are_independent_of_one_another() -> None:
     plan = colors(Photometry(jitter=1.0, blur=1.0))
     correlation = np.corrcoef(np.column_stack([plan.jitter, plan.blur, plan.order[:, 0]]).T)
     assert np.abs(correlation - np.eye(6)).max() <= 4 / math.sqrt(DRAWS)
@@ -153,22 +157,19 @@ def test_central_box_is_the_frame_with_its_aspect_clamped(
 
 
 def test_a_sample_has_its_views_on_the_right_frames() -> None:
-    sample = sample_views(np.random.default_rng(0), SIZES, num_local=5)
-    assert sample["global"].frame.tolist() == [CURRENT] * 2
-    assert sample["local"].frame.tolist() == [CURRENT] * 5
-    assert sample["past"].frame.tolist() == [PAST] * 2
-    assert sample["future"].frame.tolist() == [FUTURE] * 2
-    assert set(sample) == {"global", "local", "past", "future"}
-
-
-def test_no_local_views_leaves_an_empty_plan() -> None:
-    assert len(sample_views(np.random.default_rng(0), SIZES, num_local=0)["local"]) == 0
+    sample = draw(num_local=5)
+    frames = {name: plan.frame.tolist() for name, plan in sample.items()}
+    assert frames == {
+        "global": [CURRENT] * 2,
+        "local": [CURRENT] * 5,
+        "past": [PAST] * 2,
+        "future": [FUTURE] * 2,
+    }
+    assert len(draw(num_local=0)["local"]) == 0
 
 
 def test_past_and_future_can_show_the_box_of_the_crop_they_serve() -> None:
-    central, current = (
-        sample_views(np.random.default_rng(0), SIZES, auxiliary_box=box) for box in ("central", "current")
-    )
+    central, current = draw(), draw(auxiliary_box="current")
     assert (current["past"].box == current["global"].box).all()
     assert (current["future"].box == current["global"].box).all()
     assert same(current["global"], central["global"])
@@ -177,10 +178,7 @@ def test_past_and_future_can_show_the_box_of_the_crop_they_serve() -> None:
 
 def test_colors_change_more_rarely_where_wanted_and_all_else_stays() -> None:
     """The same numbers are drawn: every change that is left is one of the published ones."""
-    published, half, never = (
-        [sample_views(np.random.default_rng(seed), SIZES, color=color) for seed in range(200)]
-        for color in (1.0, 0.5, 0.0)
-    )
+    published, half, never = ([draw(seed, color=color) for seed in range(200)] for color in (1.0, 0.5, 0.0))
     changes = {}
     for name, samples in (("published", published), ("half", half), ("never", never)):
         plans = [plan for s in samples for plan in (s["global"], s["local"], s["past"], s["future"])]
@@ -196,36 +194,24 @@ def test_colors_change_more_rarely_where_wanted_and_all_else_stays() -> None:
             assert (getattr(one["local"], name) == getattr(other["local"], name)).all()
 
 
-def test_the_box_of_a_crop_in_frames_of_other_sizes_is_refused() -> None:
-    with pytest.raises(InputError, match=r"auxiliary_box=current needs frames of one size, got \(40, 30\)"):
-        sample_views(np.random.default_rng(0), ((40, 30), (240, 320), (240, 320)), auxiliary_box="current")
+@pytest.mark.parametrize("settings", [{"auxiliary_box": "current"}, {"fixed_time": False}])
+def test_the_box_of_a_crop_in_frames_of_other_sizes_is_refused(settings: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match=r"needs frames of one size, got \(40, 30\)"):
+        draw(sizes=((40, 30), (240, 320), (240, 320)), **settings)
 
 
 def test_frames_of_other_sizes_get_boxes_of_their_own() -> None:
-    sizes = ((90, 160), (64, 64), (300, 200))
     for seed in range(20):
-        sample = sample_views(np.random.default_rng(seed), sizes)
+        sample = draw(seed, ((90, 160), (64, 64), (300, 200)), fixed_space=False, fixed_time=False)
         assert sample["past"].box.tolist() == [[0, 20, 90, 120]] * 2
         assert sample["future"].box.tolist() == [[16, 0, 267, 200]] * 2
-        for plan in (sample["global"], sample["local"]):
-            assert (plan.box[:, :2] + plan.box[:, 2:] <= 64).all()
+        for name, size in (("global", (64, 64)), ("local", (64, 64)), ("student", (90, 160))):
+            assert (sample[name].box[:, :2] + sample[name].box[:, 2:] <= size).all()
 
 
 @pytest.fixture(scope="module")
 def samples() -> list[Sample]:
-    return [sample_views(np.random.default_rng(seed), SIZES) for seed in range(400)]
-
-
-def test_areas_of_a_sample_are_those_asked_for(samples: list[Sample]) -> None:
-    def area(boxes: list[Int64[np.ndarray, "_ 4"]]) -> Float64[np.ndarray, "_"]:
-        stacked = np.concatenate(boxes)
-        return stacked[:, 2] * stacked[:, 3] / (240 * 320)
-
-    large, small = area([s["global"].box for s in samples]), area([s["local"].box for s in samples])
-    assert 0.31 < large.min() < 0.35
-    assert 0.95 < large.max() <= 1
-    assert 0.045 < small.min() < 0.06
-    assert 0.31 < small.max() < 0.33
+    return [draw(seed) for seed in range(400)]
 
 
 def test_auxiliary_views_follow_the_recipe_of_their_global_crop(samples: list[Sample]) -> None:
@@ -255,8 +241,7 @@ def test_every_view_of_a_sample_draws_for_itself(samples: list[Sample]) -> None:
 def test_a_student_that_is_not_aligned_differs_in_place_or_time_but_not_in_color(
     space: bool, time: bool, frame: int
 ) -> None:
-    aligned = sample_views(np.random.default_rng(0), SIZES)
-    sample = sample_views(np.random.default_rng(0), SIZES, fixed_space=space, fixed_time=time)
+    aligned, sample = draw(), draw(fixed_space=space, fixed_time=time)
     student, teacher = sample["student"], sample["global"]
     assert same(teacher, aligned["global"])
     assert same(sample["future"], aligned["future"])
@@ -267,24 +252,8 @@ def test_a_student_that_is_not_aligned_differs_in_place_or_time_but_not_in_color
     assert (student.blur == teacher.blur).all()
 
 
-def test_the_box_of_a_student_in_another_frame_fits_that_frame() -> None:
-    for seed in range(20):
-        sample = sample_views(
-            np.random.default_rng(seed),
-            ((40, 30), (240, 320), (240, 320)),
-            fixed_space=False,
-            fixed_time=False,
-        )
-        assert (sample["student"].box[:, :2] + sample["student"].box[:, 2:] <= (40, 30)).all()
-
-
-def test_the_same_box_in_a_frame_of_another_size_is_refused() -> None:
-    with pytest.raises(InputError, match=r"fixed_time=False needs frames of one size, got \(40, 30\)"):
-        sample_views(np.random.default_rng(0), ((40, 30), (240, 320), (240, 320)), fixed_time=False)
-
-
 def test_plans_can_be_joined_cut_and_moved_to_other_frames() -> None:
-    parts = [sample_views(np.random.default_rng(seed), SIZES)["local"] for seed in range(3)]
+    parts = [draw(seed)["local"] for seed in range(3)]
     joined = ViewPlan.concatenate(parts)
     assert len(joined) == 24
     assert same(joined.select(np.arange(8, 16)), parts[1])

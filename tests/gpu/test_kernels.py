@@ -4,8 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tcore.data.photometry import colors
 from tcore.model import fused
+from tests.data.test_render import mixed_batch
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
@@ -54,20 +54,15 @@ def test_log_targets_that_are_not_finite_do_no_harm() -> None:
 
 def test_colors_are_those_of_the_plain_twin() -> None:
     from tcore.data import photometry_triton
+    from tcore.data.render import Kernels, render_pixels, resampling_matrix
 
-    torch.manual_seed(0)
-    n = 64
-    images = torch.rand(n, 3, 40, 56, device="cuda")
-    numbers = (
-        torch.rand(n, device="cuda") < 0.5,
-        torch.rand(n, 4, device="cuda") + torch.tensor([0.5, 0.5, 0.5, -0.5], device="cuda"),
-        torch.rand(n, 4, device="cuda").argsort(dim=1),
-        torch.rand(n, 4, device="cuda") < 0.7,
-        torch.rand(n, device="cuda") < 0.3,
-    )
-    torch.testing.assert_close(
-        photometry_triton.colors(images, *numbers), colors(images, *numbers), rtol=0, atol=2e-5
-    )
+    frames, plan = mixed_batch()
+    fast = Kernels(resampling_matrix, photometry_triton.colors)
+    for size in (16, 40):
+        expected = render_pixels(frames.cuda(), plan, size)
+        torch.testing.assert_close(
+            render_pixels(frames.cuda(), plan, size, fast), expected, rtol=0, atol=2e-5
+        )
 
 
 @pytest.mark.filterwarnings("ignore")  # torch, of its own affairs, where it compiles
