@@ -71,7 +71,7 @@ READERS: dict[str, Callable[[Path], object]] = {
     "mask of a benchmark": read_ids,
     "mask of a person": lambda path: read_labels([path], {}),
     "size of a frame": frame_size,
-    "thumb": lambda path: read_thumb(FrameStore.open(path.parent), 0, 0),
+    "thumb": lambda path: read_thumb(path.read_bytes(), str(path)),
 }
 
 

@@ -66,7 +66,7 @@ class PackedVideos:
         fps = self.about["fps"]
         self.fps = None if fps is None else float(fps)
         text, ends = self._index["names"].tobytes(), self._index["name_ends"].tolist()
-        self.names = [os.fsdecode(text[a:b]) for a, b in pairwise([0, *ends])]
+        self.names: Sequence[str] = [os.fsdecode(text[a:b]) for a, b in pairwise([0, *ends])]
         self.lengths = np.diff(self._index["frame_ends"], prepend=0)
         sizes = [shard["bytes"] for shard in self.about["shards"]]
         # The least recently used shard is closed when there are too many.
