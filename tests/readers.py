@@ -20,12 +20,11 @@ from tcore.data.neighbors import Neighbors, check_neighbors, load_neighbors
 from tcore.data.packed import INDEX, index_path, shard_path
 from tcore.data.stores import PackedStore
 from tcore.evaluation.benchmarks.benchmark import read_list
-from tcore.evaluation.benchmarks.jhmdb import read_joints
+from tcore.evaluation.benchmarks.jhmdb import read_joints, read_mat
 from tcore.evaluation.encoder import Encoder
 from tcore.evaluation.encoders import load_encoder
 from tcore.evaluation.export import export
 from tcore.evaluation.masks import read_ids
-from tcore.evaluation.matfile import read_mat
 from tcore.model.vit import VisionTransformer
 from tcore.training.checkpoint import newest_intact, sha256
 from tcore.training.journal import forget_after

@@ -23,13 +23,12 @@ from tcore.data.packed import shard_path
 from tcore.data.prepare import prepare
 from tcore.data.stores import FrameStore, PackedStore
 from tcore.errors import InputError
-from tcore.evaluation import matfile
+from tcore.evaluation.benchmarks import jhmdb
 from tcore.evaluation.benchmarks.benchmark import frame_size
 from tcore.evaluation.benchmarks.davis import Davis
-from tcore.evaluation.benchmarks.jhmdb import Jhmdb
+from tcore.evaluation.benchmarks.jhmdb import Jhmdb, read_mat
 from tcore.evaluation.encoders import load_encoder
 from tcore.evaluation.masks import read_ids
-from tcore.evaluation.matfile import read_mat
 from tcore.video.labels import read_labels
 from tests.data.packing import jpeg, pack
 from tests.readers import SIZES, mat_bytes, small_encoder
@@ -229,7 +228,7 @@ def test_json_nested_without_end_is_refused(tmp_path: Path) -> None:
 def test_a_mat_file_that_unpacks_beyond_the_limit_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(matfile, "LARGEST", 2**20)
+    monkeypatch.setattr(jhmdb, "LARGEST", 2**20)
     bomb = zlib.compress(bytes(2**21))
     data = mat_bytes(compressed=False)[:128] + struct.pack("<II", 15, len(bomb)) + bomb
     (tmp_path / "bomb.mat").write_bytes(data)

@@ -85,7 +85,7 @@ class Evaluate(WithProtocol, WithDatasets):
         at_least(1, videos=self.videos)
         from tcore.evaluation.card import table, worst_clips
         from tcore.evaluation.encoders import DEFAULT
-        from tcore.evaluation.sharing import join, leave
+        from tcore.evaluation.evaluate import join, leave
         from tcore.evaluation.trajectory import evaluate_checkpoints, trajectory_table
 
         if self.every_checkpoint and self.encoder == DEFAULT:

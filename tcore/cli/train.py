@@ -111,7 +111,7 @@ def train(argv: list[str]) -> None:
         if first:
             raise
         raise PeerError(str(error)) from error
-    from tcore.evaluation.sharing import leave
+    from tcore.evaluation.evaluate import leave
     from tcore.pretrain import read_init
     from tcore.pretrain import train as pretrain
     from tcore.training.guard import StopRequested

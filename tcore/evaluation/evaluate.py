@@ -3,13 +3,18 @@
 import dataclasses
 import hashlib
 import json
+import os
+import sys
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch.distributed as dist
 
+from tcore.device import world
 from tcore.errors import InputError
 from tcore.evaluation import benchmarks
 from tcore.evaluation.benchmarks.benchmark import Benchmark, Result, Source
@@ -19,11 +24,13 @@ from tcore.evaluation.masks import encode_ids
 from tcore.evaluation.protocols import TCORE, Protocol
 from tcore.evaluation.resize import Size
 from tcore.evaluation.run_clip import write_behind
-from tcore.evaluation.sharing import gather, join
 from tcore.files import atomic, check_writable, read_json, write_text
+from tcore.rendezvous import meet
 from tcore.text import Progress, Say, did_you_mean, silent, to_stderr
 
 BOOTSTRAP = 1000
+JOIN = 600.0  # seconds that the processes wait for one another to start
+WAIT = timedelta(hours=12)  # how long a process that has finished waits for the others
 
 
 def evaluate(
@@ -214,3 +221,29 @@ def predictions_saver(folder: Path) -> Callable[[str, str, Any], None]:
                 temporary.write_bytes(encode_ids(values))
 
     return save
+
+
+def join() -> tuple[int, int]:
+    """Which process this is, and of how many; without torchrun there is one."""
+    here = world()
+    if here.size > 1 and not dist.is_initialized():
+        store = meet(here.rank, here.size, JOIN)
+        dist.init_process_group("gloo", store=store, rank=here.rank, world_size=here.size, timeout=WAIT)
+    return here.rank, here.size
+
+
+def gather(values: dict[str, Any]) -> dict[str, Any]:
+    """The values of all processes together."""
+    found: list[dict[str, Any]] = [{} for _ in range(dist.get_world_size())]
+    dist.all_gather_object(found, values)
+    return {name: value for each in found for name, value in each.items()}
+
+
+def leave() -> None:
+    """Wait until all processes have finished; one of several ends here, with exit code 0."""
+    if dist.is_initialized():
+        dist.barrier()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        # Threads of PyTorch's engine may outlive the interpreter's end, which then aborts: exit at once.
+        os._exit(0)

@@ -25,6 +25,7 @@ from tcore.evaluation.encoders import DEFAULT, find_card, import_package, shippe
 from tcore.files import TEMPORARY, atomic, read_json, write_bytes, write_text
 from tcore.model.attention import tokens_seen
 from tcore.model.vit import CARD_FORMAT, VisionTransformer, save_safetensors
+from tcore.text import format_size
 
 Format = Literal["safetensors", "torch", "timm", "hf", "onnx"]
 FORMATS: tuple[Format, ...] = get_args(Format)
@@ -41,7 +42,7 @@ LOAD: dict[Format, str] = {
 # Of an ONNX graph.
 INPUT, OUTPUTS = "images", ("features", "frame")
 TOLERANCE = 1e-4  # rounding errors by which two runtimes may differ, relative to the largest feature
-LARGEST = 2**31 - 2**20  # bytes of weights: a protocol buffer holds less than 2 GiB, graph included
+LARGEST = 1.999  # GiB of weights: a protocol buffer holds less than 2, graph included
 # Scale and normalize; the caller resizes to whole patches.
 HF_PREPROCESSOR = {
     "image_processor_type": "BitImageProcessor",
@@ -149,13 +150,14 @@ def new_folder(path: Path) -> Iterator[Path]:
 
 def timm_config(sizes: Mapping[str, Any]) -> dict[str, Any]:
     """The config.json of a timm folder; `model_args` are the arguments of timm's VisionTransformer."""
+    side = sizes["image_size"]
     return {
         "architecture": "vit_small_patch16_224",  # any plain one: model_args override what differs
         "num_classes": 0,
         "num_features": sizes["dim"],
         "global_pool": "token",
         "model_args": {
-            "img_size": sizes["image_size"],
+            "img_size": side,
             "patch_size": sizes["patch_size"],
             "embed_dim": sizes["dim"],
             "depth": sizes["depth"],
@@ -167,7 +169,7 @@ def timm_config(sizes: Mapping[str, Any]) -> dict[str, Any]:
             "dynamic_img_size": True,
         },
         "pretrained_cfg": {
-            "input_size": [3, sizes["image_size"], sizes["image_size"]],
+            "input_size": [3, side, side],
             "num_classes": 0,
             "mean": list(MEAN),
             "std": list(STD),
@@ -257,13 +259,6 @@ def resize_matrix(before: int, after: int | torch.SymInt) -> Float[Tensor, "afte
     return weights / weights.sum(dim=1, keepdim=True)
 
 
-class GridTokens(NamedTuple):
-    """Outputs of the graph."""
-
-    features: Float[Tensor, "b d rows columns"]
-    frame: Float[Tensor, "b d"]
-
-
 class GridEncoder(nn.Module):
     """The encoder with its positions resized by two matrix products, which every runtime supports."""
 
@@ -271,70 +266,57 @@ class GridEncoder(nn.Module):
         super().__init__()
         self.vit = vit
 
-    def forward(self, images: Float[Tensor, "b 3 height width"]) -> GridTokens:
-        """Features of the patches and of the frame, after the final norm."""
+    def forward(self, images: Float[Tensor, "b 3 height width"]) -> tuple[Tensor, Tensor]:
+        """Features of the patches, as a grid, and of the frame, after the final norm."""
         vit = self.vit
         rows, columns = (side // vit.patch_size for side in images.shape[-2:])
-        native, dim = vit.native_grid, vit.dim
+        native, dim, prefix = vit.native_grid, vit.dim, vit.num_prefix
         grid = resize_matrix(native, rows) @ vit.pos_embed[0, 1:].reshape(native, native * dim)
         grid = resize_matrix(native, columns) @ grid.reshape(rows, native, dim)
         x = vit.patch_embed(images) + grid.reshape(1, rows * columns, dim)
         frame = (vit.cls_token + vit.pos_embed[:, :1]).expand(x.shape[0], -1, -1)
         x = torch.cat([frame, vit.register_tokens.expand(x.shape[0], -1, -1), x], dim=1)
-        prefix, reach = vit.num_prefix, vit.reach
-        seen = None if reach is None else tokens_seen(reach, rows, columns, prefix, images.device)
+        seen = None if vit.reach is None else tokens_seen(vit.reach, rows, columns, prefix, images.device)
         for block in vit.blocks:
             x = block(x, seen=seen)
         x = vit.norm(x)
-        patches = x[:, prefix:]
-        return GridTokens(patches.transpose(1, 2).reshape(x.shape[0], dim, rows, columns), x[:, 0])
+        return x[:, prefix:].transpose(1, 2).reshape(x.shape[0], dim, rows, columns), x[:, 0]
 
 
 def write_onnx(vit: VisionTransformer, path: Path, sizes: dict[str, Any]) -> str:
     """Write the graph to a temporary path and compare it with torch; returns a line about the result."""
     for package in ("onnx", "onnxscript"):
         import_package(package, "--format onnx")
-    bytes_needed = 4 * sum(p.numel() for p in vit.parameters())
-    if bytes_needed > LARGEST:
-        size = f"{bytes_needed / 2**30:.1f} GiB"
-        raise InputError(f"an encoder of {size} exceeds the 2 GiB of an ONNX file: use another --format.")
+    gib = 4 * sum(p.numel() for p in vit.parameters()) / 2**30
+    if gib > LARGEST:
+        raise InputError(
+            f"an encoder of {gib:.1f} GiB exceeds the 2 GiB of an ONNX file: use another --format."
+        )
     model = GridEncoder(vit).eval()
     batch, rows, columns = (torch.export.Dim(name, min=1) for name in ("batch", "rows", "columns"))
     patch, native = vit.patch_size, vit.native_grid
-    example = torch.zeros(2, 3, patch * (native + 2), patch * (native + 3))
-    with _quiet():
-        program = torch.onnx.export(
-            model,
-            (example,),
-            dynamo=True,
-            dynamic_shapes={"images": {0: batch, 2: patch * rows, 3: patch * columns}},
-            input_names=[INPUT],
-            output_names=list(OUTPUTS),
-            verbose=False,
-        )
+    before = logging.root.manager.disable
+    # Without the exporter's warnings and messages about itself.
+    with warnings.catch_warnings(action="ignore"), redirect_stdout(io.StringIO()):
+        logging.disable(logging.WARNING)
+        try:
+            program = torch.onnx.export(
+                model,
+                (torch.zeros(2, 3, patch * (native + 2), patch * (native + 3)),),
+                dynamo=True,
+                dynamic_shapes={"images": {0: batch, 2: patch * rows, 3: patch * columns}},
+                input_names=[INPUT],
+                output_names=list(OUTPUTS),
+                verbose=False,
+            )
+        finally:
+            logging.disable(before)
     assert program is not None
-    about = {
-        "vit": json.dumps(sizes),
-        "input": "images: RGB from 0 to 1, minus mean, over std; sides are multiples of the patch",
-        "mean": json.dumps(MEAN),
-        "std": json.dumps(STD),
-    }
+    told = "images: RGB from 0 to 1, minus mean, over std; sides are multiples of the patch"
+    about = {"vit": json.dumps(sizes), "input": told, "mean": json.dumps(MEAN), "std": json.dumps(STD)}
     program.model.metadata_props.update(about)
     program.save(str(path), external_data=False)
     return compare(model, path)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without the exporter's warnings and messages about itself."""
-    before = logging.root.manager.disable
-    with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
-        warnings.simplefilter("ignore")
-        logging.disable(logging.WARNING)
-        try:
-            yield
-        finally:
-            logging.disable(before)
 
 
 def compare(model: GridEncoder, path: Path) -> str:
@@ -343,16 +325,15 @@ def compare(model: GridEncoder, path: Path) -> str:
         runtime = import_package("onnxruntime", "the check of an ONNX file")
     except InputError as missing:
         return f"not checked: {missing}"
-    options = runtime.SessionOptions()
-    options.log_severity_level = 3
-    options.intra_op_num_threads = torch.get_num_threads()
-    session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    runtime.set_default_logger_severity(3)
+    session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     patch, native = model.vit.patch_size, model.vit.native_grid
     checked, worst = [], 0.0
     # The native grid, and one that is smaller one way and larger the other; one image, then two.
     for number, (rows, columns) in enumerate(((native, native), (max(1, native // 2), native + 3)), start=1):
-        size = (number, 3, patch * rows, patch * columns)
-        images = torch.randn(size, generator=torch.Generator().manual_seed(number))
+        size = format_size(patch * rows, patch * columns)
+        generator = torch.Generator().manual_seed(number)
+        images = torch.randn(number, 3, patch * rows, patch * columns, generator=generator)
         with torch.no_grad():
             tokens = model.vit(images)
         expected = (tokens.patches.transpose(1, 2).unflatten(2, (rows, columns)), tokens.frame)
@@ -362,8 +343,8 @@ def compare(model: GridEncoder, path: Path) -> str:
             if not error <= TOLERANCE:
                 raise InputError(
                     f"onnxruntime {runtime.__version__} differs from torch by {error:.1e} in the {name} of "
-                    f"images of {size[2]}x{size[3]}, more than {TOLERANCE:.0e}: nothing was written."
+                    f"images of {size}, more than {TOLERANCE:.0e}: nothing was written."
                 )
             worst = max(worst, error)
-        checked.append(f"{size[2]}x{size[3]}")
+        checked.append(size)
     return f"checked with onnxruntime {runtime.__version__} at {' and '.join(checked)}: within {worst:.1e}"

@@ -14,7 +14,7 @@ from tcore.evaluation.card import Card, rename_old
 from tcore.evaluation.cycle import cycle_consistency
 from tcore.evaluation.encoder import Encoder
 from tcore.evaluation.encoders import load_encoder
-from tcore.evaluation.sharing import join
+from tcore.evaluation.evaluate import join
 from tcore.files import read_json, write_text
 from tcore.text import Say, silent
 

@@ -5,21 +5,16 @@ import zlib
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
 
 from tcore.data.rendered import RenderedVideo, render_video
 from tcore.evaluation.benchmarks.rendered import true_joints
 
+# PNG whatever the folder is called: scores are compared exactly, and JPEG would change the pixels.
+from tests.evaluation.clips import write_folder as write_frames
+
 
 def heldout_videos(count: int, *, num_frames: int, size: int) -> list[RenderedVideo]:
     return [render_video(0, i, split="heldout", num_frames=num_frames, size=size) for i in range(count)]
-
-
-def write_frames(folder: Path, frames: np.ndarray, first: int = 0) -> None:
-    folder.mkdir(parents=True)
-    for index, frame in enumerate(frames, start=first):
-        # PNG whatever the folder is called: scores are compared exactly, and JPEG would change the pixels.
-        Image.fromarray(frame).save(folder / f"{index:05d}.png")
 
 
 def write_davis(root: Path, videos: list[RenderedVideo]) -> Path:

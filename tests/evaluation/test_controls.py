@@ -62,20 +62,17 @@ def test_threads_leave_the_precision_of_convolutions_as_it_was() -> None:
     assert torch.backends.cudnn.allow_tf32 == before
 
 
-def test_the_old_spelling_of_a_control_works_and_names_the_new_one(
-    capsys: pytest.CaptureFixture[str],
+def test_results_of_one_control_are_not_taken_for_those_of_the_other(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert load_encoder("control:colour").name == "control:color"
-    assert "control:color." in capsys.readouterr().err
-
-
-def test_results_of_one_control_are_not_taken_for_those_of_the_other(tmp_path: Path) -> None:
     root = write_davis(tmp_path / "davis", heldout_videos(1, num_frames=4, size=64))
     scores = [
         evaluate(load_encoder(name), davis=root, size=(256, 256), out=tmp_path / "out")["benchmarks"]["davis"]
-        for name in ("control:copy", "control:color", "control:copy")
+        for name in ("control:copy", "control:colour", "control:copy", "control:pixels")
     ]
-    assert scores[0]["scores"] == scores[2]["scores"] != scores[1]["scores"]
+    copy, color, again, pixels = (score["scores"] for score in scores)
+    assert copy == again != color != pixels != copy
+    assert "control:colour is now called control:color." in capsys.readouterr().err
 
 
 def test_copying_is_no_encoder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -66,13 +66,10 @@ def test_what_was_exported_loads_back_with_the_same_features(
     if format != "timm":  # which has no mask token, and CLS with its position in one
         assert back.fingerprint() == mine.fingerprint()
     assert list(tmp_path.iterdir()) == [done.path]
-
-
-def test_exported_file_goes_by_itself_beside_the_card_of_another_run(tmp_path: Path) -> None:
-    (tmp_path / "encoder.json").write_text(json.dumps({"vit": {"dim": 64, "depth": 1, "num_heads": 4}}))
-    done = export(encoder(), tmp_path / "encoder.safetensors", "safetensors")
-    assert torch.equal(load_encoder(done.path).features(images()), encoder().features(images()))
-    assert torch.equal(load_encoder(tmp_path).features(images()), encoder().features(images()))
+    if format == "safetensors":  # goes by itself, also beside the card of another run
+        card = {"vit": {"dim": 64, "depth": 1, "num_heads": 4}}
+        (tmp_path / "encoder.json").write_text(json.dumps(card))
+        assert load_encoder(done.path).fingerprint() == mine.fingerprint()
 
 
 @pytest.mark.parametrize("format", ["timm", "hf"])
@@ -119,10 +116,10 @@ def test_transformers_loads_the_folder_and_sees_the_same_on_the_native_grid(
     assert torch.allclose(adapted.features(images(3, 3)), mine.features(images(3, 3)), atol=1e-5)
 
 
-@pytest.mark.parametrize("before", [1, 3, 8, 14])
+@pytest.mark.parametrize("before", [1, 14])
 def test_two_matrix_products_are_the_resize_of_torch(before: int) -> None:
     grid = torch.rand(1, 2, before, before + 2)
-    for after in (1, 2, 5, 8, 14, 15, 33, 60):
+    for after in (1, 2, 8, 14, 33):
         size = (after, after + 1)
         expected = F.interpolate(grid, size, mode="bicubic", antialias=True, align_corners=False)
         found = resize_matrix(before, after) @ grid @ resize_matrix(before + 2, after + 1).T
@@ -152,9 +149,9 @@ def test_packages_without_a_reach_get_no_encoder_with_one(format: Format, tmp_pa
 def test_graph_sees_what_the_encoder_sees(grid: tuple[int, int], reach: int | None) -> None:
     vit = network(reach=reach).eval()
     with torch.no_grad():
-        found, tokens = GridEncoder(vit)(images(*grid)), vit(images(*grid))
-    assert torch.allclose(found.features, tokens.patches.transpose(1, 2).unflatten(2, grid), atol=2e-5)
-    assert torch.allclose(found.frame, tokens.frame, atol=2e-5)
+        (features, frame), tokens = GridEncoder(vit)(images(*grid)), vit(images(*grid))
+    assert torch.allclose(features, tokens.patches.transpose(1, 2).unflatten(2, grid), atol=2e-5)
+    assert torch.allclose(frame, tokens.frame, atol=2e-5)
 
 
 def need_onnx() -> None:
@@ -212,12 +209,6 @@ def test_onnx_without_its_packages_says_what_to_install(
     assert "pip install onnxruntime" in said
 
 
-def test_torch_hub_gives_the_encoder(tmp_path: Path) -> None:
-    done = export(encoder(), tmp_path / "encoder.safetensors", "safetensors")
-    found = torch.hub.load(str(ROOT), "tcore", source="local", encoder=str(done.path))
-    assert torch.equal(found.features(images()), encoder().features(images()))
-
-
 @pytest.mark.parametrize(
     ("name", "format"),
     [
@@ -234,16 +225,13 @@ def test_name_that_does_not_suit_the_format_is_refused(name: str, format: Any, t
         check_out(tmp_path / name, format)
 
 
-def test_what_is_there_is_not_overwritten(tmp_path: Path) -> None:
+def test_what_is_there_is_not_overwritten_and_foreign_models_are_refused(tmp_path: Path) -> None:
     for format in FORMATS:
         out = tmp_path / NAMES[format]
         out.write_text("dear ...")
         with pytest.raises(InputError, match=f"{out} exists"):
             export(encoder(), out, format)
         assert out.read_text() == "dear ..."
-
-
-def test_model_of_another_package_is_refused(tmp_path: Path) -> None:
     foreign = Encoder(Adapted(nn.Identity(), lambda x: x, patch_size=8), "timm:someone")
     with pytest.raises(InputError, match="timm:someone"):
         export(foreign, tmp_path / "out.safetensors", "safetensors")
@@ -286,3 +274,5 @@ def test_command_says_what_was_written_and_how_to_load_it(
     expected = load_encoder(mine, layer=0).features(images())
     assert torch.equal(known["encoder"].features(images()), expected)
     assert known["encoder"].backbone.depth == 1
+    hub = torch.hub.load(str(ROOT), "tcore", source="local", encoder=str(mine), layer=0)
+    assert torch.equal(hub.features(images()), expected)

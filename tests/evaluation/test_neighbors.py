@@ -36,6 +36,7 @@ def assert_same(one: Path, other: Path) -> None:
 
 def test_the_feature_is_the_class_token_and_normalized() -> None:
     encoder = tiny_encoder()
+    assert trained_size(encoder) == 32
     images = torch.randint(0, 255, (3, 32, 32, 3), dtype=torch.uint8)
     expected = encoder.backbone(normalize_images(images.permute(0, 3, 1, 2).float() / 255)).frame
     found = image_features(encoder, images)
@@ -53,11 +54,6 @@ def test_the_feature_of_a_foreign_model_is_the_mean_of_its_patches() -> None:
     mean = patches.mean(dim=1)
     found = image_features(encoder, torch.zeros(2, 28, 28, 3, dtype=torch.uint8))
     assert torch.allclose(found, mean / mean.norm(dim=1, keepdim=True), atol=1e-6)
-
-
-def test_images_go_in_at_the_size_that_the_encoder_was_trained_at() -> None:
-    assert trained_size(tiny_encoder()) == 32
-    assert trained_size(Encoder(network(patch_size=16, image_size=224), "s16")) == 224
 
 
 @pytest.mark.parametrize("shape", [(256, 256), (256, 400), (400, 256)])
@@ -127,15 +123,13 @@ def test_a_file_of_the_same_encoder_images_and_k_is_kept(tmp_path: Path) -> None
         assert (found.k, found.encoder) == (k, encoder.name)
 
 
-def test_a_place_that_cannot_be_written_asks_for_out(tmp_path: Path) -> None:
+def test_a_place_that_cannot_be_written_asks_for_out_and_a_file_of_another_kind_is_kept(
+    tmp_path: Path,
+) -> None:
     folder = save_images(tmp_path / ("x" * 250), 8)  # no room for a longer name beside it
     with pytest.raises(InputError, match=r"cannot write .* give --out FILE.* --neighbors FILE"):
         find_all(tiny_encoder(), folder)
     assert find_all(tiny_encoder(), folder, out=tmp_path / "n").is_file()
-
-
-def test_a_file_of_another_kind_is_not_written_over(tmp_path: Path) -> None:
-    folder = save_images(tmp_path / "photos", 8)
     photo = folder / "class0" / "image0.png"
     before = photo.read_bytes()
     with pytest.raises(InputError, match=r"image0\.png exists and holds no neighbors"):
@@ -150,16 +144,12 @@ def test_an_image_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         find_all(tiny_encoder(), folder)
 
 
-def test_copies_are_reported(tmp_path: Path) -> None:
-    folder, said = save_images(tmp_path / "photos", 8), list[str]()
+def test_copies_are_reported_and_an_encoder_that_distinguishes_nothing_is_warned_of(tmp_path: Path) -> None:
+    folder, said, encoder = save_images(tmp_path / "photos", 8), list[str](), tiny_encoder()
     with Image.open(folder / "class0" / "image0.png") as image:
         image.save(folder / "copy.png")
-    find_all(tiny_encoder(), folder, say=said.append)
+    find_all(encoder, folder, say=said.append)
     assert any(line.startswith("2 of 9 images have copies") for line in said)
-
-
-def test_an_encoder_that_distinguishes_nothing_is_warned_of(tmp_path: Path) -> None:
-    folder, said, encoder = save_images(tmp_path / "photos", 8), list[str](), tiny_encoder()
     for parameter in encoder.parameters():
         torch.nn.init.constant_(parameter, 0.1)
     encoder.backbone.patch_embed.proj.weight.zero_()  # type: ignore[union-attr,operator]

@@ -57,10 +57,8 @@ def test_this_checkout_comes_with_one_that_its_card_describes() -> None:
     assert f"`{encoder.fingerprint()}`" in CARD
     for path in files:
         assert f"| `{path.name}` | `{hashlib.sha256(path.read_bytes()).hexdigest()[:16]}` |" in CARD
-
-
-def test_its_matching_module_is_that_of_the_same_run() -> None:
-    teacher, student = load_file(shipped().weights), load_file(shipped().matching)
+    # Its matching module is that of the same run.
+    teacher, student = load_file(files.weights), load_file(files.matching)
     for name, weight in teacher.items():
         if weight.ndim == 2:
             ours, theirs = (x.flatten().float() for x in (weight, student[f"backbone.{name}"]))
@@ -103,13 +101,9 @@ def test_the_word_is_not_a_run_folder(
     assert not list(tmp_path.iterdir())
 
 
-def test_an_installation_without_one_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encoders, "FOLDER", tmp_path)
-    with pytest.raises(InputError, match=r"default\.safetensors does not exist"):
-        load_encoder("default")
-
-
-def test_half_precision_on_disk_is_single_precision_in_use(run: Path, folder: Path) -> None:
+def test_half_precision_on_disk_is_single_precision_in_use(
+    run: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stored = load_file(folder / "default.safetensors")
     assert {value.dtype for value in stored.values()} == {torch.float16}
     size = (folder / "default.safetensors").stat().st_size
@@ -120,16 +114,15 @@ def test_half_precision_on_disk_is_single_precision_in_use(run: Path, folder: Pa
     frames = torch.randint(0, 255, (2, 32, 48, 3), dtype=torch.uint8)
     assert torch.allclose(ours(frames), theirs(frames), atol=2e-2)
     assert load_encoder("default", layer=0).backbone.depth == 1
-
-
-def test_the_word_wins_over_a_folder_and_a_path_over_the_word(
-    run: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    # The word wins over a folder, and a path over the word.
     monkeypatch.chdir(tmp_path)
     Path("default").symlink_to(run)
-    assert load_encoder("default").fingerprint() != load_encoder(run).fingerprint()
-    assert load_encoder("./default").fingerprint() == load_encoder(run).fingerprint()
-    assert load_encoder(Path("default")).fingerprint() == load_encoder(run).fingerprint()
+    assert load_encoder("default").fingerprint() == ours.fingerprint() != theirs.fingerprint()
+    assert load_encoder("./default").fingerprint() == theirs.fingerprint()
+    assert load_encoder(Path("default")).fingerprint() == theirs.fingerprint()
+    monkeypatch.setattr(encoders, "FOLDER", tmp_path)
+    with pytest.raises(InputError, match=r"default\.safetensors does not exist"):
+        load_encoder("default")
 
 
 def test_figures_and_the_demo_take_the_word_with_its_matching_module(
@@ -161,6 +154,11 @@ def test_the_command_makes_it_and_overwrites_nothing(
     with pytest.raises(SystemExit):
         main(words)
     assert "exists: remove it" in capsys.readouterr().err
+    encoder = load_encoder(run)
+    next(iter(encoder.parameters())).data.fill_(1e6)
+    with pytest.raises(InputError, match=r"reaches 1e\+06: half precision ends at 65504"):
+        ship(encoder, tmp_path / "beyond")
+    assert not (tmp_path / "beyond").exists()
 
 
 def test_the_card_tells_the_step_of_the_file_and_nothing_of_a_run_nearby(
@@ -173,14 +171,6 @@ def test_the_card_tells_the_step_of_the_file_and_nothing_of_a_run_nearby(
     files = ship(load_encoder("random:vitti16"), tmp_path / "random")
     assert "step" not in json.loads(files[1].read_text())
     assert sorted(files) == sorted((tmp_path / "random").iterdir())
-
-
-def test_weights_beyond_half_precision_are_refused(run: Path, tmp_path: Path) -> None:
-    encoder = load_encoder(run)
-    next(iter(encoder.parameters())).data.fill_(1e6)
-    with pytest.raises(InputError, match=r"reaches 1e\+06: half precision ends at 65504"):
-        ship(encoder, tmp_path / "new")
-    assert not (tmp_path / "new").exists()
 
 
 def test_a_wheel_holds_it(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ This file only compares: every value comes from the functions that training and 
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -53,9 +53,15 @@ def deviation(name: str, ours: Any, golden: Any, tolerance: float = 1e-5) -> Dev
     return Deviation(name, value if np.isfinite(value) else float("inf"), tolerance)
 
 
-def same_names(what: str, golden: set[str], ours: set[str]) -> Deviation:
+def compare(arrays: Arrays, ours: Mapping[str, Any], tolerance: float = 1e-5) -> Iterator[Deviation]:
+    """Several arrays beside the golden ones of the same names."""
+    for name, values in ours.items():
+        yield deviation(name, values, arrays[name], tolerance)
+
+
+def same_names(what: str, golden: Iterable[str], ours: Iterable[str]) -> Deviation:
     """A golden set that leaves something out, or holds something else, does not agree."""
-    odd = sorted(golden ^ ours)
+    odd = sorted(set(golden) ^ set(ours))
     return Deviation(f"{what} lacks or adds {odd[:3]}" if odd else what, float("inf") if odd else 0.0, 0.0)
 
 
@@ -108,13 +114,10 @@ def check_vit(arrays: Arrays) -> Iterator[Deviation]:
     """Tokens of square, masked, tall and wide images."""
     vit = small_vit(tensors(arrays, "state/"), num_heads=3)
     for case in ("square", "square_masked", "tall", "wide"):
-        mask = arrays.get(f"{case}/mask")
-        tokens = vit(
-            torch.from_numpy(arrays[f"{case}/image"]), None if mask is None else torch.from_numpy(mask)
-        )
-        yield deviation(f"{case}/cls", tokens.frame, arrays[f"{case}/cls"])
-        yield deviation(f"{case}/registers", tokens.registers, arrays[f"{case}/registers"])
-        yield deviation(f"{case}/patches", tokens.patches, arrays[f"{case}/patches"])
+        views = tensors(arrays, f"{case}/")
+        tokens = vit(views["image"], views.get("mask"))
+        parts = {"cls": tokens.frame, "registers": tokens.registers, "patches": tokens.patches}
+        yield from compare(arrays, {f"{case}/{part}": values for part, values in parts.items()})
 
 
 @torch.no_grad()
@@ -126,19 +129,19 @@ def check_matching(arrays: Arrays) -> Iterator[Deviation]:
     match.load_state_dict({f"blocks.0.{rename(k, MATCHING_NAMES)}": v for k, v in state.items()})
     faint = float(arrays["faint_scale"])
     attention = match.attention(current, auxiliary)
-    yield deviation("output", match(current, auxiliary), arrays["output"])
-    yield deviation("faint_output", match(current * faint, auxiliary * faint), arrays["faint_output"])
-    yield deviation("cross_attention", attention.cross, arrays["cross_attention"])
-    yield deviation("self_attention", attention.self_, arrays["self_attention"])
+    ours = {
+        "output": match(current, auxiliary),
+        "faint_output": match(current * faint, auxiliary * faint),
+        "cross_attention": attention.cross,
+        "self_attention": attention.self_,
+    }
+    yield from compare(arrays, ours)
 
 
 def golden_model(arrays: Arrays, settings: Mapping[str, Any], form: LossForm) -> TCoRe:
     """The model of the golden training step."""
     state = tensors(arrays, "state/")
-    backbone_state = {
-        k.removeprefix("student.backbone."): v for k, v in state.items() if "student.backbone" in k
-    }
-    backbone = small_vit(backbone_state, settings["heads"])
+    backbone = small_vit(tensors(arrays, "state/student.backbone."), settings["heads"])
     head = ProjectionHead(
         dim=settings["embed_dim"],
         hidden=settings["head_hidden"],
@@ -148,13 +151,14 @@ def golden_model(arrays: Arrays, settings: Mapping[str, Any], form: LossForm) ->
     match = PatchMatchingModule(
         dim=settings["embed_dim"], num_heads=settings["pmm_heads"], gain=settings["attn_mul"]
     )
-    weights = {
-        "dino": settings["w_dino"],
-        "past_teacher": settings["w_pt"],
-        "future_teacher": settings["w_ft"],
-        "past_future": settings["w_pf"],
-        "koleo": settings["w_koleo"],
+    names = {
+        "dino": "dino",
+        "past_teacher": "pt",
+        "future_teacher": "ft",
+        "past_future": "pf",
+        "koleo": "koleo",
     }
+    weights = {name: settings[f"w_{short}"] for name, short in names.items()}
     model = TCoRe(
         backbone, head, match, weights=weights, form=form, student_temperature=settings["student_temp"]
     )
@@ -193,16 +197,14 @@ def check_losses_and_gradients(
     found = model(batch, {"teacher_temperature": settings["teacher_temp"]})
     total = model.total(found)
     total.backward()
-    for name, value in (found | {"total": total}).items():
-        yield deviation(f"loss_{form}/{name}", value, arrays[f"loss_{form}/{name}"])
     sample = model.health_sample
-    yield deviation("targets/patches", sample["patch_targets"], arrays["targets/patches"])
-    for side in ("past", "future"):
-        logits = model.student.head(sample[f"from_{side}"])
-        yield deviation(f"logits/{side}", logits, arrays[f"logits/{side}"])
+    ours = {f"loss_{form}/{name}": value for name, value in (found | {"total": total}).items()}
+    ours["targets/patches"] = sample["patch_targets"]
+    ours |= {f"logits/{side}": model.student.head(sample[f"from_{side}"]) for side in ("past", "future")}
+    yield from compare(arrays, ours)
     parameters = dict(model.named_parameters())
     trained = {name for name, parameter in parameters.items() if parameter.requires_grad}
-    yield same_names(gradients, {our_name(name) for name in tensors(arrays, f"{gradients}/")}, trained)
+    yield same_names(gradients, map(our_name, tensors(arrays, f"{gradients}/")), trained)
     for name, golden in tensors(arrays, f"{gradients}/").items():
         yield deviation(f"{gradients}/{name}", parameters[our_name(name)].grad, golden, 1e-4)
     model.finish_step({"momentum": 1.0})
@@ -219,19 +221,12 @@ def check_update(arrays: Arrays, settings: Mapping[str, Any]) -> Iterator[Deviat
     adamw = OptimConfig(clip=settings["clip"], betas=tuple(settings["betas"]), eps=settings["eps"])
     optimizer = optim.Optimizer(model.parts(), adamw, settings["depth"])
     optimizer.clip()
-    optimizer.step(
-        optim.StepValues(
-            lr=settings["lr"],
-            rates=dict.fromkeys(("backbone", "head", "last_layer"), settings["lr"])
-            | {"match": settings["matching_lr"]},
-            last_layer=True,
-            weight_decay=settings["weight_decay"],
-            own={},
-        )
-    )
+    lr, decay = settings["lr"], settings["weight_decay"]
+    rates = dict.fromkeys(("backbone", "head", "last_layer"), lr) | {"match": settings["matching_lr"]}
+    optimizer.step(optim.StepValues(lr, rates, True, decay, {}))
     model.finish_step({"momentum": settings["teacher_momentum"]})
     after = {our_name(name) for name in tensors(arrays, "after/") if not name.endswith("_center")}
-    yield same_names("after", after, set(parameters))
+    yield same_names("after", after, parameters)
     for name, golden in tensors(arrays, "after/").items():
         if not name.endswith("_center"):
             yield deviation(f"after/{name}", parameters[our_name(name)], golden)
@@ -255,20 +250,22 @@ def check_sinkhorn(arrays: Arrays) -> Iterator[Deviation]:
 
 def check_schedules(arrays: Arrays) -> Iterator[Deviation]:
     """Learning rates, weight decay, momentum and temperature of 12 epochs of 7 steps."""
-    settings = {"vit.dim": 16, "vit.depth": 1, "vit.num_heads": 1, "head.hidden": 8, "head.prototypes": 8}
     lengths = {"optim.epochs": 12, "optim.warmup_epochs": 3, "teacher.temperature_epochs": 5}
-    config = recipe("vits16-k400", settings | lengths)
-    schedule = optim.build_schedule(config, methods.build(config), steps_per_epoch=7)
-    names = {
-        "lr": "lr",
-        "pmm_lr": "lr_match",
-        "wd": "weight_decay",
-        "momentum": "momentum",
-        "teacher_temp": "teacher_temperature",
-    }
-    for name, ours in names.items():
-        values = [schedule.at(step).logged()[ours] for step in range(arrays[name].shape[0])]
-        yield deviation(name, values, arrays[name])
+    logged = logged_values("vits16-k400", lengths, 7, len(arrays["lr"]))
+    names = {"pmm_lr": "lr_match", "wd": "weight_decay", "teacher_temp": "teacher_temperature"}
+    for name in ("lr", "pmm_lr", "wd", "momentum", "teacher_temp"):
+        ours = [values[names.get(name, name)] for values in logged[: len(arrays[name])]]
+        yield deviation(name, ours, arrays[name])
+
+
+def logged_values(
+    name: str, changes: dict[str, Any], steps_per_epoch: int, count: int
+) -> list[dict[str, float]]:
+    """What a recipe, its networks made small, logs of its first steps."""
+    small = {"vit.dim": 16, "vit.depth": 1, "vit.num_heads": 1, "head.hidden": 8, "head.prototypes": 8}
+    config = recipe(name, small | changes)
+    schedule = optim.build_schedule(config, methods.build(config), steps_per_epoch=steps_per_epoch)
+    return [schedule.at(step).logged() for step in range(count)]
 
 
 def rule_deviation(part: str, name: str, golden: Mapping[str, Any], **decay: float) -> Deviation:
@@ -285,27 +282,23 @@ def rule_deviation(part: str, name: str, golden: Mapping[str, Any], **decay: flo
 def check_backbone_groups(golden: Mapping[str, Any]) -> Iterator[Deviation]:
     """Shape, learning rate and decay of every parameter of ViT-S/16."""
     shapes = {name: list(p.shape) for name, p in VisionTransformer().named_parameters()}
-    if shapes.keys() != golden.keys():
-        yield Deviation(f"other parameters: {sorted(shapes.keys() ^ golden.keys())}", float("inf"), 0.0)
-        return
-    for name, expected in golden.items():
-        yield deviation(f"{name} shape", shapes[name], expected["shape"])
-        yield rule_deviation("backbone", name, expected, layer_decay=0.9, patch_embed_lr=0.2)
+    yield same_names("parameters", golden, shapes)
+    for name in golden.keys() & shapes.keys():
+        yield deviation(f"{name} shape", shapes[name], golden[name]["shape"])
+        yield rule_deviation("backbone", name, golden[name], layer_decay=0.9, patch_embed_lr=0.2)
 
 
 def check_other_groups(golden: Mapping[str, Any]) -> Iterator[Deviation]:
     """Learning rate, decay and schedule of every parameter of head and matching module."""
-    head = {f"head.{name}" for name, _ in ProjectionHead(num_prototypes=8).named_parameters()}
-    match = {f"match.{name}" for name, _ in PatchMatchingModule().named_parameters()}
-    names = {rename(k, {"matching.": "match."} | MATCHING_NAMES | HEAD_NAMES): k for k in golden}
-    if names.keys() != head | match:
-        yield Deviation(f"other parameters: {sorted(names.keys() ^ (head | match))}", float("inf"), 0.0)
-        return
-    for ours, theirs in names.items():
-        part, name = ours.split(".", 1)
-        own_schedule = golden[theirs].get("own_schedule", False)
-        yield deviation(f"{ours} own schedule", float(part == "match"), float(own_schedule))
-        yield rule_deviation(part, name, golden[theirs], layer_decay=0.9, patch_embed_lr=0.2)
+    parts = {"head": ProjectionHead(num_prototypes=8), "match": PatchMatchingModule()}
+    ours = {f"{part}.{name}" for part, module in parts.items() for name, _ in module.named_parameters()}
+    theirs = {rename(k, {"matching.": "match."} | MATCHING_NAMES | HEAD_NAMES): v for k, v in golden.items()}
+    yield same_names("parameters", theirs, ours)
+    for full in theirs.keys() & ours:
+        part, name = full.split(".", 1)
+        own_schedule = theirs[full].get("own_schedule", False)
+        yield deviation(f"{full} own schedule", float(part == "match"), float(own_schedule))
+        yield rule_deviation(part, name, theirs[full], layer_decay=0.9, patch_embed_lr=0.2)
 
 
 def check_resize(arrays: Arrays) -> Iterator[Deviation]:
@@ -358,9 +351,8 @@ def check_pose_readout(arrays: Arrays) -> Iterator[Deviation]:
 def check_davis(arrays: Arrays) -> Iterator[Deviation]:
     """J and F of several objects, frame by frame and in short."""
     ours = scores.davis_scores(arrays["ground_truth"], arrays["prediction"])
-    for index, one in enumerate(ours):
-        yield deviation(f"J_{index + 1}", one[0], arrays[f"J_{index + 1}"], 1e-6)
-        yield deviation(f"F_{index + 1}", one[1], arrays[f"F_{index + 1}"], 1e-6)
+    for number, one in enumerate(ours, start=1):
+        yield from compare(arrays, {f"J_{number}": one[0], f"F_{number}": one[1]}, 1e-6)
     statistics = [[list(scores.object_statistics(values).values()) for values in one] for one in ours]
     yield deviation("statistics", statistics, arrays["statistics"], 1e-6)
 
@@ -392,23 +384,12 @@ def check_miou(arrays: Arrays) -> Iterator[Deviation]:
 
 def dino_model(arrays: Arrays, settings: Mapping[str, Any]) -> SelfDistillation:
     """Student, teacher and center as stored; nothing is masked, so no mask token learns."""
-    vit = VisionTransformer(
-        dim=settings["dim"],
-        depth=settings["depth"],
-        num_heads=settings["heads"],
-        patch_size=settings["patch"],
-        image_size=settings["image"],
-        num_registers=settings["registers"],
-        layer_scale=settings["layer_scale"],
-        position_resize="factor",
-    )
-    head = ProjectionHead(
-        dim=settings["dim"],
-        hidden=settings["hidden"],
-        bottleneck=settings["bottleneck"],
-        num_prototypes=settings["K"],
-        train_gains=settings["train_gains"],
-    )
+    same = ("dim", "depth", "layer_scale")
+    other = {"num_heads": "heads", "patch_size": "patch", "image_size": "image", "num_registers": "registers"}
+    sizes = {name: settings[name] for name in same} | {name: settings[key] for name, key in other.items()}
+    vit = VisionTransformer(**sizes, position_resize="factor")
+    own = {name: settings[name] for name in ("dim", "hidden", "bottleneck", "train_gains")}
+    head = ProjectionHead(**own, num_prototypes=settings["K"])
     vit.mask_token.requires_grad_(False)
     model = SelfDistillation(
         vit,
@@ -460,22 +441,17 @@ def check_dino_tokens(
     """What the networks make of the crops before any step."""
     model = dino_model(arrays, settings).eval()
     side = settings["local"] // settings["patch"]
-    yield deviation(
-        "positions_local", model.student.backbone.positions(side, side), arrays["positions_local"]
-    )
+    yield from compare(arrays, {"positions_local": model.student.backbone.positions(side, side)})
     for who, network in (("student", model.student), ("teacher", model.teacher)):
         for kind, views in crops.items():
             if f"tokens/{who}_{kind}_frame" in arrays:
-                tokens = network.backbone(views)
-                for part, made in (("frame", tokens.frame), ("patches", tokens.patches)):
-                    name = f"tokens/{who}_{kind}_{part}"
-                    yield deviation(name, made, arrays[name])
+                tokens, name = network.backbone(views), f"tokens/{who}_{kind}"
+                yield from compare(arrays, {f"{name}_frame": tokens.frame, f"{name}_patches": tokens.patches})
     frames = [model.student.backbone(views).frame for views in crops.values()]
-    yield deviation("outputs/student", model.student.head(torch.cat(frames)), arrays["outputs/student"])
     outputs = model.teacher.head(model.teacher.backbone(crops["global"]).frame)
-    yield deviation("outputs/teacher", outputs, arrays["outputs/teacher"])
     targets = losses.centering_targets(outputs, model.frame_center.value, settings["teacher_temperature"])
-    yield deviation("targets", targets, arrays["targets"])
+    student = model.student.head(torch.cat(frames))
+    yield from compare(arrays, {"outputs/student": student, "outputs/teacher": outputs, "targets": targets})
 
 
 def check_dino_update(
@@ -505,7 +481,6 @@ def check_dino_update(
 def check_dino_schedules(arrays: Arrays) -> Iterator[Deviation]:
     """DINO's entries: learning rate, weight decay and momentum by step, temperature by epoch."""
     settings = json.loads(str(arrays["settings"]))
-    small = {"vit.dim": 16, "vit.depth": 1, "vit.num_heads": 1, "head.hidden": 8, "head.prototypes": 8}
     steps = settings["steps_per_epoch"]
     lengths = {
         "optim.epochs": settings["epochs"],
@@ -515,11 +490,9 @@ def check_dino_schedules(arrays: Arrays) -> Iterator[Deviation]:
         "optim.batch": settings["dino"]["batch"],
         "optim.end_lr": settings["dino"]["end"],
     }
-    config = recipe("vits16-dino-k400", small | lengths)
-    schedule = optim.build_schedule(config, methods.build(config), steps_per_epoch=steps)
-    logged = [schedule.at(step).logged() for step in range(steps * settings["epochs"])]
-    for name in ("lr", "weight_decay", "momentum"):
-        yield deviation(f"dino/{name}", [values[name] for values in logged], arrays[f"dino/{name}"])
+    logged = logged_values("vits16-dino-k400", lengths, steps, steps * settings["epochs"])
+    names = ("lr", "weight_decay", "momentum")
+    yield from compare(arrays, {f"dino/{name}": [values[name] for values in logged] for name in names})
     by_epoch = np.repeat(arrays["dino/teacher_temperature_by_epoch"], steps)
     yield deviation("dino/teacher_temperature_by_epoch", [x["teacher_temperature"] for x in logged], by_epoch)
 

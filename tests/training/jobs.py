@@ -25,7 +25,7 @@ import tcore.cli.main
 import tcore.cli.train
 from tcore import Scoring, device, train
 from tcore.data import render
-from tcore.evaluation.sharing import leave
+from tcore.evaluation.evaluate import leave
 from tcore.training import distributed
 from tcore.training.optim import Optimizer
 from tests.tiny import tiny

@@ -336,11 +336,12 @@ def fingerprint(files: Iterable[Path]) -> str:
 
 def need_folder(root: Path, candidates: Sequence[str]) -> Path:
     """The first of some folders that is there; an error says what was found instead."""
+    if not root.is_dir():
+        raise InputError(f"dataset {root} does not exist, or is a file: need a folder with {candidates[0]}.")
     for candidate in candidates:
         if (root / candidate).is_dir():
             return root / candidate
-    names = sorted(path.name for path in root.iterdir())[:8] if root.is_dir() else []
-    found = ", ".join(names) or "nothing"
+    found = ", ".join(sorted(path.name for path in root.iterdir())[:8]) or "nothing"
     raise InputError(f"{root / candidates[0]} does not exist: {root} holds {found}.")
 
 
