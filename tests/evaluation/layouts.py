@@ -10,7 +10,7 @@ from tcore.data.rendered import RenderedVideo, render_video
 from tcore.evaluation.benchmarks.rendered import true_joints
 
 # PNG whatever the folder is called: scores are compared exactly, and JPEG would change the pixels.
-from tests.evaluation.clips import write_folder as write_frames
+from tests.evaluation.clips import write_folder
 
 
 def heldout_videos(count: int, *, num_frames: int, size: int) -> list[RenderedVideo]:
@@ -19,15 +19,15 @@ def heldout_videos(count: int, *, num_frames: int, size: int) -> list[RenderedVi
 
 def write_davis(root: Path, videos: list[RenderedVideo]) -> Path:
     for number, video in enumerate(videos):
-        write_frames(root / "JPEGImages" / "480p" / f"clip{number}", video.frames)
-        write_frames(root / "Annotations" / "480p" / f"clip{number}", video.objects)
+        write_folder(root / "JPEGImages" / "480p" / f"clip{number}", video.frames)
+        write_folder(root / "Annotations" / "480p" / f"clip{number}", video.objects)
     return root
 
 
 def write_vip(root: Path, videos: list[RenderedVideo]) -> Path:
     for number, video in enumerate(videos, start=1):
-        write_frames(root / "Images" / f"videos{number}", video.frames)
-        write_frames(root / "Annotations" / "Category_ids" / f"videos{number}", video.parts)
+        write_folder(root / "Images" / f"videos{number}", video.frames)
+        write_folder(root / "Annotations" / "Category_ids" / f"videos{number}", video.parts)
     (root / "lists").mkdir()
     (root / "lists" / "val_videos.txt").write_text("\n".join(f"videos{n + 1}" for n in range(len(videos))))
     return root
@@ -37,7 +37,7 @@ def write_jhmdb(root: Path, videos: list[RenderedVideo]) -> Path:
     (root / "splits").mkdir(parents=True)
     for number, video in enumerate(videos):
         name = f"clip{number}"
-        write_frames(root / "Rename_Images" / "walk" / name, video.frames, first=1)
+        write_folder(root / "Rename_Images" / "walk" / name, video.frames, first=1)
         joints = true_joints(video)
         folder = root / "joint_positions" / "walk" / name
         folder.mkdir(parents=True)

@@ -28,8 +28,8 @@ from tcore.evaluation.encoder import Encoder
 from tcore.evaluation.encoders import choose_reach, load_encoder
 from tcore.evaluation.evaluate import evaluate
 from tcore.evaluation.protocols import RENDERED, TCORE, protocol
-from tests.evaluation.clips import tiny_encoder
-from tests.evaluation.layouts import heldout_videos, write_davis, write_frames, write_jhmdb, write_vip
+from tests.evaluation.clips import tiny_encoder, write_folder
+from tests.evaluation.layouts import heldout_videos, write_davis, write_jhmdb, write_vip
 
 SIZE = (64, 64)
 FRAMES = 5
@@ -251,7 +251,7 @@ def test_a_new_benchmark_is_a_module_and_a_line_in_the_list(
     monkeypatch.setitem(benchmarks.BENCHMARKS, "brightness", "a folder of frames per clip")
     monkeypatch.setitem(sys.modules, f"{benchmarks.__name__}.brightness", sys.modules[__name__])
     for name, value in (("dark", 51), ("light", 204)):
-        write_frames(tmp_path / "data" / name, np.full((2, 8, 8, 3), value, np.uint8))
+        write_folder(tmp_path / "data" / name, np.full((2, 8, 8, 3), value, np.uint8))
     # The command line takes it without a word of its own.
     main(["evaluate", "random:vitti16", "--brightness", str(tmp_path / "data"), "--worst", "1"])
     text = capsys.readouterr().out
