@@ -5,6 +5,7 @@ import json
 import os
 import platform
 import secrets
+import shutil
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -22,11 +23,15 @@ ORPHANS = 15.0  # seconds that the child processes of a killed holder may take t
 LARGEST = 2**28  # bytes of a file that is read as a whole: an image, a table, a list of settings
 
 
+def _temporary(path: Path) -> Path:
+    # Processes of several machines or containers may share a folder, and a process number.
+    return path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}{TEMPORARY}")
+
+
 @contextmanager
 def atomic(path: Path) -> Iterator[Path]:
     """A temporary path beside `path` that takes its place when the block ends well."""
-    # Processes of several machines or containers may share a folder, and a process number.
-    temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}{TEMPORARY}")
+    temporary = _temporary(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield temporary
@@ -40,6 +45,20 @@ def atomic(path: Path) -> Iterator[Path]:
     finally:
         with suppress(OSError):  # what went wrong before matters more
             temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """A temporary folder beside `path` that takes its name when the block ends well; `path` may be empty."""
+    temporary = _temporary(path.resolve())
+    try:
+        temporary.mkdir(parents=True)
+        yield temporary
+        temporary.replace(path.resolve())
+    except OSError as error:
+        raise OSError(error.errno, error.strerror or str(error), str(path)) from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _sync_folder(folder: Path) -> None:

@@ -4,9 +4,7 @@ import copy
 import io
 import json
 import logging
-import os
 import re
-import shutil
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
@@ -22,7 +20,7 @@ from tcore.errors import InputError
 from tcore.evaluation.checkpoints import read_file, to_hf, to_timm
 from tcore.evaluation.encoder import Encoder
 from tcore.evaluation.encoders import DEFAULT, find_card, import_package, shipped
-from tcore.files import TEMPORARY, atomic, read_json, write_bytes, write_text
+from tcore.files import atomic, new_folder, read_json, write_bytes, write_text
 from tcore.model.attention import tokens_seen
 from tcore.model.vit import CARD_FORMAT, VisionTransformer, save_safetensors
 from tcore.text import format_size
@@ -133,19 +131,6 @@ def _write(vit: VisionTransformer, out: Path, format: Format) -> tuple[str, ...]
 
 def _write_json(path: Path, values: dict[str, Any]) -> None:
     write_text(path, json.dumps(values, indent=2) + "\n")
-
-
-@contextmanager
-def new_folder(path: Path) -> Iterator[Path]:
-    """A temporary folder beside `path` that takes its name when the block ends without an error."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}{TEMPORARY}")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        temporary.mkdir()
-        yield temporary
-        temporary.replace(path)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def timm_config(sizes: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 import csv
 import dataclasses
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import chain
 from pathlib import Path
@@ -20,15 +20,13 @@ from tcore.evaluation.masks import encode_ids
 from tcore.evaluation.protocols import TCORE, Protocol
 from tcore.evaluation.resize import Size, input_size
 from tcore.evaluation.run_clip import run_clip
-from tcore.files import LOCKS, TEMPORARY, atomic, check_writable, lock, write_bytes, write_text
+from tcore.files import check_writable, new_folder, write_text
 from tcore.text import Progress, Say, format_size, silent
 from tcore.video.labels import Masks, Points, read_labels
 from tcore.video.tracked import POINT_COLUMNS, paint_labels, point_rows, track_labels
 
 LONG_SIDE = 880
 CONFIDENCE = ("frame", "confidence", "share", "given")
-CARD = "propagation.json"
-OUTPUTS = (CARD, "masks", "tracks.csv", "confidence.csv", "overlay.mp4")
 
 
 class Propagation(NamedTuple):
@@ -49,7 +47,7 @@ def propagate_video_file(
     overlay: bool = True,
     say: Say = silent,
 ) -> Propagation:
-    """Propagate labels through a video file or a folder of images; everything is written under `out`.
+    """Propagate labels through a video file or a folder of images; `out` appears when all is written.
 
     One frame is in memory at a time, besides the context of the protocol. Labels of later frames replace
     what was propagated there, and propagation restarts from them. Frames go in at their own size, floored
@@ -58,10 +56,8 @@ def propagate_video_file(
     encoder.need_features()
     paths = [Path(labels)] if isinstance(labels, (str, Path)) else [Path(path) for path in labels]
     source, folder = open_video(Path(video)), Path(out)
-    inputs = {"video": str(source.path.absolute()), "labels": [str(path.absolute()) for path in paths]}
     _check_files(source, paths, folder)
     check_writable(folder)
-    _leftovers(folder, inputs)
     given = read_labels(paths, source.stems, say)
     last = max(given.frames)
     if source.count is not None and last >= source.count:
@@ -74,28 +70,26 @@ def propagate_video_file(
     if overlay and h264_encoder() is None:
         say("no overlay.mp4: it needs PyAV with an H.264 encoder (pip install av).")
         overlay = False
-    knobs = {name: value for name, value in dataclasses.asdict(protocol).items() if name != "resize"}
-    card = inputs | {"encoder": encoder.identity(), "protocol": knobs, "finished": False}
-    card |= {"frame_size": list(size), "input_size": list(inside)}
-    done, total = 0, 0.0
-    with own_folder(folder, inputs):
-        _write_card(folder, card)
-        sizes = (format_size(*one) for one in (size, inside, track.grid))
-        say("frames of {} go in at {}, a grid of {}.".format(*sizes))
-        progress = Progress("frame", source.count, say=say)
+    sizes = (format_size(*one) for one in (size, inside, track.grid))
+    say("frames of {} go in at {}, a grid of {}.".format(*sizes))
+    progress = Progress("frame", source.count, say=say)
+    with new_folder(folder) as made:
         with ExitStack() as files:
-            table = files.enter_context(_open_table(folder / "confidence.csv", CONFIDENCE))
+            table = files.enter_context(_open_table(made / "confidence.csv", CONFIDENCE))
             if isinstance(given, Points):
-                tracks = files.enter_context(_open_table(folder / "tracks.csv", POINT_COLUMNS))
+                tracks = files.enter_context(_open_table(made / "tracks.csv", POINT_COLUMNS))
+            else:
+                (made / "masks").mkdir()
             if overlay:
-                draw = files.enter_context(video_writer(folder / "overlay.mp4", source.rate, size))
+                draw = files.enter_context(video_writer(made / "overlay.mp4", source.rate, size))
             labeled = run_clip(encoder, chain([first], frames), track.given, inside, protocol, smooth=True)
+            done, total = 0, 0.0
             for frame, soft in labeled:
                 found = track.read(done, soft)
                 if isinstance(given, Points):
                     tracks.writerows(point_rows(done, given.names, found.values))
                 else:
-                    write_bytes(folder / "masks" / f"{source.name(done)}.png", encode_ids(found.values))
+                    (made / "masks" / f"{source.name(done)}.png").write_bytes(encode_ids(found.values))
                 given_here = int(done in given.frames)
                 table.writerow((done, f"{found.confidence:.4f}", f"{found.share:.4f}", given_here))
                 if overlay:
@@ -105,8 +99,28 @@ def propagate_video_file(
         remarks = list(_remarks(source, given, done))
         for line in remarks:
             say(line)
-        _write_card(folder, card | {"frames": done, "remarks": remarks, "finished": True})
+        knobs = {name: value for name, value in dataclasses.asdict(protocol).items() if name != "resize"}
+        card = {
+            "video": str(source.path.absolute()),
+            "labels": [str(path.absolute()) for path in paths],
+            "encoder": encoder.identity(),
+            "protocol": knobs,
+            "frame_size": list(size),
+            "input_size": list(inside),
+            "frames": done,
+            "remarks": remarks,
+        }
+        write_text(made / "propagation.json", json.dumps(card, indent=1) + "\n")
     return Propagation(done, total / done)
+
+
+@contextmanager
+def _open_table(path: Path, header: Sequence[str]) -> Iterator[Any]:
+    """A CSV that grows row by row."""
+    with path.open("w", newline="", encoding="utf-8") as file:
+        table = csv.writer(file, lineterminator="\n")
+        table.writerow(header)
+        yield table
 
 
 def propagate(
@@ -161,52 +175,8 @@ def fit_size(frame: Size, patch_size: int, long_side: int = LONG_SIDE) -> Size:
     return input_size(frame, patch_size, long=min(long_side, max(frame)))
 
 
-@contextmanager
-def own_folder(out: Path, inputs: Mapping[str, Any]) -> Iterator[None]:
-    """Create the output folder, or clear an unfinished propagation of the same inputs, and lock it."""
-    try:
-        with lock(out / LOCKS[0], f"out folder {out}", "give another --out"):
-            for path in _leftovers(out, inputs):
-                for file in path.iterdir() if path.is_dir() else (path,):
-                    file.unlink()
-            yield
-    except OSError as error:
-        raise InputError(f"cannot write {error.filename or out}: {error.strerror or error}.") from error
-
-
-def _leftovers(out: Path, inputs: Mapping[str, Any]) -> list[Path]:
-    """Files of an unfinished propagation of the same inputs; a folder with anything else is refused."""
-    found = sorted(path for path in out.glob("*") if path.name not in LOCKS)
-    others = [path for path in found if path.name not in OUTPUTS and path.suffix != TEMPORARY]
-    try:
-        card = json.loads((out / CARD).read_text(encoding="utf-8"))
-        ours = not others and card | inputs | {"finished": False} == card
-    except (OSError, ValueError, TypeError):
-        ours = False
-    if found and not ours:
-        name = (others or found)[0].name
-        raise InputError(
-            f"out folder {out} already holds {name}, not an unfinished propagation of this video and these "
-            "labels: give a new or an empty folder as --out."
-        )
-    return found
-
-
-def _write_card(out: Path, card: Mapping[str, Any]) -> None:
-    write_text(out / CARD, json.dumps(card, indent=1) + "\n")
-
-
-@contextmanager
-def _open_table(path: Path, header: Sequence[str]) -> Iterator[Any]:
-    """A CSV that grows row by row and appears when it is complete."""
-    with atomic(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
-        table = csv.writer(file, lineterminator="\n")
-        table.writerow(header)
-        yield table
-
-
 def _check_files(source: Video, labels: Sequence[Path], out: Path) -> None:
-    """Refuse to overwrite what is read, and to read a mask as a frame."""
+    """Refuse to overwrite what is there, and to read a mask as a frame."""
     if isinstance(source, FolderVideo):
         frames = {file.resolve() for file in source.files}
         for path in labels:
@@ -215,6 +185,10 @@ def _check_files(source: Video, labels: Sequence[Path], out: Path) -> None:
     for path in (source.path, *labels):
         if out.resolve() == path.resolve() or out.resolve() in path.resolve().parents:
             raise InputError(f"{path} lies in the out folder {out}: write to another folder.")
+    for path in out.iterdir() if out.is_dir() else ():
+        raise InputError(
+            f"out folder {out} already holds {path.name}: give a new or an empty folder as --out."
+        )
 
 
 def _remarks(source: Video, labels: Masks | Points, frames: int) -> Iterator[str]:

@@ -25,7 +25,7 @@ from tcore.evaluation.protocols import RENDERED, TCORE
 from tcore.evaluation.run_clip import run_clip, run_masks
 from tcore.text import Progress
 from tcore.video.labels import Masks
-from tcore.video.propagate_video import CARD, fit_size, own_folder, propagate, propagate_video_file
+from tcore.video.propagate_video import fit_size, propagate, propagate_video_file
 from tcore.video.tracked import TrackedMasks
 from tests.evaluation.clips import cut, need_av, tiny_encoder, write_file, write_folder
 
@@ -97,7 +97,7 @@ def test_masks_are_those_of_the_benchmark_with_confidence_and_a_card(
     assert float(rows[0]["share"]) == pytest.approx((ids > 0).mean(), abs=1e-4)
     assert done.confidence == pytest.approx(np.mean(confidence), abs=1e-4)
     card = json.loads((out / "propagation.json").read_text())
-    assert (card["finished"], card["frames"]) == (True, 8)
+    assert card["frames"] == 8
     assert card["frame_size"] == card["input_size"] == [64, 64]
     assert card["encoder"]["weights"] == encoder.fingerprint()
     assert card["protocol"]["radius"] == RENDERED.radius
@@ -316,7 +316,7 @@ def test_frames_of_another_size_and_damaged_ones_are_named_and_can_be_tried_agai
     (clip / "00003.png").write_bytes(b"damaged")
     with pytest.raises(InputError, match=r"00003\.png"):
         run(encoder, clip, first, tmp_path / "out")  # an interrupted propagation may be started again
-    assert not (tmp_path / "out" / "confidence.csv").exists()
+    assert not (tmp_path / "out").exists()
     (clip / "00003.png").unlink()
     run(encoder, clip, first, tmp_path / "out")
     assert len(list((tmp_path / "out" / "masks").iterdir())) == 3
@@ -345,15 +345,12 @@ def test_python_users_get_the_masks_of_the_command_and_points(
             next(propagate(encoder, frames, labels))
 
 
-# The output folder: no results are lost, and a folder that cannot be used is refused first.
-
-
 def test_an_out_folder_with_anything_else_in_it_is_refused(
     encoder: Encoder, clip: Path, first: Path, tmp_path: Path
 ) -> None:
     run(encoder, clip, first, tmp_path / "out", overlay=False)
     before = sorted(path.name for path in (tmp_path / "out").rglob("*"))
-    with pytest.raises(InputError, match=r"holds confidence\.csv"):
+    with pytest.raises(InputError, match=rf"{tmp_path}/out already holds"):
         run(encoder, clip, first, tmp_path / "out", overlay=False)
     assert sorted(path.name for path in (tmp_path / "out").rglob("*")) == before
     (tmp_path / "other").mkdir()
@@ -368,50 +365,18 @@ def test_an_out_folder_with_anything_else_in_it_is_refused(
             run(encoder, clip, first, out)
 
 
-class InterruptedProgress(Progress):
-    """Somebody presses Ctrl-C after three frames."""
-
-    def update(self, done: int, note: str = "") -> None:
+def test_what_is_interrupted_leaves_nothing(
+    encoder: Encoder, clip: Path, first: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(progress: Progress, done: int) -> None:
+        assert len(list(tmp_path.glob(".out.*/masks/*.png"))) == done
         if done == 3:
             raise KeyboardInterrupt
 
-
-def test_what_another_video_or_other_labels_left_unfinished_is_kept(
-    encoder: Encoder,
-    video: RenderedVideo,
-    clip: Path,
-    first: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    out = tmp_path / "out"
-    with monkeypatch.context() as patch:
-        patch.setattr("tcore.video.propagate_video.Progress", InterruptedProgress)
-        with pytest.raises(KeyboardInterrupt):
-            run(encoder, clip, first, out, overlay=False)
-    kept = sorted(path.name for path in (out / "masks").iterdir())
-    assert len(kept) == 3
-    other = write_folder(tmp_path / "other" / "frames", video.frames[:2])
-    painted = mask(tmp_path / "again.png", video.objects[0])
-    for frames, labels in ((other, first), (clip, painted)):
-        with pytest.raises(InputError, match=rf"{out} already holds masks"):
-            run(encoder, frames, labels, out)
-    assert sorted(path.name for path in (out / "masks").iterdir()) == kept
-    run(encoder, clip, first, out, overlay=False)  # the same command again
-    assert len(list((out / "masks").iterdir())) == 8
-
-
-def test_two_processes_do_not_write_to_one_folder(
-    encoder: Encoder, clip: Path, first: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tcore.files.ORPHANS", 0.1)
-    out = tmp_path / "out"
-    inputs = {"video": str(clip), "labels": [str(first)]}
-    with own_folder(out, inputs), pytest.raises(InputError, match=f"{out} is in use by process"):
-        run(encoder, clip, first, out)
-    assert list(out.iterdir()) == []
-    run(encoder, clip, first, out, overlay=False)
-    assert json.loads((out / CARD).read_text())["finished"] is True
+    monkeypatch.setattr(Progress, "update", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        run(encoder, clip, first, tmp_path / "out", overlay=False)
+    assert list(tmp_path.iterdir()) == [first]
 
 
 def test_a_folder_that_will_not_do_is_one_line_before_anything_else_is_said(
@@ -430,7 +395,7 @@ def test_a_folder_that_will_not_do_is_one_line_before_anything_else_is_said(
     assert "propagated/dog: 2 frames" in capsys.readouterr().out  # a link goes by its own name
     Path("file").touch()
     for more, named in (
-        ([], "confidence.csv"),
+        ([], "propagated/dog"),
         (["--out", "file"], "file"),
         (["--out", "file/below"], "file"),
     ):
