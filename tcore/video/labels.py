@@ -1,4 +1,4 @@
-"""Labels that people have: mask images of any kind, and tables of points."""
+"""Labels that people have: mask images of any kind, with blended edges repaired, and tables of points."""
 
 import csv
 import io
@@ -7,20 +7,32 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import UInt8
+import torch
+from jaxtyping import Bool, Float, Int, UInt8
+from numpy.lib.stride_tricks import sliding_window_view
+from torch.nn.functional import max_pool2d
 
-from tcore.data.images import BAD_IMAGE, image_problem, open_image
+from tcore.data.images import BAD_IMAGE, Frame, image_problem, open_image
 from tcore.errors import InputError
-from tcore.evaluation.masks import VOID, Ids
+from tcore.evaluation.masks import VOID, Ids, davis_palette
 from tcore.files import read_text
 from tcore.text import Say, silent
-from tcore.video.mask_colors import colors_to_ids, repair_edges
 
 # Gray values up to this one are ids; a mask with 255 and values between holds shades of white.
 LARGEST_GRAY_ID = 31
+SPECK = 4  # a color with this many pixels or fewer is part of an edge
+REACH = 3  # pixels around an edge in which the colors that it blends are searched for
+# Blending in linear light bends the path from one color to the other by up to a quarter of its length.
+BEND = 0.25
+CLOSE = 64.0  # sharpening filters overshoot a color by this much along its edges
+SAME, RARE = 32.0, 20  # a color this close to another one, and this many times rarer, belongs to it
+DARK = 31  # a mask without a brighter value holds ids in its channels, not colors
+NAMED = 32  # ids whose colors in the benchmarks' palette are recognized
+LISTED = 8  # colors that a message lists
 NEEDED = "need a frame (0, 1, 2, ...), a name, and x and y in pixels, both empty where a point is hidden"
 
 
@@ -128,6 +140,96 @@ def without_void(ids: Ids, path: Path, say: Say) -> Ids:
         return void.astype(np.uint8)
     say(f"mask {path}: {int(void.sum())} pixels of id 255 (void) count as background.")
     return np.where(void, 0, ids).astype(np.uint8)
+
+
+def repair_edges(image: Frame, path: Path) -> tuple[Frame, str]:
+    """Assign the pixels of anti-aliased edges to the nearest main color around them, and say how many.
+
+    A main color fills a block of 3x3 pixels somewhere. A mask has smooth edges where it has more other colors
+    than main ones: of those, the ones that blend two main colors, are close to one, or are rare are edges.
+    Wide edges are narrowed from both sides, step by step.
+    """
+    codes = _codes(image)
+    values, index, counts = np.unique(codes, return_inverse=True, return_counts=True)
+    index = index.reshape(codes.shape)
+    blocks = sliding_window_view(np.pad(codes, 1, constant_values=-1), (3, 3))
+    main = np.zeros(len(values), dtype=bool)
+    main[index[(blocks == codes[..., None, None]).all(axis=(2, 3))]] = True
+    if not main.any() or image.max() <= DARK or (~main).sum() <= main.sum():
+        _few_enough(len(values), path)
+        return image, ""
+    _few_enough(int(main.sum()), path, most=1000)
+    colors = np.stack([values >> 16, (values >> 8) & 255, values & 255], axis=1).astype(np.float64)
+    # A color nearly the same as a far more frequent one is part of it.
+    near = np.linalg.norm(colors[main, None] - colors[main], axis=2) <= SAME
+    main[main] = ~(near & (counts[main] >= RARE * counts[main, None])).any(axis=1)
+    _few_enough(int(main.sum()), path)
+    distance = np.linalg.norm(colors[:, None] - colors[main], axis=2)
+    main |= ~(_blended(colors, colors[main]) | (distance <= CLOSE).any(axis=1) | (counts <= SPECK))
+    _few_enough(int(main.sum()), path)
+    mains, pixels = np.flatnonzero(main), int(counts[~main].sum())
+    distance = np.linalg.norm(colors[:, None] - colors[main], axis=2)
+    while (thin := ~main[index]).any():
+        around = np.stack([_dilated(index == color)[thin] for color in mains], axis=1)
+        far = np.where(around, distance[index[thin]], np.inf)
+        index[thin] = np.where(around.any(axis=1), mains[far.argmin(axis=1)], index[thin])
+    moved = f"{pixels} pixels of {len(values) - len(mains)} blended edge colors were assigned to the nearest"
+    return colors[index].astype(np.uint8), f"{moved} of its {len(mains)} main colors"
+
+
+def _dilated(mask: Bool[np.ndarray, "height width"]) -> Bool[np.ndarray, "height width"]:
+    """Pixels with a pixel of the mask within REACH along both axes."""
+    pooled = max_pool2d(torch.from_numpy(mask)[None].float(), 2 * REACH + 1, stride=1, padding=REACH)
+    return np.asarray(pooled[0] > 0)
+
+
+def _blended(
+    colors: Float[np.ndarray, "colors 3"], mains: Float[np.ndarray, "mains 3"]
+) -> Bool[np.ndarray, " colors"]:
+    """Colors between two main colors."""
+    found = np.zeros(len(colors), dtype=bool)
+    for start, end in combinations(mains, 2):
+        way = end - start
+        share = (colors - start) @ way / (way @ way)
+        off = np.linalg.norm(colors - start - share[:, None] * way, axis=1)
+        found |= (share > 0) & (share < 1) & (off <= BEND * np.linalg.norm(way))
+    return found
+
+
+def _few_enough(count: int, path: Path, most: int = VOID) -> None:
+    if count > most:
+        raise InputError(f"mask {path} holds {count} colors: paint every object in one flat color.")
+
+
+def colors_to_ids(images: Mapping[int, Frame]) -> tuple[dict[int, Ids], str]:
+    """Number the colors of some masks, alike in all of them, and describe the numbering.
+
+    Background is black or, without black, the most frequent color along the border of the first mask.
+    Colors of the benchmarks' palette keep their ids; others are numbered in the order of their codes.
+    """
+    codes = {frame: _codes(image) for frame, image in images.items()}
+    values = np.unique(np.concatenate([np.unique(code) for code in codes.values()]))
+    first = codes[min(codes)]
+    border = np.concatenate([first[0], first[-1], first[:, 0], first[:, -1]])
+    along, often = np.unique(border, return_counts=True)
+    ground = 0 if 0 in values else int(along[often.argmax()])
+    objects = values[values != ground].tolist()
+    if len(objects) >= VOID:
+        raise InputError(f"the masks hold {len(objects)} colors together; ids are at most {VOID - 1}.")
+    palette = _codes(np.array(davis_palette(), dtype=np.uint8).reshape(1, 256, 3))[0].tolist()
+    ids = {palette[number]: number for number in (*range(NAMED), VOID)}
+    if ground != 0 or not ids.keys() >= set(objects):
+        ids = {value: number for number, value in enumerate(objects, start=1)}
+    table = np.array([ids.get(value, 0) for value in values.tolist()], dtype=np.uint8)
+    legend = [f"background is #{ground:06x}", *(f"#{value:06x} is {ids[value]}" for value in objects)]
+    legend[1 + LISTED :] = [f"{len(objects) - LISTED} more"] if len(objects) > LISTED else []
+    found = {frame: table[np.searchsorted(values, code)] for frame, code in codes.items()}
+    return found, ", ".join(legend)
+
+
+def _codes(image: Frame) -> Int[np.ndarray, "height width"]:
+    red, green, blue = np.moveaxis(image.astype(np.int64), 2, 0)
+    return (red << 16) | (green << 8) | blue
 
 
 def read_points(paths: Sequence[Path]) -> Points:
