@@ -32,7 +32,7 @@ from tcore.show.propagation import (
     with_truth,
     worst,
 )
-from tcore.show.runs import Panel, Run, draw_panel, panels, read_runs, words
+from tcore.show.runs import Line, Run, draw_panel, panels, read_runs, words
 from tcore.text import Say, format_seconds, silent
 
 FORMATS = (".html", ".htm", ".md")
@@ -112,9 +112,9 @@ def write_report(paths: Sequence[str | Path], out: Path, *, draw: bool = True, s
     return out
 
 
-def panel_svg(panel: Panel) -> str:
+def panel_svg(lines: Sequence[Line], title: str) -> str:
     """A panel as an SVG element."""
-    return to_svg(lambda axes: draw_panel(axes, panel), (3.4, 1.9), panel.title)
+    return to_svg(lambda axes: draw_panel(axes, lines), (3.4, 1.9), title)
 
 
 def picture_data(path: Path) -> str:

@@ -2,13 +2,12 @@
 
 import itertools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Float
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
@@ -30,23 +29,8 @@ GROUPED = ("rank", "cosine")  # health figures that share a panel, by the last w
 SCORES, CYCLE = "scores of checkpoints, percent", "cycle: labels that return, percent"
 
 
-@dataclass(frozen=True)
-class Series:
-    """One figure over the steps of a run."""
-
-    steps: Float[np.ndarray, " n"]
-    values: Float[np.ndarray, " n"]
-
-    @staticmethod
-    def of(values: Mapping[int, float]) -> "Series":
-        """Values by step."""
-        steps, found = (np.array(list(x), dtype=np.float64) for x in (values, values.values()))
-        return Series(steps, found)
-
-    def smoothed(self, points: int) -> "Series":
-        """Means over about equal stretches."""
-        parts = (np.array_split(array, points) for array in (self.steps, self.values))
-        return Series(*(np.array([part.mean() for part in split]) for split in parts))
+Series = dict[int, float]
+"""One figure of a run by step."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +52,7 @@ class Run:
         """A figure over the steps; the names of health figures start with `health.`."""
         group, _, last = name.rpartition(".")
         lines = {line["step"]: (line.get(group, {}) if group else line).get(last) for line in self.metrics}
-        return Series.of({step: float(x) for step, x in lines.items() if isinstance(x, int | float)})
+        return {step: float(x) for step, x in lines.items() if isinstance(x, int | float)}
 
     def losses(self) -> list[str]:
         """The names of the run's losses: what a line of metrics lists between total and gradient norms."""
@@ -155,23 +139,12 @@ def _read_json(path: Path) -> Any:
 class Line(NamedTuple):
     """One curve of a panel; the label sets it apart from other curves of its run and may be empty."""
 
-    run: str
+    name: str
     label: str
     color: int
     style: int
-    series: Series
-
-    @property
-    def name(self) -> str:
-        """The run, and the label if there is one."""
-        return f"{self.run} {self.label}".strip()
-
-
-class Panel(NamedTuple):
-    """Some curves under one title."""
-
-    title: str
-    lines: list[Line]
+    steps: list[int]
+    values: list[float]
 
 
 def words(name: str) -> str:
@@ -184,7 +157,7 @@ def curves(run: Run) -> dict[str, dict[str, Series]]:
     found: dict[str, dict[str, Series]] = {}
 
     def add(title: str, label: str, series: Series) -> None:
-        if len(series.steps):
+        if series:
             found.setdefault(title, {})[label] = series
 
     for name in run.losses():
@@ -202,46 +175,45 @@ def curves(run: Run) -> dict[str, dict[str, Series]]:
             score = find_benchmark(benchmark).score_names[0]
             scores.setdefault(f"{benchmark} {score}", {})[step] = 100 * values[score]
     for label, values in scores.items():
-        add(SCORES, label, Series.of(values))
-    cycles = {step: 100 * row["cycle"] for step, row in run.checkpoints.items() if "cycle" in row}
-    add(CYCLE, "", Series.of(cycles))
+        add(SCORES, label, values)
+    add(CYCLE, "", {step: 100 * row["cycle"] for step, row in run.checkpoints.items() if "cycle" in row})
     return found
 
 
-def panels(runs: Sequence[Run]) -> list[Panel]:
-    """A panel for every title that some run has; a color for each run, or for each curve of a single run."""
+def panels(runs: Sequence[Run]) -> dict[str, list[Line]]:
+    """Curves by the title of their panel; a color for each run, or for each curve of a single run."""
     recorded = {run.name: curves(run) for run in runs if run.metrics}
     if not recorded:
         raise InputError("none of these runs has a metrics.jsonl: train first.")
-    several = len(recorded) > 1
-    found = []
-    for title in dict.fromkeys(title for own in recorded.values() for title in own):
-        shown = {name: own.get(title, {}) for name, own in recorded.items()}
-        styles = {label: n for n, label in enumerate(dict.fromkeys(itertools.chain(*shown.values())))}
-        lines = [
-            Line(name, label, number if several else styles[label], styles[label], series)
-            for number, (name, own) in enumerate(shown.items())
-            for label, series in own.items()
-        ]
-        found.append(Panel(title, lines))
+    found: dict[str, list[Line]] = {}
+    styles: dict[str, dict[str, int]] = {}
+    for number, (name, own) in enumerate(recorded.items()):
+        for title, labeled in own.items():
+            known = styles.setdefault(title, {})
+            for label, series in labeled.items():
+                style = known.setdefault(label, len(known))
+                color = number if len(recorded) > 1 else style
+                line = Line(f"{name} {label}".strip(), label, color, style, [*series], [*series.values()])
+                found.setdefault(title, []).append(line)
     return found
 
 
-def draw_panel(axes: Axes, panel: Panel) -> None:
-    """Draw the curves of a panel; the legend names labels, not runs."""
+def draw_panel(axes: Axes, lines: Sequence[Line]) -> None:
+    """Draw some curves; the legend names labels, not runs."""
     labeled: set[str] = set()
-    for line in panel.lines:
-        color, series = COLORS[line.color % len(COLORS)], line.series
-        if len(series.steps) > NOISY:
-            axes.plot(series.steps, series.values, color=color, alpha=0.22, linewidth=0.7)
-            series = series.smoothed(NOISY // 2)
+    for line in lines:
+        color, steps, values = COLORS[line.color % len(COLORS)], np.array(line.steps), np.array(line.values)
+        if len(steps) > NOISY:
+            axes.plot(steps, values, color=color, alpha=0.22, linewidth=0.7)
+            parts = (np.array_split(array, NOISY // 2) for array in (steps, values))
+            steps, values = (np.array([part.mean() for part in split]) for split in parts)
         axes.plot(
-            series.steps,
-            series.values,
+            steps,
+            values,
             color=color,
             linewidth=1.7,
             linestyle=STYLES[line.style % len(STYLES)],
-            marker="o" if len(series.steps) <= SPARSE else "",
+            marker="o" if len(steps) <= SPARSE else "",
             markersize=3,
             label=None if line.label in labeled else line.label,
         )
@@ -261,11 +233,11 @@ def dynamics_figure(runs: Sequence[Run], out: Path, *, title: str = "") -> None:
     shown = panels(runs)
     rows = -(-len(shown) // COLUMNS)
     with drawing(out, (11.2, 2.15 * rows + 0.8), title) as figure:
-        for index, panel in enumerate(shown):
-            axes = figure.add_subplot(rows, COLUMNS, index + 1)
-            axes.set_title(panel.title, loc="left", fontweight="bold")
-            draw_panel(axes, panel)
+        for place, (name, lines) in enumerate(shown.items(), start=1):
+            axes = figure.add_subplot(rows, COLUMNS, place)
+            axes.set_title(name, loc="left", fontweight="bold")
+            draw_panel(axes, lines)
         names = [run.name for run in runs if run.metrics]
         if len(names) > 1:
-            lines = [Line2D([], [], color=COLORS[i % len(COLORS)], linewidth=2) for i in range(len(names))]
-            figure.legend(lines, names, loc="outside lower left", ncols=min(4, len(names)))
+            keys = [Line2D([], [], color=COLORS[i % len(COLORS)], linewidth=2) for i in range(len(names))]
+            figure.legend(keys, names, loc="outside lower left", ncols=min(4, len(names)))
