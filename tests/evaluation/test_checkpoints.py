@@ -154,31 +154,23 @@ def test_features_of_a_foreign_checkpoint_are_those_of_its_network(
     assert all(part in encoder.report for part in said), encoder.report
 
 
-def test_half_precision_weights_are_used_in_single_precision() -> None:
+def test_half_precision_weights_are_used_in_single_precision_and_heads_are_guessed_or_read(
+    tmp_path: Path,
+) -> None:
     _, saved = dino_plain()
     found = translate({name: value.half() for name, value in saved.items()}, "weights")
     assert {value.dtype for value in found.state.values()} == {torch.float32}
     assert "converted to float32 from: float16" in found.report
-
-
-@pytest.mark.parametrize("suffix", ["pth", "safetensors"])
-def test_number_of_heads_is_taken_from_the_file_where_it_says_it(suffix: str, tmp_path: Path) -> None:
-    _, saved = dino_plain()
-    path = tmp_path / f"weights.{suffix}"
-    if suffix == "pth":
-        torch.save({"model": saved, "vit": {"num_heads": 4}}, path)
-    else:
-        save_file(saved, path, metadata={"num_heads": "4"})
-    assert translate(read_file(path), "").sizes["num_heads"] == 4
-
-
-def test_heads_of_vit_huge_are_80_wide() -> None:
-    state = {
+    torch.save({"model": saved, "vit": {"num_heads": 4}}, tmp_path / "weights.pth")
+    save_file(saved, tmp_path / "weights.safetensors", metadata={"num_heads": "4"})
+    for path in tmp_path.iterdir():
+        assert translate(read_file(path), "").sizes["num_heads"] == 4
+    huge = {
         "patch_embed.proj.weight": torch.zeros(1280, 3, 14, 14),
         "pos_embed": torch.zeros(1, 257, 1280),
         "blocks.0.norm1.weight": torch.zeros(1280),
     }
-    assert translate(state, "weights").sizes["num_heads"] == 16
+    assert translate(huge, "weights").sizes["num_heads"] == 16  # 80 wide, in a ViT-H
 
 
 def changed(changes: dict[str, Tensor | None]) -> Any:
@@ -220,15 +212,12 @@ class Harmless:
     """An object that only unpickling its class would bring back."""
 
 
-def test_pickled_objects_are_not_opened(tmp_path: Path) -> None:
+def test_pickled_objects_are_not_opened_but_for_plain_arguments(tmp_path: Path) -> None:
     torch.save({"model": Harmless()}, tmp_path / "object.pth")
     (tmp_path / "plain.pth").write_bytes(pickle.dumps({"model": Harmless()}, protocol=2))
     for name in ("object.pth", "plain.pth"):
         with pytest.raises(InputError, match=r"Python objects \(.*Harmless\) that could run code"):
             read_file(tmp_path / name)
-
-
-def test_namespace_is_allowed_for_the_one_file_only(tmp_path: Path) -> None:
     torch.save(TRAINING, tmp_path / "args.pth")
     assert read_file(tmp_path / "args.pth")["args"].arch == "vit"
     assert argparse.Namespace not in torch.serialization.get_safe_globals()

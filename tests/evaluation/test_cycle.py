@@ -25,14 +25,11 @@ def noise(time: int, seed: int = 0) -> Tensor:
     return torch.randn(time, 32, 12, 12, generator=torch.Generator().manual_seed(seed))
 
 
-def test_everything_returns_through_identical_frames() -> None:
-    assert share_returned(noise(1).expand(6, -1, -1, -1)) == 1
-
-
 def test_more_returns_the_better_features_follow_what_moves() -> None:
     wide = torch.randn(32, 12, 24, generator=torch.Generator().manual_seed(0))
     moved = torch.stack([wide[:, :, t : t + 12] for t in range(6)])
     same = torch.ones(6, 8, 12, 12)
+    assert share_returned(noise(1).expand(6, -1, -1, -1)) == 1, "identical frames"
     found = [share_returned(features, reach=0) for features in (same, noise(6), moved)]
     assert found == sorted(found)
     assert found[0] < 0.4, "features that are all the same"
@@ -40,11 +37,14 @@ def test_more_returns_the_better_features_follow_what_moves() -> None:
     assert share_returned(moved) > found[2]
 
 
-def test_one_frame_is_no_cycle() -> None:
+def test_one_frame_is_no_cycle_and_frames_of_any_size_are_brought_to_sixteen_patches() -> None:
     with pytest.raises(InputError, match="a clip of 1 frames"):
         share_returned(noise(1))
+    encoder = load_encoder("random:vitti16")
     with pytest.raises(InputError, match="no clips"):
-        cycle_consistency(load_encoder("random:vitti16"), [])
+        cycle_consistency(encoder, [])
+    clips = [list(np.random.default_rng(0).integers(0, 255, (2, 90, 140, 3), dtype=np.uint8))]
+    assert 0 < cycle_consistency(encoder, clips) <= 1
 
 
 def test_regions_cover_the_grid_once_and_are_the_same_each_time() -> None:
@@ -62,12 +62,6 @@ def test_clips_come_from_the_beginnings_of_a_store_that_is_spread_over() -> None
         assert np.array_equal(np.stack(clip), np.stack(store.read(video, range(4))))
     with pytest.raises(InputError, match="two frames"):
         list(store_clips(FrameStore.rendered(videos=2, frames=1, size=32)))
-
-
-def test_frames_of_any_size_are_brought_to_sixteen_patches() -> None:
-    encoder = load_encoder("random:vitti16")
-    clips = [list(np.random.default_rng(0).integers(0, 255, (2, 90, 140, 3), dtype=np.uint8))]
-    assert 0 < cycle_consistency(encoder, clips) <= 1
 
 
 @pytest.mark.long

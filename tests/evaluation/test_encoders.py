@@ -83,26 +83,19 @@ def test_reach_of_a_run_is_that_of_its_card_unless_another_is_given(run: Path) -
     assert "everywhere" in everywhere.report
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"layer": 3}, "layer 3 of .*: it has 3 blocks, -3 to 2"),
-        ({"layer": -4}, "layer -4 of .*: it has 3 blocks"),
-        ({"reach": 0}, "reach 0 of .*: need 1 or more"),
-    ],
-)
-def test_layer_or_reach_that_cannot_be_is_an_error(run: Path, options: Any, message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        load_encoder(run, **options)
+def test_layer_or_reach_that_cannot_be_is_an_error(run: Path) -> None:
+    for layer in (3, -4):
+        with pytest.raises(InputError, match=f"layer {layer} of .*: it has 3 blocks, -3 to 2"):
+            load_encoder(run, layer=layer)
+    with pytest.raises(InputError, match=r"reach 0 of .*: need 1 or more"):
+        load_encoder(run, reach=0)
 
 
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
         ("vits16", "Did you mean random:vits16"),
-        ("vit-s16", "Did you mean random:vits16"),
         ("random:vits", "random:vits.*Did you mean vits16"),
-        ("random", "random:vits16"),
         ("timm", "timm:vit_small_patch16_224.dino"),
         ("hf:", "hf:facebook/dinov2-small"),
         ("hub", "hub:facebookresearch/dinov2:dinov2_vits14"),
@@ -110,7 +103,6 @@ def test_layer_or_reach_that_cannot_be_is_an_error(run: Path, options: Any, mess
         ("tim:vit_small", "Did you mean timm:vit_small"),
         ("defualt", "Did you mean default"),
         ("dinov2_vits14", "does not exist: give a run folder"),
-        ("nowhere/weights.pth", "does not exist: give a run folder"),
         ("encoder.onnx", "ONNX"),
         (".", r"no encoder.safetensors.*hf:"),
     ],
@@ -120,14 +112,8 @@ def test_unknown_encoder_is_an_error_that_says_what_to_give(spec: str, message: 
         load_encoder(spec)
 
 
-BAD_SIZES = (
-    {"color": 1},
-    {"patch_size": 0},
-    {"num_heads": 3},
-    {"num_heads": 0},
-    {"reach": "far"},
-    {"reach": 0},
-)
+BAD_SIZES: list[dict[str, Any]] = [{"color": 1}, {"patch_size": 0}, {"num_heads": 3}, {"num_heads": 0}]
+BAD_SIZES += [{"reach": "far"}, {"reach": 0}]
 
 
 @pytest.mark.parametrize("card", ["{", "{}", "[]", *(json.dumps({"vit": SIZES | bad}) for bad in BAD_SIZES)])
@@ -156,21 +142,16 @@ class TimmLike(nn.Module):
 
     def __init__(self, *, moved_norm: bool = False, mean: float | None = None) -> None:
         super().__init__()
-        self.vit = network()
-        self.blocks = nn.Sequential(*self.vit.blocks)
-        self.norm: nn.Module = nn.Identity() if moved_norm else self.vit.norm
-        self.fc_norm: nn.Module = self.vit.norm if moved_norm else nn.Identity()
+        self.vit: Any = network()
+        norm, self.vit.norm = self.vit.norm, nn.Identity()
+        self.blocks = self.vit.blocks = nn.Sequential(*self.vit.blocks)
+        self.norm, self.fc_norm = (nn.Identity(), norm) if moved_norm else (norm, nn.Identity())
         self.patch_embed = SimpleNamespace(patch_size=(8, 8))
         self.num_prefix_tokens = 3
         self.pretrained_cfg = {} if mean is None else {"mean": (mean,) * 3, "std": (0.5,) * 3}
 
     def forward_features(self, x: Tensor) -> Tensor:
-        """CLS, registers and patches, after the model's own norm instead of the inner network's."""
-        inner, vit = self.vit.norm, self.vit
-        vit.blocks, vit.norm = nn.ModuleList(self.blocks), nn.Identity()  # type: ignore[assignment]
-        tokens = all_tokens(vit, x)
-        vit.norm = inner
-        return self.norm(tokens)
+        return self.norm(all_tokens(self.vit, x))
 
 
 class TransformersLike(nn.Module):
@@ -271,12 +252,9 @@ def test_images_are_normalized_as_the_foreign_model_expects() -> None:
 def test_wrong_number_of_tokens_before_the_patches_is_an_error() -> None:
     model = TimmLike()
     model.num_prefix_tokens = 1
-    odd = Adapted(nn.Identity(), lambda x: torch.zeros(len(x), 40, 4), patch_size=8)
-    for found, tokens in (
-        (adapt(model, "timm:like"), "1"),
-        (adapt(TransformersLike(4), "hf:like"), "5"),
-        (Encoder(odd, "odd"), "few"),
-    ):
+    odd = Encoder(Adapted(nn.Identity(), lambda x: torch.zeros(len(x), 40, 4), patch_size=8), "odd")
+    models = {"1": adapt(model, "timm:like"), "5": adapt(TransformersLike(4), "hf:like"), "few": odd}
+    for tokens, found in models.items():
         with pytest.raises(InputError, match=f"2x5 patches after {tokens} other tokens"):
             found.features(images())
 
@@ -312,11 +290,10 @@ def test_foreign_model_has_square_patches_and_no_reach() -> None:
 
 
 def test_fingerprint_knows_every_weight_of_any_precision() -> None:
-    model = TimmLike().bfloat16()
-    found = adapt(model, "timm:like")
+    found = adapt(TimmLike(), "timm:like")
     found.backbone.bfloat16()
     before = found.fingerprint()
-    model.vit.cls_token.data[..., 0] += 1
+    found.backbone.model.vit.cls_token.data[..., 0] += 1  # type: ignore[union-attr]
     assert found.fingerprint() != before
 
 

@@ -81,39 +81,30 @@ def test_names_are_those_of_the_other_package(format: Format, tmp_path: Path) ->
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("num_registers", [2, 0])
-def test_timm_loads_the_folder_strictly_and_sees_the_same(num_registers: int, tmp_path: Path) -> None:
-    timm = need("timm")
-    mine = encoder(num_registers=num_registers)
-    path = export(mine, tmp_path / "out", "timm").path
-    model = timm.create_model(f"local-dir:{path}", pretrained=True).eval()
-    model.load_state_dict(load_file(path / "model.safetensors"))
-    for x in (images(), images(3, 3), images(7, 4)):
+@pytest.mark.parametrize(("package", "format"), [("timm", "timm"), ("transformers", "hf")])
+def test_the_other_package_loads_the_folder_strictly_and_sees_the_same(
+    package: str, format: Format, num_registers: int, tmp_path: Path
+) -> None:
+    module, mine = need(package), encoder(num_registers=num_registers)
+    path = export(mine, tmp_path / "out", format).path
+    if format == "timm":
+        grids, spec = ((2, 5), (3, 3), (7, 4)), f"timm:local-dir:{path}"
+        model = module.create_model(f"local-dir:{path}", pretrained=True).eval()
+        model.load_state_dict(load_file(path / "model.safetensors"))
+        read = model.forward_features
+    else:
+        grids, spec = ((3, 3),), f"hf:{path}"  # positions on other grids are resized differently there
+        model, info = module.Dinov2WithRegistersModel.from_pretrained(path, output_loading_info=True)
+        assert not any(info[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+        read = lambda x: model.eval()(x).last_hidden_state  # noqa: E731
+    adapted = load_encoder(spec)
+    for x in (images(*grid) for grid in grids):
         tokens = mine.backbone(x)
         with torch.no_grad():
-            found = model.forward_features(x)
+            found = read(x)
         assert torch.allclose(found[:, 0], tokens.frame, atol=1e-5)
         assert torch.allclose(found[:, 1 + num_registers :], tokens.patches, atol=1e-5)
-    adapted = load_encoder(f"timm:local-dir:{path}")
-    assert torch.allclose(adapted.features(images()), mine.features(images()), atol=1e-5)
-
-
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("num_registers", [2, 0])
-def test_transformers_loads_the_folder_and_sees_the_same_on_the_native_grid(
-    num_registers: int, tmp_path: Path
-) -> None:
-    transformers = need("transformers")
-    mine = encoder(num_registers=num_registers)
-    path = export(mine, tmp_path / "out", "hf").path
-    model, info = transformers.Dinov2WithRegistersModel.from_pretrained(path, output_loading_info=True)
-    assert not any(info[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
-    with torch.no_grad():
-        found = model.eval()(images(3, 3)).last_hidden_state
-    tokens = mine.backbone(images(3, 3))
-    assert torch.allclose(found[:, 0], tokens.frame, atol=1e-5)
-    assert torch.allclose(found[:, 1 + num_registers :], tokens.patches, atol=1e-5)
-    adapted = load_encoder(f"hf:{path}")
-    assert torch.allclose(adapted.features(images(3, 3)), mine.features(images(3, 3)), atol=1e-5)
+        assert torch.allclose(adapted.features(x), mine.features(x), atol=1e-5)
 
 
 @pytest.mark.parametrize("before", [1, 14])
@@ -126,22 +117,18 @@ def test_two_matrix_products_are_the_resize_of_torch(before: int) -> None:
         assert torch.allclose(found, expected, atol=1e-5)
 
 
-@pytest.mark.parametrize("format", ["safetensors", "torch"])
-def test_reach_goes_with_the_file_and_can_be_taken_away(format: Format, tmp_path: Path) -> None:
+@pytest.mark.parametrize("format", ["safetensors", "torch", "timm", "hf"])
+def test_reach_goes_with_the_file_and_not_into_packages_without_one(format: Format, tmp_path: Path) -> None:
     mine = encoder(reach=1)
+    if format in ("timm", "hf"):
+        with pytest.raises(InputError, match=rf"--format {format} .*--reach everywhere"):
+            export(mine, tmp_path / NAMES[format], format)
+        assert list(tmp_path.iterdir()) == []
+        return
     path = export(mine, tmp_path / NAMES[format], format).path
     back, all_over = load_encoder(path), load_encoder(path, reach="everywhere")
     assert torch.equal(back.features(images()), mine.features(images()))
-    assert back.fingerprint() == mine.fingerprint()
-    assert torch.equal(all_over.features(images()), encoder().features(images()))
-    assert all_over.fingerprint() == encoder().fingerprint() != mine.fingerprint()
-
-
-@pytest.mark.parametrize("format", ["timm", "hf"])
-def test_packages_without_a_reach_get_no_encoder_with_one(format: Format, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=f"--format {format} .*--reach everywhere"):
-        export(encoder(reach=1), tmp_path / NAMES[format], format)
-    assert list(tmp_path.iterdir()) == []
+    assert back.fingerprint() == mine.fingerprint() != all_over.fingerprint() == encoder().fingerprint()
 
 
 @pytest.mark.parametrize("reach", [None, 1])
@@ -209,20 +196,11 @@ def test_onnx_without_its_packages_says_what_to_install(
     assert "pip install onnxruntime" in said
 
 
-@pytest.mark.parametrize(
-    ("name", "format"),
-    [
-        ("out", None),
-        ("out.txt", None),
-        ("out.pth", "onnx"),
-        ("out", "torch"),
-        ("out.pth", "hf"),
-        ("out", "tim"),
-    ],
-)
-def test_name_that_does_not_suit_the_format_is_refused(name: str, format: Any, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=rf"{name} with.* --format"):
-        check_out(tmp_path / name, format)
+def test_name_that_does_not_suit_the_format_is_refused(tmp_path: Path) -> None:
+    names = {"out": (None, "torch", "tim"), "out.txt": (None,), "out.pth": ("onnx", "hf")}
+    for name, format in ((name, format) for name, formats in names.items() for format in formats):
+        with pytest.raises(InputError, match=rf"{name} with.* --format"):
+            check_out(tmp_path / name, format)
 
 
 def test_what_is_there_is_not_overwritten_and_foreign_models_are_refused(tmp_path: Path) -> None:

@@ -33,18 +33,11 @@ def test_stamps_agree_with_a_loop_over_cells(x: float, y: float, sigma: float) -
     np.testing.assert_allclose(maps[:, :, 1], slow_stamp(x, y, sigma, (13, 20)), atol=1e-12)
 
 
-def test_inside_the_peak_is_at_the_nearest_cell() -> None:
-    points = np.array([[5.4, 7.6], [5.5, 7.49]])
+def test_the_peak_is_at_the_nearest_cell_but_for_the_published_border() -> None:
+    points = np.array([[5.4, 7.6], [5.5, 7.49], [0.2, 10.0]])
     for corrected in (False, True):
         maps = joint_label_map(points, corrected_border=corrected)
-        assert maps[8, 5, 1] == 1
-        assert maps[7, 6, 2] == 1
-
-
-def test_the_corrected_border_keeps_the_peak_where_the_published_one_moves_it() -> None:
-    point = np.array([[0.2, 10.0]])
-    assert joint_label_map(point)[10, 1, 1] == 1
-    assert joint_label_map(point, corrected_border=True)[10, 0, 1] == 1
+        assert maps[8, 5, 1] == maps[7, 6, 2] == maps[10, int(not corrected), 3] == 1
 
 
 def test_background_is_where_no_joint_is_and_a_lost_joint_leaves_its_channel_empty() -> None:

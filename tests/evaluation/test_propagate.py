@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tcore.errors import InputError
 from tcore.evaluation.propagate import Propagator, label_sources, propagate_features, propagate_plainly
-from tcore.evaluation.protocols import FirstFrame, Protocol, Window
+from tcore.evaluation.protocols import FirstFrame, Protocol
 
 quick = settings(deadline=None, max_examples=20)
 
@@ -26,40 +26,31 @@ def run(features: Tensor, first: Tensor, **knobs: Any) -> Tensor:
     return torch.stack(list(propagate_features(features, first, Protocol(**knobs))))
 
 
+KNOBS = {
+    "context": st.integers(0, 5),
+    "radius": st.sampled_from([0.0, 1.0, 1.5, 2.0, 3.3, 20.0, float("inf")]),
+    "topk": st.integers(1, 12),
+    "first_frame": st.sampled_from(["repeated", "once"]),
+    "window": st.sampled_from(["disk", "square"]),
+    "limit_first": st.booleans(),
+}
+
+
 @quick
 @given(
     seed=st.integers(0, 2**31),
     time=st.integers(2, 9),
     grid=st.tuples(st.integers(1, 7), st.integers(1, 7)),
-    context=st.integers(0, 5),
-    radius=st.sampled_from([0.0, 1.0, 1.5, 2.0, 3.3, 20.0, float("inf")]),
-    topk=st.integers(1, 12),
-    first_frame=st.sampled_from(["repeated", "once"]),
-    window=st.sampled_from(["disk", "square"]),
-    limit_first=st.booleans(),
+    knobs=st.fixed_dictionaries(KNOBS),
     score_bytes=st.sampled_from([1, 700, 5000, 1 << 24]),
 )
 def test_streaming_agrees_with_the_full_matrix_and_real_copies(
-    seed: int,
-    time: int,
-    grid: tuple[int, int],
-    context: int,
-    radius: float,
-    topk: int,
-    first_frame: FirstFrame,
-    window: Window,
-    limit_first: bool,
-    score_bytes: int,
+    seed: int, time: int, grid: tuple[int, int], knobs: dict[str, Any], score_bytes: int
 ) -> None:
     features, first = random_video(seed, time, *grid)
-    protocol = Protocol(
-        context=context,
-        radius=max(radius, 0.5) if limit_first else radius,  # a disk without its center holds no key at all
-        topk=topk,
-        first_frame=first_frame,
-        window=window,
-        limit_first=limit_first,
-    )
+    if knobs["limit_first"]:  # a disk without its center holds no key at all
+        knobs["radius"] = max(knobs["radius"], 0.5)
+    protocol = Protocol(**knobs)
     propagator = Propagator(protocol, score_bytes)
     propagator.start(features[0], first)
     found = torch.stack([first, *(propagator.step(frame) for frame in features[1:])])

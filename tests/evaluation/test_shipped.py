@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import re
 import subprocess
 import sys
 import zipfile
@@ -82,22 +81,15 @@ def test_the_first_command_of_the_readme_propagates_a_mask(
     assert (found == truth)[truth > 0].mean() > 0.75  # an untrained encoder: 0.33
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ("export default new --format default", r"\./default"),
-        ("evaluate default --synthetic --every-checkpoint", r"\./default"),
-        ("evaluate defualt --synthetic", "Did you mean default"),
-    ],
-)
 def test_the_word_is_not_a_run_folder(
-    words: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit) as end:
-        main(words.split())
-    assert end.value.code == 2
-    assert re.search(said, capsys.readouterr().err)
+    for words in ("export default new --format default", "evaluate default --rendered --every-checkpoint"):
+        with pytest.raises(SystemExit) as end:
+            main(words.split())
+        assert end.value.code == 2
+        assert "./default" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 
