@@ -142,10 +142,11 @@ class TimmLike(nn.Module):
 
     def __init__(self, *, moved_norm: bool = False, mean: float | None = None) -> None:
         super().__init__()
-        self.vit: Any = network()
-        norm, self.vit.norm = self.vit.norm, nn.Identity()
-        self.blocks = self.vit.blocks = nn.Sequential(*self.vit.blocks)
-        self.norm, self.fc_norm = (nn.Identity(), norm) if moved_norm else (norm, nn.Identity())
+        vit: Any = network()
+        norms = (vit.norm, nn.Identity())
+        vit.norm, vit.blocks = nn.Identity(), nn.Sequential(*vit.blocks)
+        self.vit, self.blocks = vit, vit.blocks
+        self.norm, self.fc_norm = norms[::-1] if moved_norm else norms
         self.patch_embed = SimpleNamespace(patch_size=(8, 8))
         self.num_prefix_tokens = 3
         self.pretrained_cfg = {} if mean is None else {"mean": (mean,) * 3, "std": (0.5,) * 3}
@@ -293,7 +294,7 @@ def test_fingerprint_knows_every_weight_of_any_precision() -> None:
     found = adapt(TimmLike(), "timm:like")
     found.backbone.bfloat16()
     before = found.fingerprint()
-    found.backbone.model.vit.cls_token.data[..., 0] += 1  # type: ignore[union-attr]
+    next(found.parameters()).data[..., 0] += 1
     assert found.fingerprint() != before
 
 

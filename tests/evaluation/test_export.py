@@ -88,12 +88,12 @@ def test_the_other_package_loads_the_folder_strictly_and_sees_the_same(
     module, mine = need(package), encoder(num_registers=num_registers)
     path = export(mine, tmp_path / "out", format).path
     if format == "timm":
-        grids, spec = ((2, 5), (3, 3), (7, 4)), f"timm:local-dir:{path}"
+        grids, spec = [(2, 5), (3, 3), (7, 4)], f"timm:local-dir:{path}"
         model = module.create_model(f"local-dir:{path}", pretrained=True).eval()
         model.load_state_dict(load_file(path / "model.safetensors"))
         read = model.forward_features
     else:
-        grids, spec = ((3, 3),), f"hf:{path}"  # positions on other grids are resized differently there
+        grids, spec = [(3, 3)], f"hf:{path}"  # positions on other grids are resized differently there
         model, info = module.Dinov2WithRegistersModel.from_pretrained(path, output_loading_info=True)
         assert not any(info[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
         read = lambda x: model.eval()(x).last_hidden_state  # noqa: E731
