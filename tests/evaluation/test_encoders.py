@@ -143,10 +143,10 @@ class TimmLike(nn.Module):
     def __init__(self, *, moved_norm: bool = False, mean: float | None = None) -> None:
         super().__init__()
         vit: Any = network()
-        norms = (vit.norm, nn.Identity())
+        norms: tuple[nn.Module, nn.Module] = (vit.norm, nn.Identity())
         vit.norm, vit.blocks = nn.Identity(), nn.Sequential(*vit.blocks)
         self.vit, self.blocks = vit, vit.blocks
-        self.norm, self.fc_norm = norms[::-1] if moved_norm else norms
+        self.norm, self.fc_norm = norms[moved_norm], norms[not moved_norm]
         self.patch_embed = SimpleNamespace(patch_size=(8, 8))
         self.num_prefix_tokens = 3
         self.pretrained_cfg = {} if mean is None else {"mean": (mean,) * 3, "std": (0.5,) * 3}
