@@ -34,7 +34,7 @@ def main() -> None:
     source = Path(sys.argv[1])
     total = {"frames": 0, "decode": 0.0, "prepare": 0.0}
     with tempfile.TemporaryDirectory() as folder:
-        for item in list_source(source, images=False).items:
+        for item in list_source(source, images=False)[2]:
             try:
                 frames = decode_only(source / item.path)
             except av.FFmpegError:

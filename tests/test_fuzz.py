@@ -11,8 +11,6 @@ from types import FrameType
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from tcore.errors import InputError
 from tests.readers import Reader, make_readers, spoil
@@ -72,22 +70,6 @@ def test_spoilt_files_are_read_or_refused_and_nothing_else(tmp_path: Path) -> No
     # What is only a hint, or free text, is never refused.
     lenient = {"checkpoint.json", "metrics.jsonl", "list of clips"}
     assert {name for name, _ in outcomes} - lenient <= {n for n, what in outcomes if what == "refused"}
-
-
-@pytest.fixture(scope="module")
-def readers(tmp_path_factory: pytest.TempPathFactory) -> list[Reader]:
-    return make_readers(tmp_path_factory.mktemp("readers"))
-
-
-@settings(max_examples=200, deadline=None)
-@given(place=st.integers(0, 99), data=st.binary(max_size=300))
-def test_any_bytes_at_all_are_read_or_refused(readers: list[Reader], place: int, data: bytes) -> None:
-    reader = readers[place % len(readers)]
-    whole = reader.file.read_bytes()
-    try:
-        try_reader(reader, data)
-    finally:
-        reader.file.write_bytes(whole)
 
 
 @pytest.mark.long

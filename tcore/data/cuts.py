@@ -34,11 +34,6 @@ def describe_colors(frame: UInt8[np.ndarray, "height width 3"]) -> Colors:
     return (np.bincount(bins.ravel(), minlength=BINS) / bins.size).astype(np.float32)
 
 
-def color_difference(before: Colors, after: Colors) -> float:
-    """The share of pixels that would have to change, between 0 and 1."""
-    return float(np.abs(before - after).sum() / 2)
-
-
 class CutFinder:
     """Finds the cuts of a video while its frames pass by."""
 
@@ -50,7 +45,8 @@ class CutFinder:
         """The next frame, which is shown `times` times."""
         colors = describe_colors(frame)
         if self._last is not None:
-            self._differences.append(color_difference(self._last, colors))
+            # The share of pixels that would have to change.
+            self._differences.append(float(np.abs(self._last - colors).sum() / 2))
         self._differences += [0.0] * (times - 1)
         self._last = colors
 

@@ -23,14 +23,11 @@ def sample_masks(
     edges = np.linspace(*ratio, num_masked + 1)
     for row, low, high in zip(masks, edges[:-1], edges[1:], strict=False):
         count = max(1, int(grid * grid * rng.uniform(low, high)))
-        row[:] = (_block_mask if kind == "block" else _random_mask)(rng, grid, count)
+        if kind == "block":
+            row[:] = _block_mask(rng, grid, count)
+        else:
+            row[rng.choice(grid * grid, size=count, replace=False)] = True
     return masks[rng.permutation(num_crops)]
-
-
-def _random_mask(rng: np.random.Generator, grid: int, count: int) -> Bool[np.ndarray, "n"]:
-    mask = np.zeros(grid * grid, dtype=bool)
-    mask[rng.choice(grid * grid, size=count, replace=False)] = True
-    return mask
 
 
 def _block_mask(rng: np.random.Generator, grid: int, count: int) -> Bool[np.ndarray, "n"]:

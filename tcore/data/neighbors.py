@@ -181,11 +181,10 @@ def _search_rows(features: Float[Tensor, "n d"], rows: slice, k: int) -> Found:
     block = features[rows] @ features.T
     block[:, rows].diagonal().fill_(-torch.inf)  # no image is its own neighbor
     copies = torch.zeros(len(block), dtype=torch.int64, device=block.device)
-    having = (block.amax(dim=1) > COPY).nonzero().squeeze(1)
-    if len(having):
-        similar = block[having]
-        copies[having] = (similar > COPY).sum(dim=1)
-        block[having] = torch.where(similar > COPY, similar - DEMOTED, similar)
+    if block.max() > COPY:
+        row, column = (block > COPY).nonzero(as_tuple=True)
+        block[row, column] -= DEMOTED
+        copies += torch.bincount(row, minlength=len(block))
     scores, indices = best_of_rows(block, k)
     return Found(indices, torch.where(scores < -DEMOTED / 2, scores + DEMOTED, scores), copies)
 

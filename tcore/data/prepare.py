@@ -32,7 +32,7 @@ from tcore.data.packing import (
     write_guarded,
     write_shard,
 )
-from tcore.data.sources import SHARD_VIDEOS, Listing, list_source, plan_shards
+from tcore.data.sources import SHARD_VIDEOS, Item, list_source, plan_shards
 from tcore.data.stores import PackedStore
 from tcore.data.workers import die_with_parent
 from tcore.errors import InputError
@@ -75,19 +75,19 @@ def prepare(
     a, b = source.resolve(), store.resolve()
     if a == b or a in b.parents or b in a.parents:
         raise InputError(f"store {store} and source {source} are inside each other: give another folder.")
-    listing = list_source(source, images)
+    root, kind, items = list_source(source, images)
     try:
         store.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"cannot write to {store}: {error.strerror}; choose another folder.") from error
-    settings = _settings(listing.kind, fps, short_side, quality)
-    shards = plan_shards(listing.items)
-    if _begin(store, _plan(settings, listing, len(shards))):
+    settings = _settings(kind, fps, short_side, quality)
+    shards = plan_shards(items)
+    if _begin(store, _plan(settings, items, len(shards))):
         return PackedStore(store)
     number, parts = part or (1, 1)
     own = f"{number}-of-{parts}"
     tasks = [
-        Task(listing.root.resolve(), store.resolve(), settings, n, tuple(shards[n]))
+        Task(root.resolve(), store.resolve(), settings, n, tuple(shards[n]))
         for n in range(number - 1, len(shards), parts)
     ]
     with lock(store / "parts" / f"lock-{own}", f"store {store} (part {own})", "give another STORE"):
@@ -262,14 +262,14 @@ def _settings(kind: str, fps: float | None, short_side: int | None, quality: int
     return Settings(kind, fps, short_side, quality)
 
 
-def _plan(settings: Settings, listing: Listing, shards: int) -> dict[str, Any]:
+def _plan(settings: Settings, items: list[Item], shards: int) -> dict[str, Any]:
     """What a store is made of; equal plans make equal stores."""
     digest = hashlib.sha256()
-    for item in listing.items:
+    for item in items:
         digest.update(os.fsencode(f"{item.name}\0{item.path}\0{len(item.images)}\0{item.bytes}\n"))
     return {
         "settings": asdict(settings),
-        "videos": len(listing.items),
+        "videos": len(items),
         "shards": shards,
         "listing": digest.hexdigest(),
     }

@@ -129,7 +129,7 @@ class Share(NamedTuple):
 WHOLE = Share()
 
 
-class Source(Dataset[RawBatch]):
+class Source(Dataset[RawBatch | InputError]):
     """The usable clips of a store; item i is (a share of) part i % accumulate of step i // accumulate."""
 
     def __init__(self, store: FrameStore, config: Config, sampling: Sampling, share: Share = WHOLE) -> None:
@@ -160,9 +160,11 @@ class Source(Dataset[RawBatch]):
         """One sample of every usable clip, the remainder left out."""
         return max(1, len(self.clips.video) // self.config.optim.batch)
 
-    def __getitem__(self, index: int) -> RawBatch:
-        accumulate = self.config.optim.accumulate
-        return self.read(index // accumulate, index % accumulate)
+    def __getitem__(self, index: int) -> RawBatch | InputError:
+        try:
+            return self.read(*divmod(index, self.config.optim.accumulate))
+        except InputError as error:
+            return error  # raised in a reading process, it would become a traceback
 
     def chosen(self, step: int) -> Int64[np.ndarray, " b"]:
         """The clips of a step, in an order drawn for each epoch."""
@@ -258,13 +260,6 @@ class FrameBuffer:
 
     Padded to the largest, the frames of mixed videos would be twice as many bytes, and every byte is copied
     twice on its way to the training device.
-
-    >>> import numpy as np
-    >>> buffer = FrameBuffer(2)
-    >>> for side in (2, 6):
-    ...     buffer.add(np.ones((side, 4, 3), np.uint8))
-    >>> len(buffer.pixels), pad(buffer.pixels, buffer.sizes).shape
-    (96, torch.Size([2, 6, 4, 3]))
     """
 
     def __init__(self, count: int) -> None:

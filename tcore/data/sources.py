@@ -28,51 +28,39 @@ class Item:
     bytes: int
 
 
-@dataclass(frozen=True)
-class Listing:
-    """Everything that a source offers, in the order of the store."""
+def list_source(source: Path, images: bool) -> tuple[Path, str, list[Item]]:
+    """The folder, the kind (videos, frames, images or rendered) and the videos that a source offers.
 
-    root: Path
-    kind: str  # videos, frames, images or rendered
-    items: list[Item]
-
-
-def list_source(source: Path, images: bool) -> Listing:
-    """Video files, or else folders of frames; with `images`, every image by itself; or rendered:N videos."""
+    These are video files, or else folders of frames; with `images`, every image by itself.
+    """
     if str(source).startswith("rendered:") and not source.exists():
-        return _list_rendered(str(source))
+        count = re.fullmatch(r"rendered:([0-9]{1,7})", str(source))
+        if count is None or int(count[1]) < 1:
+            raise InputError(f"{source}: need a number of videos from 1, as in rendered:512.")
+        items = [Item(f"rendered-{n:05d}", str(n), (), RENDERED_BYTES) for n in range(int(count[1]))]
+        return Path(), "rendered", items
     if not source.exists():
         raise InputError(f"source {source} does not exist: give a folder of videos or of frame folders.")
     root, files = (source.parent, [source.name]) if source.is_file() else (source, walk_files(source))
-    if images and source.is_dir():
-        listing = _list_files(root, files, IMAGE_SUFFIXES, "images")
-    else:
-        listing = _list_files(root, files, VIDEO_SUFFIXES, "videos")
-        if not listing.items and source.is_dir():
-            folders = sorted(walk_frames(source), key=lambda row: natural(row[0]))
-            items = [Item(name, name, tuple(found), FRAME_BYTES * len(found)) for name, found in folders]
-            listing = Listing(source, "frames", items)
-    if not listing.items:
+    kind = "images" if images and source.is_dir() else "videos"
+    items = _list_files(root, files, kind)
+    if kind == "videos" and not items and source.is_dir():
+        folders = sorted(walk_frames(source), key=lambda row: natural(row[0]))
+        kind, items = "frames", [Item(name, name, tuple(f), FRAME_BYTES * len(f)) for name, f in folders]
+    if not items:
         wanted = "image" if images else "video"
         raise InputError(f"no {wanted} files under {source} (found {len(files)} other files).")
-    return listing
+    return root, kind, items
 
 
-def _list_rendered(source: str) -> Listing:
-    count = re.fullmatch(r"rendered:([0-9]{1,7})", source)
-    if count is None or int(count[1]) < 1:
-        raise InputError(f"{source}: need a number of videos from 1, as in rendered:512.")
-    items = [Item(f"rendered-{n:05d}", str(n), (), RENDERED_BYTES) for n in range(int(count[1]))]
-    return Listing(Path(), "rendered", items)
-
-
-def _list_files(root: Path, files: Sequence[str], suffixes: set[str], kind: str) -> Listing:
+def _list_files(root: Path, files: Sequence[str], kind: str) -> list[Item]:
+    suffixes = IMAGE_SUFFIXES if kind == "images" else VIDEO_SUFFIXES
     chosen = [f for f in files if Path(f).suffix.lower() in suffixes and (root / f).is_file()]
     rows = []
     for file, name in zip(chosen, unique_names(chosen), strict=True):
         path, single = (Path(file).parent, (Path(file).name,)) if kind == "images" else (Path(file), ())
         rows.append(Item(name, os.fspath(path), single, (root / file).stat().st_size))
-    return Listing(root, kind, sorted(rows, key=lambda item: natural(item.name)))
+    return sorted(rows, key=lambda item: natural(item.name))
 
 
 def unique_names(files: Sequence[str]) -> list[str]:

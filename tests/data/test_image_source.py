@@ -51,20 +51,12 @@ def test_images_at_any_depth_are_videos_of_one_frame_in_natural_order(tmp_path: 
     assert open_images(tmp_path).fingerprint() != before
 
 
-@pytest.mark.parametrize(("name", "says"), [("gone", "does not exist"), ("file.png", "is a file")])
-def test_what_is_no_folder_of_images_is_said(tmp_path: Path, name: str, says: str) -> None:
-    Image.new("RGB", (8, 6)).save(tmp_path / "file.png")
-    with pytest.raises(InputError, match=f"{name} {says}: give a folder"):
-        open_images(tmp_path / name)
-
-
-def test_a_store_of_videos_is_not_taken_for_images(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_videos_are_not_taken_for_images_nor_images_for_videos(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(FrameStore, "open", staticmethod(lambda path: Painted([1, 7, 1])))
     with pytest.raises(InputError, match="videos of up to 7 frames, not single images"):
         open_images(tmp_path)
-
-
-def test_images_in_video_mode_are_told_what_to_do() -> None:
     with pytest.raises(InputError, match=r"single images, 12 of them.*tcore neighbors.*vits16-imagenet"):
         build_source(Painted([1] * NUMBER), TINY)
 
@@ -117,11 +109,8 @@ def test_the_views_of_the_image_are_those_of_the_run_without_neighbors() -> None
     assert np.array_equal(alone.plans["global"].jitter, with_neighbors.plans["global"].jitter)
     assert alone.frames.shape[0] == 4
     assert with_neighbors.frames.shape[0] == 8
-
-
-def test_an_image_without_a_mask_reads_no_neighbor() -> None:
-    config = change(IMAGES, masking__probability=0.0)
-    assert image_source(config).read(0, 0).frames.shape[0] == 4
+    # An image without a mask reads no neighbor.
+    assert image_source(change(IMAGES, masking__probability=0.0)).read(0, 0).frames.shape[0] == 4
 
 
 def test_neighbors_are_part_of_what_a_run_was_trained_on() -> None:

@@ -9,32 +9,30 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from tcore.data.packed import INDEX, ShardWriter, index_path, shard_path, shard_writer, write_index
 from tcore.data.stores import FrameStore, PackedStore, list_clips
 from tcore.errors import InputError
 from tests.data.packing import jpeg, pack
 
+LONG = "ünï\udcff/" + "/".join(["very-long-folder-name" * 4] * 5)
+
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """Three videos in two shards; frame f of video v has one color, (10 v, f, 0)."""
-    return pack(
-        tmp_path / "store", [[("a/one", 3), ("a/two", 8)], [("ünï\udcff", 1)]], cuts={"a/two": [2, 5]}
-    )
+    """Three videos in two shards; frame f of video v has one color, (10 v, 9 f, 0)."""
+    return pack(tmp_path / "store", [[("a/one", 3), ("a/two", 8)], [(LONG, 1)]], cuts={"a/two": [2, 5]})
 
 
 def test_a_packed_store_is_recognized_and_knows_its_videos(root: Path) -> None:
     store = FrameStore.open(root)
     assert isinstance(store, PackedStore)
-    assert list(store.names) == ["a/one", "a/two", "ünï\udcff"]
-    assert store.names[-1] == store.names[2]
-    assert store.lengths.tolist() == [3, 8, 1]
-    assert store.lengths.dtype == np.int64
-    assert store.fps == 2.0
+    assert list(store.names) == ["a/one", "a/two", LONG]
+    assert (store.lengths.tolist(), store.lengths.dtype, store.fps) == ([3, 8, 1], np.int64, 2.0)
     assert [store.cuts(video) for video in range(3)] == [(), (2, 5), ()]
     assert store.verify() == []
+    clips = list_clips(store, split_at_cuts=True)
+    assert [column.tolist() for column in clips] == [[0, 1, 1, 1, 2], [0, 0, 2, 5, 0], [3, 2, 3, 3, 1]]
 
 
 def test_any_frame_can_be_read_in_any_order(root: Path) -> None:
@@ -60,15 +58,8 @@ def test_the_shards_are_plain_tar_files(root: Path) -> None:
         member = tar.extractfile("a/two/00004.jpg")
         assert member is not None
         assert member.read() == PackedStore(root).read_bytes(1, [4])[0]
-
-
-def test_very_long_names_fit(tmp_path: Path) -> None:
-    name = "/".join(["very-long-folder-name" * 4] * 5)
-    store = PackedStore(pack(tmp_path, [[(name, 2), ("b", 2)]]))
-    assert list(store.names) == [name, "b"]
-    assert store.read(0, [1])[0][0, 0, 1] == pytest.approx(9, abs=3)
-    with tarfile.open(shard_path(tmp_path, 0)) as tar:
-        assert tar.getnames()[0] == f"{name}/00000.jpg"
+    with tarfile.open(shard_path(root, 1)) as tar:
+        assert tar.getnames() == [f"{LONG}/00000.jpg"]
 
 
 def test_a_video_that_is_begun_again_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -117,13 +108,6 @@ def test_only_so_many_files_are_open(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert len(list(Path("/proc/self/fd").iterdir())) == before + 3
 
 
-def test_cuts_of_a_packed_store_split_its_videos(root: Path) -> None:
-    clips = list_clips(PackedStore(root), split_at_cuts=True)
-    assert clips.video.tolist() == [0, 1, 1, 1, 2]
-    assert clips.start.tolist() == [0, 0, 2, 5, 0]
-    assert clips.length.tolist() == [3, 2, 3, 3, 1]
-
-
 def test_truncated_and_missing_shards_are_named(root: Path) -> None:
     store = PackedStore(root)
     store.read(1, [7])
@@ -168,11 +152,9 @@ def change(root: Path, name: str, array: np.ndarray) -> None:
     [
         ("shards", np.array([0, 0, 2], np.int32)),
         ("shards", np.array([0, -1, 1], np.int32)),
-        ("shards", np.array([0.0, 0.0, 1.0])),
         ("shards", np.array([{}, {}, {}])),
         ("frame_ends", np.array([3, 11, 13])),
         ("frame_ends", np.array([3, 2, 12])),
-        ("frame_ends", np.array([-3, 11, 12])),
         ("name_ends", np.array([5, 10**12, 16])),
         ("cut_ends", np.array([0, 3, 2])),
         ("sizes", np.array([1, 2, 3])),
@@ -205,17 +187,12 @@ def test_an_index_that_points_outside_reads_nothing(root: Path, offset: int, siz
     "change_",
     [
         {"format": "other"},
-        {"shards": None},
         {"shards": [{"bytes": "many", "sha256": ""}]},
-        {"fps": -1},
         {"fps": "2"},
         {"kind": 3},
         {"index": []},
-        "",
         "[]",
-        "3",
         "{",
-        '{"format": null}',
     ],
 )
 def test_a_description_that_cannot_be_true_is_refused(root: Path, change_: dict[str, object] | str) -> None:
@@ -234,20 +211,3 @@ def test_bytes_that_are_no_image_are_named_by_video_and_shard(tmp_path: Path) ->
     write_index(tmp_path, [shard], "videos", 2.0, {})
     with pytest.raises(InputError, match=r"cannot read frame 0 of video video in .*000000\.tar"):
         PackedStore(tmp_path).read(0, [0])
-
-
-def test_both_forms_have_the_same_pixels_and_fingerprint(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    (tmp_path / "folders" / "video").mkdir(parents=True)
-    file = tmp_path / "folders" / "video" / "0.jpg"
-    Image.fromarray(rng.integers(0, 256, (31, 45, 3), np.uint8)).save(file)
-    with shard_writer(tmp_path / "store", 0) as write:
-        write.add("video", file.read_bytes())
-        write.finish("video", (31, 45), [])
-        shard = write.close()
-    write_index(tmp_path / "store", [shard], "frames", None, {})
-    packed, plain = (FrameStore.open(tmp_path / form) for form in ("store", "folders"))
-    with Image.open(file) as image:
-        assert np.abs(packed.read(0, [0])[0].astype(int) - np.asarray(image)).max() <= 1
-    assert np.array_equal(packed.read(0, [0]), plain.read(0, [0]))
-    assert packed.fingerprint() == plain.fingerprint()
