@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from jaxtyping import UInt8
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 from tcore.data.render import PLAIN, Kernels, render
 from tcore.data.source import RawBatch, Source, pad
@@ -51,6 +51,19 @@ def _copy_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
 
 
+class Carrier(Dataset[RawBatch | InputError]):
+    """Carries bad input out of a reading process as a value; raised there, it would become a traceback."""
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+
+    def __getitem__(self, index: int) -> RawBatch | InputError:
+        try:
+            return self.source[index]
+        except InputError as error:
+            return error
+
+
 def num_workers(source: Source) -> int:
     """Reading processes of a source."""
     if source.config.runtime.workers is not None:
@@ -69,7 +82,7 @@ def load(
         # More processes than cores have been asked for by name: no accident to be warned of, twice.
         warnings.filterwarnings("ignore", message="This DataLoader will create")
         loader = DataLoader(
-            source,
+            Carrier(source),
             batch_size=None,
             sampler=indices,
             num_workers=workers,

@@ -129,7 +129,7 @@ class Share(NamedTuple):
 WHOLE = Share()
 
 
-class Source(Dataset[RawBatch | InputError]):
+class Source(Dataset[RawBatch]):
     """The usable clips of a store; item i is (a share of) part i % accumulate of step i // accumulate."""
 
     def __init__(self, store: FrameStore, config: Config, sampling: Sampling, share: Share = WHOLE) -> None:
@@ -160,11 +160,8 @@ class Source(Dataset[RawBatch | InputError]):
         """One sample of every usable clip, the remainder left out."""
         return max(1, len(self.clips.video) // self.config.optim.batch)
 
-    def __getitem__(self, index: int) -> RawBatch | InputError:
-        try:
-            return self.read(*divmod(index, self.config.optim.accumulate))
-        except InputError as error:
-            return error  # raised in a reading process, it would become a traceback
+    def __getitem__(self, index: int) -> RawBatch:
+        return self.read(*divmod(index, self.config.optim.accumulate))
 
     def chosen(self, step: int) -> Int64[np.ndarray, " b"]:
         """The clips of a step, in an order drawn for each epoch."""

@@ -24,7 +24,8 @@ def test_images_of_all_kinds_become_height_width_rgb(tmp_path: Path, mode: str, 
     (tmp_path / "video").mkdir()
     Image.new("RGB", (16, 8), color).convert(mode).save(tmp_path / "video" / f"0.{suffix}")
     (frame,) = FrameStore.open(tmp_path).read(0, [0])
-    assert (frame.shape, frame.dtype) == ((8, 16, 3), np.uint8)
+    assert frame.shape == (8, 16, 3)
+    assert frame.dtype == np.uint8
     assert np.abs(frame.astype(int) - color).max() <= 3  # JPEG is not exact
 
 

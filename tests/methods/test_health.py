@@ -72,7 +72,7 @@ def test_parts_of_a_step_are_judged_together() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trainer.method, "health", judge)
         values = build_schedule(config, trainer.method, 1).at(0)
-        trainer.step(iter([source.read(0, 0), source.read(0, 1)]), 0, values, look=True).health()
+        trainer.step(iter([source[0], source[1]]), 0, values, look=True).health()
     assert judged[0]["frames"].shape == judged[0]["frame_targets"].shape == (8, 32)
 
 

@@ -285,7 +285,7 @@ def test_non_finite_gradient_stops_before_the_update(monkeypatch: pytest.MonkeyP
     weight = next(as_tcore(trainer.method).student.head.parameters())
     weight.register_hook(lambda gradient: gradient * float("nan"))
     with pytest.raises(DivergedError, match=r"gradient norm of head=nan at step 1"):
-        trainer.step(iter([source.read(0, 0)]), 0, build_schedule(config, trainer.method, 1).at(3))
+        trainer.step(iter([source[0]]), 0, build_schedule(config, trainer.method, 1).at(3))
     assert_same_state(dict(trainer.method.state_dict()), before)
 
 
@@ -338,9 +338,7 @@ def test_bf16_runs_and_stays_near_fp32() -> None:
     for precision in ("fp32", "bf16"):
         trainer = Trainer(tiny(optim__precision=precision))
         results.append(
-            trainer.step(
-                iter([source.read(0, 0)]), 0, build_schedule(config, trainer.method, 1).at(0)
-            ).metrics()
+            trainer.step(iter([source[0]]), 0, build_schedule(config, trainer.method, 1).at(0)).metrics()
         )
     assert all(p.dtype == torch.float32 for p in trainer.method.parameters())
     assert results[0]["dino"] != results[1]["dino"]
@@ -351,10 +349,10 @@ def test_a_step_moves_both_centers_by_a_tenth_of_the_mean_teacher_output() -> No
     config = tiny(teacher__targets="centering")
     source, trainer = build_source(open_store(config, None), config), Trainer(config)
     method = as_tcore(trainer.method)
-    batch, teacher = render_batch(source.read(0, 0), trainer.device), method.teacher
+    batch, teacher = render_batch(source[0], trainer.device), method.teacher
     with torch.no_grad():
         outputs = teacher.head(teacher.backbone(batch.teacher_crops).frame)
-    trainer.step(iter([source.read(0, 0)]), 0, build_schedule(config, trainer.method, 1).at(0))
+    trainer.step(iter([source[0]]), 0, build_schedule(config, trainer.method, 1).at(0))
     torch.testing.assert_close(method.frame_center.value, 0.1 * outputs.mean(dim=0))
     assert method.patch_center.value.abs().max() > 0
 
@@ -366,7 +364,7 @@ def test_frozen_prototypes_do_not_move_and_others_do() -> None:
     head = as_tcore(trainer.method).student.head
     before = {name: value.clone() for name, value in head.state_dict().items()}
     for step in range(2):
-        trainer.step(iter([source.read(step, 0)]), step, schedule.at(step))
+        trainer.step(iter([source[step]]), step, schedule.at(step))
     after = head.state_dict()
     assert torch.equal(after["prototypes.directions"], before["prototypes.directions"])
     assert not torch.equal(after["mlp.0.weight"], before["mlp.0.weight"])
@@ -388,7 +386,7 @@ found = []
 for compiled in ("off", "on"):
     config = tcore.recipe("quickstart", settings | {{"runtime.compile": compiled}})
     source, trainer = build_source(open_store(config, None), config), Trainer(config)
-    batch = render_batch(source.read(0, 0), trainer.device, trainer.render)
+    batch = render_batch(source[0], trainer.device, trainer.render)
     losses = trainer.method(batch, {{"teacher_temperature": 0.05}}, torch.Generator().manual_seed(0))
     trainer.method.total(losses).backward()
     gradient = trainer.method.student.backbone.blocks[0].attn.qkv.weight.grad
