@@ -141,11 +141,15 @@ def test_a_full_disk_is_one_line_and_the_rest_resumes_without_doing_work_twice(
     assert contents(store) == contents(whole)
 
 
-def test_a_finished_store_is_not_made_again_and_another_one_is_refused(
-    videos: Path, folders: Path, whole: Path
+def test_a_finished_store_is_described_not_made_again_and_another_one_is_refused(
+    videos: Path, folders: Path, whole: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = contents(whole)
-    assert len(prepare_here(videos, whole)) == 5
+    main(["prepare", str(videos), str(whole)])
+    said = capsys.readouterr().out
+    for words in ("5 videos, ", "skipped: 3 (", "kept in part: 1 (", "empty.mp4: the file is empty"):
+        assert words in said
+    assert f"next: tcore train quickstart --frames {whole} --run RUN" in said
     for source, changes, difference in (
         (videos, {"fps": 3.0}, "fps 2.0 there, 3.0 here"),
         (videos, {"part": (2, 8), "short_side": 32}, "short_side 256 there, 32 here"),
@@ -314,18 +318,6 @@ def test_places_that_cannot_work_are_one_line(
     assert said in error[-1]
 
 
-def test_the_end_says_what_was_made_and_what_comes_next(
-    videos: Path, whole: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    main(["prepare", str(videos), str(whole)])
-    said = capsys.readouterr().out
-    assert "5 videos, " in said
-    assert "skipped: 3 (" in said
-    assert "kept in part: 1 (" in said
-    assert "empty.mp4: the file is empty" in said
-    assert f"next: tcore train quickstart --frames {whole} --run RUN" in said
-
-
 def run_tcore(arguments: list[str], **environment: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-m", "tcore", *arguments],
@@ -388,19 +380,3 @@ def test_ray_makes_the_same_bytes(videos: Path, whole: Path, tmp_path: Path) -> 
     finally:
         ray.shutdown()
     assert contents(tmp_path / "store") == contents(whole)
-
-
-DATA = os.environ.get("TCORE_DATA")
-
-
-@pytest.mark.skipif(DATA is None, reason="TCORE_DATA is not set: no real videos")
-def test_real_videos_and_clips_are_prepared(tmp_path: Path) -> None:
-    need_av()
-    store = prepare_here(Path(str(DATA)) / "videos", tmp_path / "videos")
-    assert len(store) == 14
-    reasons = (tmp_path / "videos" / "skipped.csv").read_text()
-    assert [name in reasons for name in ("empty.mp4", "not_a_video.mp4", "truncated.mp4")] == [True] * 3
-    clips = Path(str(DATA)) / "clips192" / "train"
-    prepare_here(clips, tmp_path / "clips")
-    for one, other in zip(batches(clips), batches(tmp_path / "clips"), strict=True):
-        assert np.array_equal(one.frames, other.frames)

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from jaxtyping import UInt8
 from PIL import Image
 
 from tcore.data.prepare import prepare
@@ -25,6 +24,7 @@ from tcore.data.stores import (
 from tcore.errors import InputError
 from tcore.methods import build_source
 from tests.data.clips import write_clip
+from tests.data.painted import Painted
 from tests.tiny import tiny
 
 Color = tuple[int, int, int]
@@ -50,21 +50,6 @@ def reds(store: FrameStore, video: int, frames: Sequence[int]) -> list[int]:
     read = store.read(video, frames)
     assert all(np.ptp(frame[..., 0]) == 0 for frame in read)
     return [int(frame[0, 0, 0]) for frame in read]
-
-
-class Shots(FrameStore):
-    """Videos without pixels that know their cuts."""
-
-    def __init__(self, lengths: list[int], cuts: list[tuple[int, ...]]) -> None:
-        self.names = [f"video-{index}" for index in range(len(lengths))]
-        self.lengths = np.array(lengths, dtype=np.int64)
-        self._cuts = cuts
-
-    def read(self, video: int, frames: Sequence[int]) -> list[UInt8[np.ndarray, "height width 3"]]:
-        return [np.full((4, 4, 3), frame, np.uint8) for frame in frames]
-
-    def cuts(self, video: int) -> tuple[int, ...]:
-        return self._cuts[video]
 
 
 def test_frame_folders_are_found_at_any_depth_by_their_paths(tmp_path: Path) -> None:
@@ -181,17 +166,16 @@ def test_rendered_videos_follow_from_their_numbers() -> None:
 
 
 def test_cuts_split_videos_into_shots_with_their_own_lengths() -> None:
-    store = Shots([10, 5, 7], [(4, 6), (), (3,)])
+    store = Painted([10, 5, 7], cuts=(6, 0, 4, 6, 10, 12, -1))  # in any order, beyond the ends too
     clips = list_clips(store, split_at_cuts=True)
-    assert clips.video.tolist() == [0, 0, 0, 1, 2, 2]
-    assert clips.start.tolist() == [0, 4, 6, 0, 0, 3]
-    assert clips.length.tolist() == [4, 2, 4, 5, 3, 4]
+    assert [column.tolist() for column in clips] == [
+        [0, 0, 0, 1, 1, 2, 2, 2],
+        [0, 4, 6, 0, 4, 0, 4, 6],
+        [4, 2, 4, 4, 1, 4, 2, 1],
+    ]
     ignored = list_clips(store, split_at_cuts=False)
     assert [column.tolist() for column in ignored] == [[0, 1, 2], [0, 0, 0], [10, 5, 7]]
     assert ignored.select(ignored.length > 5).video.tolist() == [0, 2]
-    odd = list_clips(Shots([10], [(6, 0, 4, 6, 10, 12, -1)]), split_at_cuts=True)
-    assert odd.start.tolist() == [0, 4, 6]
-    assert odd.length.tolist() == [4, 2, 4]
 
 
 @pytest.fixture
@@ -240,7 +224,7 @@ def test_the_camera_follows_its_pose() -> None:
 
 
 def test_a_mixture_is_its_stores_one_after_another() -> None:
-    a, b = FrameStore.rendered(videos=2, frames=8, size=32), Shots([9], [(4,)])
+    a, b = FrameStore.rendered(videos=2, frames=8, size=32), Painted([9], cuts=(4,))
     mixed = MixedStore([a, b], [2, 3])
     assert mixed.lengths.tolist() == [8, 8, 8, 8, 9, 9, 9]
     assert len(set(mixed.names)) == 7

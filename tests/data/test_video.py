@@ -195,19 +195,6 @@ def test_large_frames_shrink_and_small_ones_stay(tmp_path: Path) -> None:
     assert shapes == {None: (90, 130, 3), 45: (45, 65, 3), 90: (90, 130, 3), 200: (90, 130, 3)}
 
 
-def test_odd_sizes_and_ten_bits_are_decoded(frames: np.ndarray, tmp_path: Path) -> None:
-    import av
-
-    odd = frames[:2, :51, :37]
-    with av.open(str(tmp_path / "v.mkv"), "w") as container:
-        stream = container.add_stream("libx264", rate=1, options={"crf": "1"})
-        stream.height, stream.width, stream.pix_fmt = 51, 37, "yuv444p10le"
-        for frame in odd:
-            container.mux(stream.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")))
-        container.mux(stream.encode())
-    assert difference((pixels for pixels, _ in SampledVideo(tmp_path / "v.mkv", Fraction(1), None)), odd) < 3
-
-
 def test_what_is_written_can_be_read_and_odd_sides_are_padded(frames: np.ndarray, tmp_path: Path) -> None:
     odd = frames[:, :63, :47]
     with video_writer(tmp_path / "out.mp4", Fraction(10), (63, 47)) as write:
