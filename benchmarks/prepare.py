@@ -8,8 +8,8 @@ from pathlib import Path
 import av
 
 from tcore.data.packed import ShardWriter
-from tcore.data.packing import Settings, Task, pack_item
-from tcore.data.sources import Item, list_source
+from tcore.data.packing import Item, Settings, Task, pack_item
+from tcore.data.prepare import list_source
 
 ROUNDS = 3
 
@@ -21,7 +21,7 @@ def decode_only(path: Path) -> int:
         return sum(1 for _ in container.decode(stream))
 
 
-def prepare(source: Path, item: Item, spool: Path) -> None:
+def pack(source: Path, item: Item, spool: Path) -> None:
     task = Task(source, spool.parent, Settings("videos", 2.0, 256, 90), 0, (item,))
     with spool.open("wb+") as file:
         writer = ShardWriter(file)
@@ -45,7 +45,7 @@ def main() -> None:
                 decode_only(source / item.path)
                 best["decode"] = min(best["decode"], time.process_time() - started)
                 started = time.process_time()
-                prepare(source, item, Path(folder) / "video.tar")
+                pack(source, item, Path(folder) / "video.tar")
                 best["prepare"] = min(best["prepare"], time.process_time() - started)
             ratio = best["decode"] / best["prepare"]
             print(f"{item.name[:36]:36}  {frames:5} frames  {frames / best['prepare']:6.0f}/s  x {ratio:.2f}")

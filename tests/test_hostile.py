@@ -17,8 +17,8 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from tcore.config import load_config
+from tcore.data.check import read_thumb
 from tcore.data.images import LARGEST, decode_image, read_image
-from tcore.data.inspect import read_thumb
 from tcore.data.packed import shard_path
 from tcore.data.prepare import prepare
 from tcore.data.stores import FrameStore, PackedStore

@@ -17,7 +17,6 @@ from tcore.data.cuts import CutFinder
 from tcore.data.images import BAD_IMAGE, Frame, decode_image, encode_jpeg, image_problem, open_image
 from tcore.data.packed import PackedVideo, Shard, ShardWriter, shard_path, shard_writer
 from tcore.data.rendered import render_video
-from tcore.data.sources import Item
 from tcore.data.video import SampledVideo, UnreadableError
 from tcore.errors import InputError
 from tcore.files import TEMPORARY, read_bytes, write_text
@@ -35,6 +34,16 @@ class Settings:
     fps: float | None
     short_side: int | None
     quality: int
+
+
+@dataclass(frozen=True)
+class Item:
+    """One future video: a video file, or the image files of a folder."""
+
+    name: str
+    path: str  # relative to the source; a folder where there are images
+    images: tuple[str, ...]
+    bytes: int
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tcore.data.check import check_store, check_videos, choose_videos
+from tcore.data.check import check_store, check_videos, choose_frames, choose_videos, look_at
 from tcore.data.findings import Findings
-from tcore.data.inspect import choose_frames, look_at
 from tcore.data.stores import FrameStore
 from tcore.data.video import VideoFiles, probe
 from tcore.errors import InputError

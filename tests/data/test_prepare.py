@@ -17,11 +17,10 @@ from PIL import Image
 from tcore.cli.main import main
 from tcore.data import packing
 from tcore.data.packed import ShardWriter, shard_path
-from tcore.data.packing import Settings, Task, read_record, write_guarded, write_shard
-from tcore.data.prepare import merge, prepare
+from tcore.data.packing import Item, Settings, Task, read_record, write_guarded, write_shard
+from tcore.data.prepare import list_source, merge, plan_shards, prepare
 from tcore.data.rendered import render_video
 from tcore.data.source import RawBatch
-from tcore.data.sources import Item, list_source, plan_shards
 from tcore.data.stores import FrameStore, PackedStore
 from tcore.errors import InputError
 from tcore.methods import build_source
