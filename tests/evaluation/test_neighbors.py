@@ -63,7 +63,7 @@ def test_the_crop_is_the_middle_of_a_short_side_of_256(shape: tuple[int, int]) -
     assert np.array_equal(center_crop(image, 224), image[top : top + 224, left : left + 224])
 
 
-def test_the_file_lists_the_nearest_by_the_encoder(tmp_path: Path) -> None:
+def test_the_file_lists_the_nearest_by_the_encoder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, encoder = save_images(tmp_path / "photos", 11), tiny_encoder()
     before = sorted(folder.rglob("*"))
     path = find_all(encoder, folder, k=3)
@@ -77,11 +77,9 @@ def test_the_file_lists_the_nearest_by_the_encoder(tmp_path: Path) -> None:
     expected = search(image_features(encoder, torch.from_numpy(crops)), 3)
     assert np.array_equal(found.indices, expected.indices.numpy())
     assert np.allclose(found.cosines, expected.cosines.numpy(), atol=1e-6)
-
-
-def test_a_packed_store_takes_the_file_inside(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    # A packed store takes the file inside.
     monkeypatch.setattr(neighbors, "open_images", lambda path: Painted([1] * 8, sizes=[(40, 40)]))
-    assert find_all(tiny_encoder(), tmp_path, k=2) == tmp_path / "neighbors.safetensors"
+    assert find_all(encoder, tmp_path, k=2) == tmp_path / "neighbors.safetensors"
 
 
 @pytest.mark.parametrize("done", [12, 18])
@@ -123,9 +121,7 @@ def test_a_file_of_the_same_encoder_images_and_k_is_kept(tmp_path: Path) -> None
         assert (found.k, found.encoder) == (k, encoder.name)
 
 
-def test_a_place_that_cannot_be_written_asks_for_out_and_a_file_of_another_kind_is_kept(
-    tmp_path: Path,
-) -> None:
+def test_places_and_images_that_cannot_be_used_are_named(tmp_path: Path) -> None:
     folder = save_images(tmp_path / ("x" * 250), 8)  # no room for a longer name beside it
     with pytest.raises(InputError, match=r"cannot write .* give --out FILE.* --neighbors FILE"):
         find_all(tiny_encoder(), folder)
@@ -135,13 +131,9 @@ def test_a_place_that_cannot_be_written_asks_for_out_and_a_file_of_another_kind_
     with pytest.raises(InputError, match=r"image0\.png exists and holds no neighbors"):
         find_all(tiny_encoder(), folder, out=photo)
     assert photo.read_bytes() == before
-
-
-def test_an_image_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    folder = save_images(tmp_path / "photos", 8)
     (folder / "bad.jpg").write_bytes(b"no image")
     with pytest.raises(InputError, match=r"bad\.jpg"):
-        find_all(tiny_encoder(), folder)
+        find_all(tiny_encoder(), folder, out=tmp_path / "bad")
 
 
 def test_copies_are_reported_and_an_encoder_that_distinguishes_nothing_is_warned_of(tmp_path: Path) -> None:

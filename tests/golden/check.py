@@ -17,6 +17,7 @@ from torch import Tensor
 from tcore import methods
 from tcore.config import OptimConfig
 from tcore.evaluation import pose, resize, scores
+from tcore.evaluation.checkpoints import translate
 from tcore.evaluation.propagate import propagate_features
 from tcore.evaluation.protocols import Protocol
 from tcore.methods.distillation import Batch, SelfDistillation, make_batch
@@ -95,17 +96,9 @@ def our_name(name: str) -> str:
 
 def small_vit(state: Mapping[str, Tensor], num_heads: int) -> VisionTransformer:
     """A ViT with the sizes of its golden weights."""
-    cells = state["pos_embed"].shape[1] - 1
-    patch_size = state["patch_embed.proj.weight"].shape[-1]
-    vit = VisionTransformer(
-        dim=state["cls_token"].shape[-1],
-        depth=1 + max(int(k.split(".")[1]) for k in state if k.startswith("blocks.")),
-        num_heads=num_heads,
-        patch_size=patch_size,
-        image_size=patch_size * round(cells**0.5),
-        num_registers=state["register_tokens"].shape[1],
-    )
-    vit.load_state_dict(state)
+    found = translate(state, "golden weights", {"num_heads": num_heads})
+    vit = VisionTransformer(**found.sizes)
+    vit.load_state_dict(found.state)
     return vit.eval()
 
 
@@ -151,14 +144,9 @@ def golden_model(arrays: Arrays, settings: Mapping[str, Any], form: LossForm) ->
     match = PatchMatchingModule(
         dim=settings["embed_dim"], num_heads=settings["pmm_heads"], gain=settings["attn_mul"]
     )
-    names = {
-        "dino": "dino",
-        "past_teacher": "pt",
-        "future_teacher": "ft",
-        "past_future": "pf",
-        "koleo": "koleo",
-    }
-    weights = {name: settings[f"w_{short}"] for name, short in names.items()}
+    names = ("dino", "past_teacher", "future_teacher", "past_future", "koleo")
+    given = (settings[f"w_{name}"] for name in ("dino", "pt", "ft", "pf", "koleo"))
+    weights = dict(zip(names, given, strict=True))
     model = TCoRe(
         backbone, head, match, weights=weights, form=form, student_temperature=settings["student_temp"]
     )
@@ -212,18 +200,30 @@ def check_losses_and_gradients(
     yield deviation("after/patch_center", model.patch_center.value, arrays["after/patch_center"].ravel())
 
 
+def take_step(
+    model: SelfDistillation,
+    settings: Mapping[str, Any],
+    rates: Mapping[str, float],
+    last: bool = True,
+    **own: Any,
+) -> None:
+    """Clip and AdamW with the golden settings; where not `last`, prototypes stay."""
+    betas, eps = tuple(settings["betas"]), settings["eps"]
+    adamw = OptimConfig(clip=settings["clip"], betas=betas, eps=eps, **own)
+    optimizer = optim.Optimizer(model.parts(), adamw, settings["depth"])
+    optimizer.clip()
+    lr = settings["lr"]
+    every = dict.fromkeys(("backbone", "head", "last_layer"), lr) | rates
+    optimizer.step(optim.StepValues(lr, every, last, settings["weight_decay"], {}))
+
+
 def check_update(arrays: Arrays, settings: Mapping[str, Any]) -> Iterator[Deviation]:
     """Parameters after clip, AdamW and EMA, fed with the golden gradients."""
     model = golden_model(arrays, settings, "release")
     parameters = dict(model.named_parameters())
     for name, gradient in tensors(arrays, "grad/").items():
         parameters[our_name(name)].grad = gradient.clone()
-    adamw = OptimConfig(clip=settings["clip"], betas=tuple(settings["betas"]), eps=settings["eps"])
-    optimizer = optim.Optimizer(model.parts(), adamw, settings["depth"])
-    optimizer.clip()
-    lr, decay = settings["lr"], settings["weight_decay"]
-    rates = dict.fromkeys(("backbone", "head", "last_layer"), lr) | {"match": settings["matching_lr"]}
-    optimizer.step(optim.StepValues(lr, rates, True, decay, {}))
+    take_step(model, settings, {"match": settings["matching_lr"]})
     model.finish_step({"momentum": settings["teacher_momentum"]})
     after = {our_name(name) for name in tensors(arrays, "after/") if not name.endswith("_center")}
     yield same_names("after", after, parameters)
@@ -458,18 +458,7 @@ def check_dino_update(
     arrays: Arrays, settings: Mapping[str, Any], model: SelfDistillation, *, frozen: bool
 ) -> Iterator[Deviation]:
     """Parameters after clipping each by itself, AdamW and EMA; in the first epoch prototypes stay."""
-    adamw = OptimConfig(
-        clip=settings["clip"],
-        clip_by="parameter",
-        freeze="gradient",
-        betas=tuple(settings["betas"]),
-        eps=settings["eps"],
-    )
-    optimizer = optim.Optimizer(model.parts(), adamw, settings["depth"])
-    optimizer.clip()
-    lr, decay = settings["lr"], settings["weight_decay"]
-    rates = dict.fromkeys(("backbone", "head", "last_layer"), lr)
-    optimizer.step(optim.StepValues(lr, rates, not frozen, decay, {}))
+    take_step(model, settings, {}, not frozen, clip_by="parameter", freeze="gradient")
     model.finish_step({"momentum": settings["momentum"]})
     networks = {"student": model.student} if frozen else {"student": model.student, "teacher": model.teacher}
     for who, network in networks.items():
