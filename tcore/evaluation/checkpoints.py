@@ -110,7 +110,7 @@ def translate(loaded: Mapping[str, Any], source: str, card: Mapping[str, Any] | 
 
     Sizes come from the shapes of the weights, and from what the file or a card beside it declares.
     """
-    entry, weights, beside = _find_weights(loaded, source)
+    entry, weights = _find_weights(loaded, source)
     _refuse_hollow(weights, source)
     bare = _bare_names(weights, source)
     left_out, weights = len(weights) - len(bare), _number_blocks(bare, source)
@@ -122,7 +122,6 @@ def translate(loaded: Mapping[str, Any], source: str, card: Mapping[str, Any] | 
     found = {
         f"weights{f' of {entry}' if entry else ''}": [f"{name} {value}" for name, value in sizes.items()],
         "left out": [f"{left_out} keys of heads, decoder or student"] if left_out else [],
-        "not read": beside,
         "not in the file": filled,
         "converted to float32 from": sorted(stored),
         "positions on other grids": ["bicubic with antialias, as in our own encoder"],
@@ -138,9 +137,9 @@ def listing(items: Iterable[str]) -> str:
     return "; ".join(all_items[:LISTED]) + more
 
 
-def _find_weights(loaded: Mapping[str, Any], source: str) -> tuple[str, Weights, list[str]]:
-    """The entry that holds the weights, those weights, and the names of everything beside them."""
-    entry, beside, inner = "", list[str](), loaded
+def _find_weights(loaded: Mapping[str, Any], source: str) -> tuple[str, Weights]:
+    """The entry that holds the weights, and those weights."""
+    entry, inner = "", loaded
     while not any(str(name).endswith("patch_embed.proj.weight") for name in inner):
         nested = next((name for name in ENTRIES if isinstance(inner.get(name), Mapping)), None)
         if nested is None:
@@ -148,11 +147,8 @@ def _find_weights(loaded: Mapping[str, Any], source: str) -> tuple[str, Weights,
                 f"{source} holds no weights of a Vision Transformer (no patch_embed.proj.weight), but "
                 f"{listing(map(str, inner)) or 'nothing'}."
             )
-        beside += [str(name) for name in inner if name != nested]
         entry, inner = f"{entry}.{nested}".lstrip("."), inner[nested]
-    weights = {str(name): value for name, value in inner.items() if isinstance(value, Tensor)}
-    beside += [str(name) for name, value in inner.items() if not isinstance(value, Tensor)]
-    return entry, weights, [name for name in beside if name != "vit"]
+    return entry, {str(name): value for name, value in inner.items() if isinstance(value, Tensor)}
 
 
 def _refuse_hollow(weights: Weights, source: str) -> None:
@@ -269,10 +265,8 @@ def to_hf(state: Mapping[str, Tensor]) -> Weights:
     for name, value in state.items():
         for ours, theirs in HF_NAMES:
             name = name.replace(ours, theirs)
-        split = {name: value}
-        if ".query." in name:
-            split = dict(zip(_projections(name), value.chunk(3), strict=True))
-        named |= split
+        parts = _projections(name) if ".query." in name else [name]
+        named |= dict(zip(parts, value.chunk(len(parts)), strict=True))
     return named
 
 

@@ -127,7 +127,10 @@ def run_benchmark(
         key = clip_key(benchmark, identity, truth, frames)
         result = None if out is None else read_result(out / "clips", benchmark, clip.name, key, save)
         if result is None:
-            result = run_one(benchmark, encoder, clip, out if save else None)
+            begun = time.perf_counter()
+            with write_behind(predictions_saver((out or Path()) / "predictions" / benchmark.name)) as write:
+                result = benchmark.run(encoder, clip, write if save else None)
+            result["seconds"] = round(time.perf_counter() - begun, 3)
             if out is not None:
                 path = out / "clips" / benchmark.name / f"{clip.name}.json"
                 write_text(path, json.dumps({"key": key, "saved": save, "result": result}) + "\n")
@@ -146,17 +149,6 @@ def run_benchmark(
         "clips": {name: per_clip(benchmark, result) for name, result in results.items()},
         "differs": differences(benchmark),
     }
-
-
-def run_one(benchmark: Benchmark, encoder: Encoder, clip: Any, out: Path | None) -> Result:
-    """The result of one clip, with the seconds it took; predictions are saved under `out`, if given."""
-    begun = time.perf_counter()
-    if out is None:
-        result = benchmark.run(encoder, clip)
-    else:
-        with write_behind(predictions_saver(out / "predictions" / benchmark.name)) as save:
-            result = benchmark.run(encoder, clip, save)
-    return result | {"seconds": round(time.perf_counter() - begun, 3)}
 
 
 def per_clip(benchmark: Benchmark, result: Result) -> Card:

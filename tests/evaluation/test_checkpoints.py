@@ -127,7 +127,7 @@ def timm() -> Made:
 
 FORMATS: list[tuple[Callable[[], Made], list[str]]] = [
     (tcore, ["of teacher", "num_registers 4", "patch_size 16", "left out: 2 keys"]),
-    (dino, ["of teacher", "patch_size 8", "student, dino_loss, optimizer"]),
+    (dino, ["of teacher", "patch_size 8"]),
     (dino_plain, ["dim 64, depth 3, num_heads 1", "mask token (0)", "LayerScale (1)", "bicubic"]),
     (dinov2, ["patch_size 14", "image_size 42", "num_registers 0"]),
     (dinov2_sharded, ["of teacher", "num_registers 2", "left out: 4 keys"]),

@@ -197,14 +197,14 @@ def read_mat(path: Path) -> dict[str, np.ndarray]:
     """The real numeric arrays of a MATLAB 5 file, by name; whatever else it holds is passed over."""
     try:
         data = read_bytes(path)
-        order = {b"IM": "<", b"MI": ">"}[data[126:128]]
-        arrays = {}
-        position = 128
+        arrays, position = {}, 128
+        if data[126:128] != b"IM":  # of machines with the other byte order, too
+            raise ValueError("no MATLAB 5 file")
         while position + 8 <= len(data):
-            kind, body, position = _element(data, position, order)
+            kind, body, position = _element(data, position)
             if kind == COMPRESSED:
-                kind, body, _ = _element(_inflate(body), 0, order)
-            if kind == MATRIX and (named := _matrix(body, order)) is not None:
+                kind, body, _ = _element(_inflate(body), 0)
+            if kind == MATRIX and (named := _matrix(body)) is not None:
                 arrays[named[0]] = named[1]
         return arrays
     except OSError as error:
@@ -221,9 +221,9 @@ def _inflate(body: bytes) -> bytes:
     return data
 
 
-def _element(data: bytes, position: int, order: str) -> tuple[int, bytes, int]:
+def _element(data: bytes, position: int) -> tuple[int, bytes, int]:
     """Kind and bytes of the data element at a position, and where the next one begins."""
-    kind, size = struct.unpack_from(order + "II", data, position)
+    kind, size = struct.unpack_from("<II", data, position)
     if kind >> 16:  # a small element holds its bytes beside its kind
         if kind >> 16 > 4:
             raise ValueError("a small element holds 4 bytes at most")
@@ -235,17 +235,14 @@ def _element(data: bytes, position: int, order: str) -> tuple[int, bytes, int]:
     return kind, data[start:end], end if kind == COMPRESSED else (end + 7) // 8 * 8
 
 
-def _matrix(body: bytes, order: str) -> tuple[str, np.ndarray] | None:
+def _matrix(body: bytes) -> tuple[str, np.ndarray] | None:
     """Name and values of a real numeric matrix."""
-    _, flags, position = _element(body, 0, order)
-    matrix_class, is_complex = flags[0], bool(flags[1] & 8)
-    if order == ">":
-        matrix_class, is_complex = flags[3], bool(flags[2] & 8)
-    if not 6 <= matrix_class <= 15 or is_complex:
+    _, flags, position = _element(body, 0)
+    if not 6 <= flags[0] <= 15 or flags[1] & 8:  # its class, and whether it is complex
         return None
-    _, shape, position = _element(body, position, order)
-    _, name, position = _element(body, position, order)
-    kind, values, _ = _element(body, position, order)
-    dimensions = np.frombuffer(shape, order + "i4")
-    array = np.frombuffer(values, order + NUMBERS[kind]).reshape(dimensions, order="F")
+    _, shape, position = _element(body, position)
+    _, name, position = _element(body, position)
+    kind, values, _ = _element(body, position)
+    dimensions = np.frombuffer(shape, "<i4")
+    array = np.frombuffer(values, "<" + NUMBERS[kind]).reshape(dimensions, order="F")
     return name.decode("ascii"), array.astype(np.float64)
