@@ -54,14 +54,6 @@ def test_the_read_out_weighs_the_strongest_cells_alone_and_marks_an_empty_channe
     torch.testing.assert_close(read_out(maps, topk=2), torch.tensor([[1.5, -1], [0.5, -1]]))
 
 
-@settings(deadline=None, max_examples=30)
-@given(st.floats(3, 16), st.floats(3, 16))
-def test_a_stamp_is_read_out_within_a_cell_of_its_joint(x: float, y: float) -> None:
-    maps = torch.from_numpy(joint_label_map(np.array([[x, y]])))
-    found = read_out(maps)[:, 0].numpy()
-    assert np.abs(found - [x, y]).max() < 0.6
-
-
 def test_annotations_go_to_the_grid_and_back_to_pixels() -> None:
     annotation = np.array([[[33.0, -1.0]], [[25.0, -1.0]]])
     pixels = annotated_pixels(annotation)

@@ -57,34 +57,6 @@ def test_streaming_agrees_with_the_full_matrix_and_real_copies(
     torch.testing.assert_close(found, propagate_plainly(features, first, protocol), rtol=0, atol=1e-5)
 
 
-@quick
-@given(seed=st.integers(0, 2**31), topk=st.integers(1, 9), temperature=st.floats(0.001, 2))
-def test_labels_stay_distributions(seed: int, topk: int, temperature: float) -> None:
-    features, first = random_video(seed, 5, 4, 6)
-    found = run(features, first, context=2, radius=3, topk=topk, temperature=temperature)
-    assert (found >= 0).all()
-    torch.testing.assert_close(found.sum(dim=3), torch.ones(5, 4, 6))
-
-
-@pytest.mark.parametrize("first_frame", ["repeated", "once"])
-def test_identical_frames_keep_their_labels_with_one_key(first_frame: FirstFrame) -> None:
-    features, first = random_video(2, 1, 5, 8)
-    found = run(features.expand(7, -1, -1, -1), first, context=3, topk=1, first_frame=first_frame)
-    torch.testing.assert_close(found, first.expand(7, -1, -1, -1), rtol=0, atol=1e-5)
-
-
-def test_copies_of_the_first_frame_crowd_out_other_keys_only_when_repeated() -> None:
-    features, first = random_video(4, 3, 4, 4)
-    repeated, once = (
-        run(features, first, context=9, topk=4, first_frame=rule) for rule in ("repeated", "once")
-    )
-    best = (F.normalize(features[1], dim=0).flatten(1).T @ F.normalize(features[0], dim=0).flatten(1)).argmax(
-        1
-    )
-    torch.testing.assert_close(repeated[1].flatten(0, 1), first.flatten(0, 1)[best])
-    assert (once[1] - repeated[1]).abs().max() > 0.01
-
-
 def test_what_is_held_does_not_grow_with_the_video() -> None:
     features, first = random_video(5, 12, 4, 5)
     propagator = Propagator(Protocol(context=2))
