@@ -203,7 +203,7 @@ def check_losses_and_gradients(
 def take_step(
     model: SelfDistillation,
     settings: Mapping[str, Any],
-    rates: Mapping[str, float],
+    rates: dict[str, float],
     last: bool = True,
     **own: Any,
 ) -> None:
