@@ -87,22 +87,6 @@ def test_dino_is_the_mean_over_all_pairs_of_different_views() -> None:
     assert got.item() == pytest.approx(sum(of_videos) / VIDEOS, rel=1e-5)
 
 
-def test_parts_of_a_step_add_up_to_its_dino() -> None:
-    targets, global_, local = (
-        probabilities(2 * VIDEOS, 0),
-        outputs(2 * VIDEOS, 1),
-        outputs(LOCALS * VIDEOS, 2),
-    )
-
-    def of(videos: list[int]) -> Tensor:
-        def rows(x: Tensor) -> Tensor:
-            return x.unflatten(0, (-1, VIDEOS))[:, videos].flatten(0, 1)
-
-        return dino_loss(rows(targets), rows(global_), rows(local), TEMPERATURE, VIDEOS)
-
-    torch.testing.assert_close(of([0]) + of([1, 2, 3]), of([0, 1, 2, 3]))
-
-
 @pytest.mark.parametrize("divisor", [5, 2 * VIDEOS])
 def test_patch_loss_is_a_mean_within_each_crop(divisor: int) -> None:
     mask = some_masks()
@@ -140,40 +124,6 @@ def test_past_future_as_released_is_a_mean_over_tokens_and_prototypes() -> None:
     got = past_future_output_distance(past, future, 11)
     assert got.item() == pytest.approx(sum(squares) / (11 * PROTOTYPES), rel=1e-5)
     assert past_future_output_distance(past, past, 11) == 0
-
-
-def test_parts_of_a_step_add_up_to_its_patch_losses() -> None:
-    mask = some_masks()
-    first, second = mask.clone(), mask.clone()
-    first[5:], second[:5] = False, False
-    held = int(first.sum())
-    targets, past, future = probabilities(16, 0), outputs(16, 1), outputs(16, 2)
-    assert mask.sum() == 16
-
-    def losses(rows: slice, part: Tensor) -> Tensor:
-        weights = weights_of(part)
-        return torch.stack(
-            [
-                patch_loss(targets[rows], past[rows], weights, TEMPERATURE, 5),
-                past_future_probability_distance(past[rows], future[rows], weights, TEMPERATURE, 5),
-                past_future_output_distance(past[rows], future[rows], 16),
-            ]
-        )
-
-    parts = losses(slice(held), first) + losses(slice(held, None), second)
-    torch.testing.assert_close(parts, losses(slice(None), mask))
-
-
-def test_patch_losses_without_masked_patches_are_zero_with_a_graph() -> None:
-    empty = torch.zeros(0, PROTOTYPES, requires_grad=True)
-    weights = torch.zeros(0)
-    for loss in (
-        patch_loss(torch.zeros(0, PROTOTYPES), empty, weights, TEMPERATURE, 0),
-        past_future_probability_distance(empty, empty, weights, TEMPERATURE, 0),
-        past_future_output_distance(empty, empty, 0),
-    ):
-        assert loss.item() == 0
-        loss.backward()
 
 
 def frame_tokens(count: int, seed: int = 0) -> Tensor:
