@@ -1,4 +1,4 @@
-"""One lock for run folders, stores and out folders."""
+"""One lock for run folders and stores."""
 
 import errno
 import fcntl

@@ -404,7 +404,7 @@ def test_unknown_device_is_an_error_that_names_it() -> None:
     if not torch.cuda.is_available():
         with pytest.raises(InputError, match=r"runtime.device=cuda: no CUDA device"):
             Trainer(tiny(runtime__device="cuda"))
-    with pytest.raises(InputError, match=r"runtime.device=meta is not supported"):
+    with pytest.raises(InputError, match=r"runtime.device=meta: use auto"):
         Trainer(tiny(runtime__device="meta"))
 
 
