@@ -36,27 +36,33 @@ def world() -> World:
 
 def choose_device(name: str = "auto") -> torch.device:
     """A device by its name; auto is CUDA where there is one. Under torchrun each process has its own GPU."""
-    there = torch.cuda.is_available()
     if name == "auto":
-        name = "cuda" if there else "cpu"
+        name = "cuda" if torch.cuda.is_available() else "cpu"
     if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
         raise InputError(f"runtime.device={name}: use auto, cpu, cuda or cuda:1.")
-    device, found, process = torch.device(name), torch.cuda.device_count(), world()
+    device = torch.device(name)
     if device.type == "cpu":
         return device
-    if not there:
+    found = torch.cuda.device_count()
+    if not torch.cuda.is_available():
         raise InputError(f"runtime.device={name}: no CUDA device here; use auto or cpu.")
-    if process.size == 1:
-        if (device.index or 0) >= found:
-            raise InputError(f"runtime.device={name}: there are {found} CUDA devices here.")
-        return device
+    if world().size > 1:
+        return _own_gpu(device, found)
+    if (device.index or 0) >= found:
+        raise InputError(f"runtime.device={name}: there are {found} CUDA devices here.")
+    return device
+
+
+def _own_gpu(device: torch.device, found: int) -> torch.device:
+    """The GPU of this process among those of its machine."""
+    here = world().here
     if device.index is not None:
-        raise InputError(f"runtime.device={name} under torchrun: each process takes its own; use cuda.")
-    if process.here > found:
+        raise InputError(f"runtime.device={device} under torchrun: each process takes its own; use cuda.")
+    if here > found:
         raise InputError(
-            f"{process.here} processes for {found} CUDA devices here: use torchrun --nproc-per-node {found}."
+            f"{here} processes for {found} CUDA devices here: use torchrun --nproc-per-node {found}."
         )
-    own = torch.device("cuda", process.place)
+    own = torch.device("cuda", world().place)
     torch.cuda.set_device(own)
     return own
 
