@@ -14,14 +14,10 @@ from tcore.data.stores import FrameStore
 from tcore.data.views import ViewPlan
 from tcore.methods import build_sampling, build_source
 from tcore.methods.settings import Auxiliary, MaskingConfig
-from tests.data.painted import ALL_MASKED, GRID, TINY, Painted, sandwiches_of, videos_of
+from tests.data.painted import ALL_MASKED, TINY, Painted, sandwiches_of, videos_of
 from tests.tiny import change
 
 CPU = torch.device("cpu")
-
-
-def same_plan(first: ViewPlan, second: ViewPlan) -> bool:
-    return all(np.array_equal(getattr(first, f.name), getattr(second, f.name)) for f in fields(ViewPlan))
 
 
 def same(first: RawBatch, second: RawBatch) -> bool:
@@ -30,7 +26,9 @@ def same(first: RawBatch, second: RawBatch) -> bool:
         and torch.equal(first.mask, second.mask)
         and first.counts == second.counts
         and all(
-            same_plan(first.plans[name], second.plans[name]) for name in ("global", "local", "past", "future")
+            np.array_equal(getattr(first.plans[name], field.name), getattr(second.plans[name], field.name))
+            for name in ("global", "local", "past", "future")
+            for field in fields(ViewPlan)
         )
     )
 
@@ -83,7 +81,10 @@ def test_parts_of_a_step_are_the_whole_step(rendered: FrameStore) -> None:
     assert torch.equal(torch.cat([part.frames for part in parts]), whole.frames)
     masks = torch.cat([part.mask.reshape(2, size, -1) for part in parts], dim=1)
     assert torch.equal(masks.reshape(8, -1), whole.mask)
-    assert all(part.counts == whole.counts for part in parts)
+    drawn = build_sampling(TINY).masks(1)
+    assert torch.equal(whole.mask, torch.from_numpy(drawn.reshape(8, -1)))
+    for raw in (whole, *parts):
+        assert raw.counts == render_batch(raw, CPU).counts == Counts(4, 4, int(drawn.sum()))
     for name, crops in (("global", 2), ("local", 3)):
         boxes = [part.plans[name].box.reshape(crops, size, 4) for part in parts]
         together = np.concatenate(boxes, axis=1).reshape(-1, 4)
@@ -97,16 +98,6 @@ def test_parts_of_a_step_are_the_whole_step(rendered: FrameStore) -> None:
     for name in ("past", "future"):
         of_parts = [part.plans[name].frame + start for part, start in zip(parts, first, strict=True)]
         assert sorted(np.concatenate(of_parts)) == sorted(whole.plans[name].frame)
-
-
-def test_counts_are_those_of_the_whole_step() -> None:
-    config = change(TINY, optim=OptimConfig(batch=4, accumulate=2))
-    masks = build_sampling(config).masks(5)
-    assert masks.shape == (2, 4, GRID * GRID)
-    raw = build_source(Painted([20] * 4), config).read(5, 1)
-    assert raw.counts == Counts(4, 4, int(masks.sum()))
-    assert torch.equal(raw.mask, torch.from_numpy(masks[:, 2:].reshape(4, -1)))
-    assert render_batch(raw, CPU).counts == raw.counts
 
 
 @pytest.mark.parametrize(
