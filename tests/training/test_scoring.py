@@ -178,7 +178,7 @@ def test_the_command_line_says_what_goes_together(tmp_path: Path, capsys: pytest
         (["--evaluate-every", "0"], "--evaluate-every 0: need 1 step"),
         (["--evaluate-every", "5", "--evaluate-clips", "0"], "--evaluate-clips 0: need 1"),
         (["--evaluate-every", "5", "--binary"], "--binary goes with --davis"),
-        (["--evaluate-every", "5", "--davis", "nowhere"], "nowhere does not exist"),
+        (["--evaluate-every", "5", "--davis", "nowhere"], "nowhere"),
         (["--evaluate-every", "5", "--evaluate-size", "32", "32"], "goes with --davis"),
         (["--evaluate-every", "5", "--cycle-frames", "nowhere"], "nowhere does not exist"),
     ):
