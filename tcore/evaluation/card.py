@@ -3,6 +3,7 @@
 import platform
 from collections.abc import Iterator
 from dataclasses import asdict
+from math import isnan, nan
 from typing import Any
 
 import numpy as np
@@ -152,11 +153,18 @@ def differences(benchmark: Benchmark) -> list[str]:
     return found + [f"{knob} {value}" for knob, value in knobs if knob != "name" and value != usual[knob]]
 
 
+def worst(card: Card, benchmark: str) -> list[tuple[str, float]]:
+    """Clips of a benchmark with their main score, worst first; those without one are left out."""
+    score = find_benchmark(benchmark).score_names[0]
+    clips = card["benchmarks"][benchmark]["clips"].items()
+    found = [(title, float(clip[score])) for title, clip in clips if not isnan(clip.get(score, nan))]
+    return sorted(found, key=lambda one: one[1])
+
+
 def worst_clips(card: Card, count: int) -> list[str]:
-    """The clips with the lowest score of every benchmark, worst first."""
-    lines = []
-    for name, result in card["benchmarks"].items():
-        score = find_benchmark(name).score_names[0]
-        scored = sorted((clip[score], title) for title, clip in result["clips"].items() if score in clip)
-        lines += [f"{name}  {score} {100 * value:5.1f}  {title}" for value, title in scored[:count]]
-    return lines
+    """The clips with the lowest score of every benchmark, as lines for a person."""
+    return [
+        f"{name}  {find_benchmark(name).score_names[0]} {100 * value:5.1f}  {title}"
+        for name in card["benchmarks"]
+        for title, value in worst(card, name)[:count]
+    ]

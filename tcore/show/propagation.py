@@ -1,6 +1,5 @@
 """Propagated labels beside the true ones: frames with their scores, a video, the worst clips of a card."""
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from fractions import Fraction
@@ -20,7 +19,7 @@ from tcore.errors import InputError
 from tcore.evaluation.benchmarks import find_benchmark
 from tcore.evaluation.benchmarks.benchmark import Benchmark, Kind
 from tcore.evaluation.benchmarks.rendered import heldout_video, propagate_video, true_joints
-from tcore.evaluation.card import Card, rename_old
+from tcore.evaluation.card import Card, rename_old, worst
 from tcore.evaluation.encoder import Encoder
 from tcore.evaluation.masks import Ids, read_ids
 from tcore.evaluation.protocols import RENDERED, TCORE, Protocol
@@ -236,16 +235,6 @@ def read_card(path: Path) -> Card:
     if not isinstance(card, dict) or "benchmarks" not in card:
         raise InputError(f"{file} is not a score card of tcore evaluate: it has no benchmarks.")
     return card | {"benchmarks": rename_old(card["benchmarks"])}
-
-
-def worst(card: Card, benchmark: str) -> list[tuple[str, float]]:
-    """Clips of a benchmark with their main score, worst first; those without one are left out."""
-    score = find_benchmark(benchmark).score_names[0]
-    clips = card["benchmarks"][benchmark]["clips"].items()
-    found = [
-        (title, float(clip[score])) for title, clip in clips if not math.isnan(clip.get(score, math.nan))
-    ]
-    return sorted(found, key=lambda one: one[1])
 
 
 def find_failures(

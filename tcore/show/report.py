@@ -17,7 +17,7 @@ from PIL import Image
 from tcore.config import OPERATIONAL, Config, flatten
 from tcore.errors import InputError
 from tcore.evaluation.benchmarks import find_benchmark
-from tcore.evaluation.card import PUBLISHED
+from tcore.evaluation.card import PUBLISHED, worst
 from tcore.evaluation.encoders import load_encoder
 from tcore.files import write_text
 from tcore.show.attention import attention_figure, load_matcher
@@ -30,7 +30,6 @@ from tcore.show.propagation import (
     label_rendered,
     propagation_figure,
     with_truth,
-    worst,
 )
 from tcore.show.runs import Line, Run, draw_panel, panels, read_runs, words
 from tcore.text import Say, format_seconds, silent

@@ -235,9 +235,6 @@ class Brightness(Benchmark):
     def total(self, results: Iterable[Result]) -> Result:
         return {"light": float(np.mean([result["light"] for result in results]))}
 
-    def score_saved(self, clip: Any, predictions: Path) -> Result:
-        raise NotImplementedError
-
     def label(self, encoder: Encoder, clip: Any) -> LabeledClip:
         raise NotImplementedError
 

@@ -14,7 +14,7 @@ from tcore.data.images import BAD_IMAGE, Frame, open_image, read_image
 from tcore.data.stores import list_images
 from tcore.errors import InputError
 from tcore.evaluation.encoder import Encoder
-from tcore.evaluation.masks import VOID, Ids, read_ids
+from tcore.evaluation.masks import VOID, Ids, as_binary, read_ids
 from tcore.evaluation.protocols import TCORE, Protocol, corrected
 from tcore.evaluation.resize import Size, input_size
 from tcore.evaluation.run_clip import run_masks
@@ -139,9 +139,9 @@ class Benchmark(ABC):
         results = {clip.name: self.score_saved(clip, predictions) for clip in self.clips}
         return self.summarize(results.values()), self.describe(results)
 
-    @abstractmethod
     def score_saved(self, clip: Any, predictions: Path) -> Result:
         """The result of one clip, given a folder of predictions."""
+        raise InputError(f"predictions of {self.name} are scored as they are made: use tcore evaluate.")
 
     def describe(self, results: dict[str, Result]) -> Result:
         """All details of the results by clip."""
@@ -229,9 +229,13 @@ class MaskBenchmark(Benchmark):
     def score_clip(self, clip: Clip, found: Iterable[Ids]) -> Result:
         """The result of one clip, given the ids of its frames."""
 
+    def read(self, path: Path) -> Ids:
+        """The ids of a frame, or where there is an object."""
+        return as_binary(read_ids(path)) if self.binary else read_ids(path)
+
     def read_truth(self, clip: Clip, index: int) -> Ids:
         """The true ids of a frame."""
-        return read_ids(clip.truth[index])
+        return self.read(clip.truth[index])
 
     def run(self, encoder: Encoder, clip: Any, save: Save | None = None) -> Result:
         """Propagate the first mask of a clip and compare."""
@@ -279,15 +283,11 @@ class MaskBenchmark(Benchmark):
                 if not self.is_scored(clip, index):
                     yield np.zeros((1, 1), np.uint8)
                 elif mask.stem in files:
-                    yield self.read_prediction(files[mask.stem])
+                    yield self.read(files[mask.stem])
                 else:
                     raise InputError(f"no prediction for frame {mask.stem} of {clip.name} in {folder}.")
 
         return self.score_clip(clip, found())
-
-    def read_prediction(self, path: Path) -> Ids:
-        """The predicted ids of a frame."""
-        return read_ids(path)
 
     @classmethod
     def check_truth(cls, clip: Any, sizes: dict[str, Size]) -> Iterator[str]:

@@ -12,7 +12,7 @@ from tcore.data.images import read_image
 from tcore.errors import InputError
 from tcore.evaluation import scores
 from tcore.evaluation.benchmarks.benchmark import Clip, MaskBenchmark, Result
-from tcore.evaluation.masks import VOID, Ids, as_binary, read_ids
+from tcore.evaluation.masks import VOID, Ids, read_ids
 from tcore.evaluation.protocols import Protocol
 
 OBJECTS = 61  # of DAVIS-2017 val
@@ -44,7 +44,7 @@ class Davis(MaskBenchmark):
 
     def read_truth(self, clip: Clip, index: int) -> Ids:
         """The true ids of a frame; frame 0 is checked for what looks like a single object."""
-        ids = self.read_prediction(clip.truth[index])
+        ids = super().read_truth(clip, index)
         if index == 0 and not self.binary and set(np.unique(ids)) in ({VOID}, {0, VOID}):
             raise InputError(
                 f"mask {clip.truth[0]} holds only 0 and 255: this is one object, not unlabeled pixels; "
@@ -71,16 +71,14 @@ class Davis(MaskBenchmark):
         return describe_objects(scores.object_scores(self.pairs(clip, found), self.first_labels(clip)[1] - 1))
 
     def total(self, results: Iterable[Result]) -> Result:
-        """J&F, J and F."""
-        return total_of_objects(results)
+        """J, F and J&F: means over all objects of all sequences."""
+        objects = [one for s in results for one in s.get("objects", {"1": s}).values()]
+        j, f = (float(np.mean([one[name]["mean"] for one in objects])) for name in ("J", "F"))
+        return {"J&F": (j + f) / 2, "J": j, "F": f}
 
     def describe(self, results: dict[str, Result]) -> Result:
         """The result of every clip."""
         return results
-
-    def read_prediction(self, path: Path) -> Ids:
-        """Predicted ids, or where there is an object."""
-        return as_binary(read_ids(path)) if self.binary else read_ids(path)
 
     def check(self) -> None:
         """Refuse clips that cannot be scored, as far as their ends show it."""
@@ -117,10 +115,3 @@ def describe_objects(objects: list[Float[np.ndarray, "2 frames"]]) -> Result:
     if len(each) > 1:
         described["objects"] = {str(number): one for number, one in enumerate(each, start=1)}
     return described
-
-
-def total_of_objects(sequences: Iterable[Result]) -> Result:
-    """J, F and J&F: means over all objects of all sequences."""
-    objects = [one for s in sequences for one in s.get("objects", {"1": s}).values()]
-    j, f = (float(np.mean([one[name]["mean"] for one in objects])) for name in ("J", "F"))
-    return {"J&F": (j + f) / 2, "J": j, "F": f}

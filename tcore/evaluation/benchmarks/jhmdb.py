@@ -91,8 +91,15 @@ class Jhmdb(Benchmark):
         return describe_joints(truth, joints) | {"frames": len(clip.frames), "input": list(size)}
 
     def total(self, results: Iterable[Result]) -> Result:
-        """PCK at both thresholds, and how many joints could not be scored."""
-        return total_of_joints(results, count_lost=self.protocol.count_lost)
+        """PCK at each threshold, and how many joints could not be scored."""
+        clips = [[np.array(one[name], dtype=np.float64) for name in ("truth", "joints")] for one in results]
+        truth, joints = ([clip[side] for clip in clips] for side in (0, 1))
+        found = scores.pck(truth, joints, count_lost=self.protocol.count_lost)
+        return {f"PCK@{t:g}": float(value) for t, value in zip(scores.THRESHOLDS, found.pck, strict=True)} | {
+            "scored": found.scored,
+            "lost_in_truth": found.lost_in_truth,
+            "lost_in_prediction": found.lost_in_prediction,
+        }
 
     def score_saved(self, clip: Any, predictions: Path) -> Result:
         """Read the joints.npz that an evaluation saves."""
@@ -180,17 +187,6 @@ def describe_joints(truth: Joints, joints: Joints) -> Result:
         return np.where(np.isnan(values), np.array(None), values.astype(object)).tolist()
 
     return {"truth": plain(truth), "joints": plain(joints)}
-
-
-def total_of_joints(results: Iterable[Result], *, count_lost: bool) -> Result:
-    """PCK of some clips at each threshold, and how many joints could not be scored."""
-    clips = [[np.array(result[name], dtype=np.float64) for name in ("truth", "joints")] for result in results]
-    found = scores.pck([truth for truth, _ in clips], [joints for _, joints in clips], count_lost=count_lost)
-    return {f"PCK@{t:g}": float(value) for t, value in zip(scores.THRESHOLDS, found.pck, strict=True)} | {
-        "scored": found.scored,
-        "lost_in_truth": found.lost_in_truth,
-        "lost_in_prediction": found.lost_in_prediction,
-    }
 
 
 def read_mat(path: Path) -> dict[str, np.ndarray]:

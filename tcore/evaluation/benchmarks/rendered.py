@@ -3,7 +3,6 @@
 import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,9 +14,9 @@ from tcore.data.rendered import RenderedVideo, render_video
 from tcore.errors import InputError
 from tcore.evaluation import scores
 from tcore.evaluation.benchmarks.benchmark import Benchmark, LabeledClip, Layout, Result, Save, Source
-from tcore.evaluation.benchmarks.davis import describe_objects, total_of_objects
-from tcore.evaluation.benchmarks.jhmdb import Joints, describe_joints, total_of_joints
-from tcore.evaluation.benchmarks.vip import total_of_parts
+from tcore.evaluation.benchmarks.davis import Davis, describe_objects
+from tcore.evaluation.benchmarks.jhmdb import Jhmdb, Joints, describe_joints
+from tcore.evaluation.benchmarks.vip import Vip
 from tcore.evaluation.encoder import Encoder
 from tcore.evaluation.pose import joints_from_grid, joints_to_grid
 from tcore.evaluation.propagate import propagate_features
@@ -87,12 +86,8 @@ class Rendered(Benchmark):
     def total(self, results: Iterable[Result]) -> Result:
         """All scores of the other three benchmarks."""
         results = list(results)
-        joints = total_of_joints(results, count_lost=self.protocol.count_lost)
-        return total_of_objects(results) | total_of_parts(results) | joints
-
-    def score_saved(self, clip: Any, predictions: Path) -> Result:
-        """Predictions of rendered videos are scored as they are made."""
-        raise InputError("tcore score takes a dataset on disk: rendered videos are none.")
+        totals = (kind([], self.protocol, "").total(results) for kind in (Davis, Vip, Jhmdb))
+        return {name: value for total in totals for name, value in total.items()}
 
     def label(self, encoder: Encoder, clip: Any) -> LabeledClip:
         """Predicted and true ids of objects."""

@@ -53,13 +53,8 @@ class Vip(MaskBenchmark):
         return {"frames": len(clip.frames), "confusion": confusion.tolist()}
 
     def total(self, results: Iterable[Result]) -> Result:
-        """Mean IoU, and that of every class."""
-        return total_of_parts(results)
-
-
-def total_of_parts(results: Iterable[Result]) -> Result:
-    """Mean IoU over some clips, and that of every class that occurs."""
-    confusion = np.sum([result["confusion"] for result in results], axis=0)
-    iou = scores.class_iou(confusion)
-    classes = {str(index): float(value) for index, value in enumerate(iou) if not np.isnan(value)}
-    return {"mIoU": scores.mean_iou(confusion), "classes": classes}
+        """Mean IoU, and that of every class that occurs."""
+        confusion = np.sum([result["confusion"] for result in results], axis=0)
+        iou = scores.class_iou(confusion)
+        classes = {str(index): float(value) for index, value in enumerate(iou) if not np.isnan(value)}
+        return {"mIoU": scores.mean_iou(confusion), "classes": classes}
