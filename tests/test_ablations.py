@@ -63,18 +63,13 @@ def test_rows_differ_from_one_another() -> None:
 @pytest.mark.parametrize(
     "flags",
     [
-        "--masking.kind random",
-        "--matching.num-blocks 2 --matching.temperature 0.5",
-        "--loss.form paper",
-        "--teacher.targets sinkhorn --head.no-train-gains",
-        "--vit.no-auxiliary-drop-path --vit.num-registers 0",
-        "--sandwich.offset-seconds 1 2",
-        "--sandwich.short-videos repeat --rendered.frames 5",
-        "--sandwich.cuts split",
-        "--optim.layer-decay 0.9 --optim.patch-embed-lr 0.2 --optim.freeze-last-layer-epochs 1",
-        "--masking.probability 0",
-        "--optim.batch 1",
-        "--optim.steps None --optim.epochs 2 --optim.warmup-epochs 1 --teacher.temperature-epochs 1",
+        "--masking.kind random --matching.num-blocks 2 --matching.temperature 0.5 --loss.form paper",
+        "--teacher.targets sinkhorn --head.no-train-gains --vit.no-auxiliary-drop-path --vit.num-registers 0",
+        "--sandwich.offset-seconds 1 2 --sandwich.cuts split",
+        "--sandwich.short-videos repeat --rendered.frames 5 --optim.batch 1",
+        "--optim.layer-decay 0.9 --optim.patch-embed-lr 0.2 --masking.probability 0",
+        "--optim.steps None --optim.epochs 2 --optim.warmup-epochs 1 --teacher.temperature-epochs 1 "
+        "--optim.freeze-last-layer-epochs 1",
     ],
 )
 def test_every_other_setting_trains_too(flags: str, tmp_path: Path) -> None:

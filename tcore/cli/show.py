@@ -94,8 +94,8 @@ class Attention(FromTimes):
 
     def draw(self) -> Iterable[str]:
         """Draw the maps."""
-        from tcore.show.attention import attention_figure, load_matcher
         from tcore.show.clips import Times
+        from tcore.show.features import attention_figure, load_matcher
 
         encoder = self.load()
         clip, matcher = self.open(encoder, Times(self.frames, self.times)), load_matcher(self.encoder)

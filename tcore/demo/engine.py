@@ -17,7 +17,7 @@ from tcore.evaluation.propagate import Propagator
 from tcore.evaluation.protocols import TCORE, Protocol
 from tcore.evaluation.resize import Size, normalize_images, resize_images
 from tcore.evaluation.run_clip import encode
-from tcore.show.attention import Matcher, load_matcher
+from tcore.show.features import Matcher, load_matcher
 
 CELLS = 56  # along the long side of a grid: that of the published protocol has 55 columns
 

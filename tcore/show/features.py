@@ -1,22 +1,205 @@
-"""What patch features show: their principal components as colors, and where propagated labels come from."""
+"""What an encoder sees: attention over past and future, features as colors, the sources of labels."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
+from safetensors.torch import load_file
 from torch import Tensor
 
+from tcore.config import from_dict, load_config
+from tcore.data.masking import sample_masks
+from tcore.errors import InputError
 from tcore.evaluation.encoder import Encoder
+from tcore.evaluation.encoders import DEFAULT, load_strictly, shipped
 from tcore.evaluation.propagate import LabelSource, label_sources
 from tcore.evaluation.protocols import TCORE, Protocol
-from tcore.show.attention import choose_patches
+from tcore.evaluation.resize import normalize_images
+from tcore.files import read_json
+from tcore.methods.matching import PatchMatchingModule
+from tcore.methods.settings import TCoReSettings
+from tcore.methods.tcore import build_matching
+from tcore.model.vit import VisionTransformer, build_vit
 from tcore.show.clips import Clip, encode_clip
-from tcore.show.plotting import COLORS, Cell, drawing, hide_axes, outline, show_picture, title_of
+from tcore.show.plotting import (
+    COLORS,
+    Cell,
+    drawing,
+    hide_axes,
+    mask_patches,
+    outline,
+    show_heat,
+    show_picture,
+    title_of,
+)
+from tcore.training.checkpoint import CONFIG
 
 WIDEST = 6  # pictures in a row
+MASKED = (0.25, 0.35)  # share of the current frame that is masked
+
+
+class Matcher(NamedTuple):
+    """Student backbone and matching module, for figures."""
+
+    backbone: VisionTransformer
+    match: PatchMatchingModule
+
+
+def load_matcher(run: str | Path) -> Matcher | None:
+    """Student backbone and matching module of a run folder, or of `default`; None if it has none."""
+    if run == DEFAULT:
+        file, card = shipped().matching, shipped().card
+    else:
+        file, card = Path(run) / "matching.safetensors", Path(run) / CONFIG
+    if not file.is_file():
+        return None
+    config = from_dict(read_json(card)["config"], f"{card}: ") if run == DEFAULT else load_config(card)
+    assert isinstance(config.method, TCoReSettings)  # no other method writes this file
+    with torch.random.fork_rng(devices=[]):
+        backbone = build_vit(config.vit, config.views.global_size)
+        match = build_matching(config.method, config.vit.dim)
+    try:
+        weights = load_file(file)
+    except Exception as error:
+        raise InputError(f"cannot read {file}: {str(error).splitlines()[0]}.") from error
+    for module, prefix in ((backbone, "backbone."), (match, "match.")):
+        own = {k.removeprefix(prefix): v.float() for k, v in weights.items() if k.startswith(prefix)}
+        load_strictly(module, own, file)
+        module.eval().requires_grad_(False)
+    return Matcher(backbone, match)
+
+
+@dataclass(frozen=True)
+class Attention:
+    """A map over past and future for each queried patch, and the maps of the frame token."""
+
+    queries: tuple[Cell, ...]
+    mask: Bool[np.ndarray, "rows columns"]
+    past: Float[np.ndarray, "queries heads rows columns"]
+    future: Float[np.ndarray, "queries heads rows columns"]
+    frame_token: Float[np.ndarray, "three frame_heads rows columns"] | None
+    matched: bool
+    """False if the encoder has no matching module: the maps are then similarities of features."""
+
+
+@torch.no_grad()
+def attend(encoder: Encoder, clip: Clip, matcher: Matcher | None, patches: Sequence[Cell]) -> Attention:
+    """Attention of masked patches of the middle one of three frames over the first and the last.
+
+    Without `patches`, masked ones of high contrast are chosen, away from one another. Without a matching
+    module, the maps are cosines of features, and no patch is masked.
+    """
+    if len(clip.frames) != 3:
+        raise InputError(f"attention needs three frames, past, current and future; got {len(clip.frames)}.")
+    grid = (clip.frames.shape[1] // encoder.patch_size, clip.frames.shape[2] // encoder.patch_size)
+    for row, column in patches:
+        if not (0 <= row < grid[0] and 0 <= column < grid[1]):
+            raise InputError(f"--patch {row} {column}: the grid has {grid[0]}x{grid[1]} patches, from 0.")
+    mask = draw_mask(grid)
+    for cell in patches:
+        mask[cell] = True
+    queries = tuple(patches) or choose_patches(clip.frames[1], mask, 4)
+    rows = torch.tensor([row * grid[1] + column for row, column in queries])
+    images = normalize_images(torch.from_numpy(clip.frames).permute(0, 3, 1, 2).float() / 255)
+    if matcher is not None:
+        current = matcher.backbone(images[1:2], torch.from_numpy(mask.reshape(1, -1))).patches
+        others = (matcher.backbone(images[i : i + 1]).patches for i in (0, 2))
+        maps = [matcher.match.cross_attention(current, other)[0][:, rows] for other in others]
+    else:
+        unit = torch.nn.functional.normalize(encode_clip(encoder, clip.frames).flatten(2), dim=1)
+        maps = [(unit[1].T[rows] @ unit[i])[None].clamp(min=0) for i in (0, 2)]
+        mask[:] = False
+    past, future = (_grid(m.transpose(0, 1), grid) for m in maps)
+    frame_token = None
+    if isinstance(encoder.backbone, VisionTransformer):
+        frame_token = _grid(encoder.backbone.frame_attention(images), grid)
+    return Attention(queries, mask, past, future, frame_token, matcher is not None)
+
+
+def _grid(maps: Float[Tensor, "some heads n"], grid: tuple[int, int]) -> np.ndarray:
+    return maps.float().cpu().unflatten(2, grid).numpy()
+
+
+def draw_mask(grid: tuple[int, int]) -> Bool[np.ndarray, "rows columns"]:
+    """Mask blocks as in training, on a grid of any shape."""
+    side = max(grid)
+    masks = sample_masks(np.random.default_rng(0), 2, side, probability=0.5, ratio=MASKED)
+    return masks[masks.any(axis=1)][0].reshape(side, side)[: grid[0], : grid[1]].copy()
+
+
+def choose_patches(frame: np.ndarray, mask: Bool[np.ndarray, "rows columns"], count: int) -> tuple[Cell, ...]:
+    """Masked patches of high contrast, at least a sixth of the grid apart if possible."""
+    rows, columns = mask.shape
+    patch = frame.shape[0] // rows
+    gray = frame.astype(np.float32).mean(axis=2).reshape(rows, patch, columns, patch)
+    contrast = np.where(mask, gray.std(axis=(1, 3)), -1.0)
+    order = np.argsort(-contrast, axis=None)[: int(mask.sum())]
+    cells = [(int(i) // columns, int(i) % columns) for i in order]
+    chosen: list[Cell] = []
+    for apart in (max(rows, columns) / 6, 0.0):
+        for cell in cells:
+            far = all(np.hypot(cell[0] - c[0], cell[1] - c[1]) > apart for c in chosen)
+            if len(chosen) < count and far:
+                chosen.append(cell)
+    return tuple(chosen)
+
+
+def attention_figure(
+    encoder: Encoder,
+    clip: Clip,
+    out: Path,
+    *,
+    matcher: Matcher | None = None,
+    patches: Sequence[Cell] = (),
+    heads: Literal["mean", "each"] = "mean",
+) -> Attention:
+    """Draw past, current and future, with a column for each queried patch, or also for each of its heads."""
+    found = attend(encoder, clip, matcher, patches)
+    patch_size, title = encoder.patch_size, title_of(encoder.name, clip.source)
+    last = found.past.shape[1] if heads == "each" else 0
+    maps = [(index, head) for index in range(len(found.queries)) for head in range(-1, last)]
+    frame_token = found.frame_token
+    first = 1 + (frame_token is not None)
+    height, width = clip.frames.shape[1:3]
+    with drawing(
+        out, (1.75 * (first + len(maps)) + 0.5, 1.75 * 3 * height / width + 0.95), title, text=_explain(found)
+    ) as figure:
+        axes = figure.subplots(3, first + len(maps), squeeze=False)
+        masked = mask_patches(clip.frames[1], found.mask)
+        for row, name in enumerate(("past", "current", "future")):
+            show_picture(axes[row, 0], masked if row == 1 else clip.frames[row], f"{name}: {clip.names[row]}")
+            if frame_token is not None:
+                text = "frame token" if row == 0 else ""
+                show_heat(axes[row, 1], clip.frames[row], frame_token[row].mean(axis=0), text)
+        for column, (index, head) in enumerate(maps, start=first):
+            cell, color = found.queries[index], COLORS[index % len(COLORS)]
+            name = f"patch {cell[0]}, {cell[1]}: " if head < 0 else f"head {head + 1}: "
+            for row, past_or_future in ((0, found.past), (2, found.future)):
+                heat = past_or_future[index].mean(axis=0) if head < 0 else past_or_future[index, head]
+                # Attention in multiples of uniform attention, or a cosine.
+                peak = f"peak {heat.max() * heat.size:.1f}x" if found.matched else f"cosine {heat.max():.2f}"
+                show_heat(axes[row, column], clip.frames[row], heat, name + peak if row == 0 else peak)
+                highest = divmod(int(heat.argmax()), heat.shape[1])
+                outline(axes[row, column], highest, patch_size, color, width=1.4)
+            show_picture(axes[1, column], masked)
+            outline(axes[1, column], cell, patch_size, color)
+    return found
+
+
+def _explain(found: Attention) -> str:
+    """What the maps show."""
+    text = "Feature similarity (cosine): this encoder has no patch matching module."
+    if found.matched:
+        text = "Cross-attention of the patch matching module for masked patches (gray). "
+        text += "Peak: highest attention, in multiples of uniform attention."
+    text += " Squares: the queried patch, and the highest patch of each map. Each map has its own scale."
+    token = " Frame token: attention of the last block, mean over heads."
+    return text + ("" if found.frame_token is None else token)
 
 
 def pca_colors(

@@ -20,9 +20,8 @@ from tcore.evaluation.benchmarks import find_benchmark
 from tcore.evaluation.card import PUBLISHED, worst
 from tcore.evaluation.encoders import load_encoder
 from tcore.files import write_text
-from tcore.show.attention import attention_figure, load_matcher
 from tcore.show.clips import Times, evenly, open_clip
-from tcore.show.features import pca_figure
+from tcore.show.features import attention_figure, load_matcher, pca_figure
 from tcore.show.plotting import check_out, to_svg
 from tcore.show.propagation import (
     failures_figure,

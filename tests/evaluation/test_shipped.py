@@ -22,7 +22,7 @@ from tcore.demo.engine import load_engine
 from tcore.evaluation import encoders
 from tcore.evaluation.encoders import shipped
 from tcore.evaluation.export import ship
-from tcore.show.attention import load_matcher
+from tcore.show.features import load_matcher
 from tests.tiny import tiny
 
 ROOT = Path(__file__).parents[2]
