@@ -145,7 +145,7 @@ def pack_item(task: Task, item: Item, writer: ShardWriter, beat: Beat) -> Note |
         damage = pack(task, item, writer, beat)
     except UnreadableError as error:
         writer.begin()
-        return Note(where, "skipped", 0, str(error))
+        return Note(where, "skipped", 0, error.reason)
     return Note(where, "partial", len(writer.videos[-1].sizes), damage) if damage else None
 
 
@@ -163,7 +163,8 @@ def _pack_video(task: Task, item: Item, writer: ShardWriter, beat: Beat) -> str:
         frames, size = frames + times, (pixels.shape[0], pixels.shape[1])
         beat()
     if video.damage and frames < MIN_PARTIAL:
-        raise UnreadableError(f"{video.damage}: {frames} good frames, fewer than {MIN_PARTIAL}")
+        reason = f"{video.damage}: {frames} good frames, fewer than {MIN_PARTIAL}"
+        raise UnreadableError(item.path, reason)
     writer.finish(item.name, size, shots.cuts())
     return f"{video.damage}: the {frames} frames before that were kept" if video.damage else ""
 
@@ -189,9 +190,9 @@ def _pack_images(task: Task, item: Item, writer: ShardWriter, beat: Beat) -> str
                 data = _shrink(decode_image(data, file), wanted, task.settings.quality)
                 size, small = _glance(data)
         except InputError as error:
-            raise UnreadableError(str(error).rstrip(".")) from error
+            raise UnreadableError(item.path, str(error).rstrip(".")) from error
         except BAD_IMAGE as error:
-            raise UnreadableError(f"{file}: {image_problem(error)}") from error
+            raise UnreadableError(item.path, f"{file}: {image_problem(error)}") from error
         shots.add(small)
         sizes.append(size)
         writer.add(item.name, data)

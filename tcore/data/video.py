@@ -25,8 +25,12 @@ LAST_PART = 0.9  # the last frame lies at least this far into a file of the stat
 SLACK_S = 1.0  # ... which may itself be wrong by this much
 
 
-class UnreadableError(Exception):
-    """A video that cannot be used; the text is the reason alone, without the name of the file."""
+class UnreadableError(InputError):
+    """A video that cannot be used; `reason` says why, without the name of the file."""
+
+    def __init__(self, path: Path | str, reason: str) -> None:
+        super().__init__(f"cannot read video {path}: {reason}.")
+        self.reason = reason
 
 
 def import_av(what: str) -> Any:
@@ -53,17 +57,19 @@ def open_stream(path: Path, container_format: str | None = None) -> Iterator[tup
     av = import_av(f"video file {path}")
     try:
         if path.stat().st_size == 0:
-            raise UnreadableError("the file is empty")
+            raise UnreadableError(path, "the file is empty")
         # Strange characters in the metadata do not matter.
         with av.open(os.fspath(path), format=container_format, metadata_errors="ignore") as container:
             stream = container.streams.best("video")
             if stream is None or stream.disposition & av.stream.Disposition.attached_pic:  # a cover picture
-                raise UnreadableError("no video stream in the file (audio only?)")
+                raise UnreadableError(path, "no video stream in the file (audio only?)")
             if stream.codec_context is None:
-                raise UnreadableError("no decoder for this kind of video")
+                raise UnreadableError(path, "no decoder for this kind of video")
             yield container, stream
+    except UnreadableError:
+        raise
     except _faults() as error:
-        raise UnreadableError(_reason(error)) from error
+        raise UnreadableError(path, _reason(error)) from error
 
 
 class Decoding:
@@ -156,7 +162,7 @@ class FileVideo(Video):
 
     def __init__(self, path: Path, container_format: str | None = None) -> None:
         self.path, self.stems, self._format = path, {}, container_format
-        with self._open() as (container, stream):
+        with open_stream(path, container_format) as (container, stream):
             self.rate = _stated_rate(stream).limit_denominator(65535)
             self.count = stream.frames or None
             self.size = (stream.height, stream.width)
@@ -166,7 +172,7 @@ class FileVideo(Video):
 
     def __iter__(self) -> Iterator[Frame]:
         self.problem, damaged = "", False
-        with self._open() as (container, stream):
+        with open_stream(self.path, self._format) as (container, stream):
             frames = Decoding(container, stream)
             for frame in frames:
                 damaged |= frame.is_corrupt
@@ -178,14 +184,6 @@ class FileVideo(Video):
         if frames.problem or damaged or short:
             of = f" of about {about}" if exact is None and about else f" of {exact}" if exact else ""
             self.problem = f"video {self.path} is cut off or damaged: {count}{of} frames could be decoded."
-
-    @contextmanager
-    def _open(self) -> Iterator[tuple[Any, Any]]:
-        try:
-            with open_stream(self.path, self._format) as opened:
-                yield opened
-        except UnreadableError as error:
-            raise InputError(f"cannot read video {self.path}: {error}.") from error
 
 
 def open_video(path: Path) -> Video:
@@ -231,7 +229,7 @@ class SampledVideo:
                 before = frame
             damage = damage or frames.problem
             if before is None:
-                raise UnreadableError(f"no frame could be decoded: {damage or 'there is none'}")
+                raise UnreadableError(self.path, f"no frame could be decoded: {damage or 'there is none'}")
             now = max(math.ceil(clock.end() * rate), 1)
             if now > due:
                 yield self._convert(before), now - due
@@ -350,7 +348,7 @@ def probe(root: Path, name: str, full: bool) -> Probe:
             found = [_frame_at(container, stream, start, time) for start, time in parts]
             frames = [frame for frame in found if frame is not None]
             if not frames:
-                raise UnreadableError("no frame can be decoded")
+                raise UnreadableError(name, "no frame can be decoded")
             last, problem = max(float(frame.time or 0) for frame in frames), ""
             if seconds and last < LAST_PART * seconds - SLACK_S:
                 problem = f"cut off: the last frame is at {last:.1f} s of {seconds:.1f} s; download it again"
@@ -364,7 +362,7 @@ def probe(root: Path, name: str, full: bool) -> Probe:
                 [frame.reformat(32, 32, "gray").to_ndarray() for frame in frames],
             )
     except UnreadableError as error:
-        return Probe(name, f"cannot be read ({error}): download it again")
+        return Probe(name, f"cannot be read ({error.reason}): download it again")
 
 
 def _frame_at(container: Any, stream: Any, start: float, time: float) -> Any:
@@ -393,16 +391,13 @@ class VideoFiles(FolderStore):
     def read(self, video: int, frames: Sequence[int]) -> list[Frame]:
         """Decode frames one after another, each from the key frame before it."""
         path, found = self.path(video, 0), []
-        try:
-            with open_stream(path) as (container, stream):
-                for index in frames:
-                    time = index / float(self.fps or 1)
-                    frame = _frame_at(container, stream, time, time)
-                    if frame is None:
-                        raise UnreadableError(f"it is cut off before frame {index}")
-                    found.append(upright(frame.to_ndarray(format="rgb24"), frame.rotation))
-        except UnreadableError as error:
-            raise InputError(f"cannot read video {path}: {error}; download it again.") from error
+        with open_stream(path) as (container, stream):
+            for index in frames:
+                time = index / float(self.fps or 1)
+                frame = _frame_at(container, stream, time, time)
+                if frame is None:
+                    raise UnreadableError(path, f"it is cut off before frame {index}")
+                found.append(upright(frame.to_ndarray(format="rgb24"), frame.rotation))
         return found
 
 
