@@ -27,7 +27,10 @@ def take(folder: Path) -> str:
         return str(error)
 
 
-def test_a_second_process_is_refused_and_told_who_holds_the_lock(tmp_path: Path) -> None:
+def test_a_second_process_is_refused_and_told_who_holds_the_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tcore.files.ORPHANS", 0.1)
     with multiprocessing.get_context("fork").Pool(1) as elsewhere:
         with lock(tmp_path / LOCKS[0], "run", "give another --run"):
             assert json.loads((tmp_path / LOCKS[1]).read_text())["pid"] == os.getpid()
