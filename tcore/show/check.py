@@ -42,7 +42,7 @@ def check(
     config = validate(config)
     for file in (sheet, report):
         if file is not None and file.resolve().is_relative_to(path.resolve()):
-            raise InputError(f"{file} is inside {path}, a dataset: choose another folder.")
+            raise InputError(f"{file} is inside {path}: nothing is written into a dataset.")
     if kind not in (*KINDS, *datasets()):
         raise InputError(f"--kind {kind}: need {', '.join((*KINDS, *datasets()))}.")
     found = recognize(path) if kind == "auto" else kind
