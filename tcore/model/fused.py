@@ -123,66 +123,123 @@ def chunks(rows: int, prototypes: Tensor, copies: int) -> Iterator[slice]:
         yield slice(start, min(start + size, rows))
 
 
-class Rows(NamedTuple):
-    """What rows of outputs are compared with, and how much each row weighs."""
-
-    teacher: Float[Tensor, "m k"]
-    center: Float[Tensor, "k"]
-    rows: Int64[Tensor, "r"]
-    """Which row of the teacher belongs to each row of outputs."""
-    weights: Float[Tensor, "r"]
-
-
-class RowSums(torch.autograd.Function):
-    """Sums over rows of outputs, from the student's bottlenecks and prototypes."""
+class PatchSums(torch.autograd.Function):
+    """Sums over all masked patches from the student's bottlenecks and prototypes."""
 
     @staticmethod
     def forward(
         ctx: Any,
         bottleneck: Tensor,
         prototypes: Tensor,
-        rows_of: Callable[[slice], Rows],
-        sides: int,
-        copies: int,
-        temperatures: Temperatures,
+        teacher_targets: TeacherTargets,
+        weights: Tensor,
+        temperature: float,
         kernels: Kernels,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Weighted cross-entropies, distance of raw outputs, weighted distance of probabilities."""
-        ctx.save_for_backward(bottleneck, prototypes)
-        ctx.rest = (rows_of, sides, copies, temperatures, kernels)
+        ctx.rest = (teacher_targets, temperature, kernels)
         ctx.stats = []
-        entropies = torch.zeros(sides, device=bottleneck.device)
-        distance = apart = entropies.sum()
-        for part in chunks(bottleneck.shape[1], prototypes, copies):
-            *targets, weights = rows_of(part)
-            outputs = bottleneck[:, part].reshape(sides, len(weights), -1) @ prototypes.T
-            stats = kernels.row_stats(outputs, *targets, temperatures)
-            ctx.stats.append(stats)
-            entropies = entropies + ((stats.student - stats.agreement) * weights).sum(dim=1)
+        for part in chunks(bottleneck.shape[1], prototypes, bottleneck.shape[0] + 1):
+            ctx.stats.append(
+                kernels.row_stats(
+                    bottleneck[:, part] @ prototypes.T,
+                    teacher_targets.outputs(part),
+                    teacher_targets.center,
+                    torch.arange(part.stop - part.start, device=bottleneck.device),
+                    Temperatures(teacher_targets.temperature, temperature),
+                )
+            )
+        ctx.save_for_backward(bottleneck, prototypes, weights)
+        zero = torch.zeros(len(bottleneck), device=bottleneck.device)
+        entropies, distance, apart = zero, zero.sum(), zero.sum()
+        start = 0
+        for stats in ctx.stats:
+            row = weights[start : start + len(stats.teacher)]
+            start += len(stats.teacher)
+            entropies = entropies + ((stats.student - stats.agreement) * row).sum(dim=1)
             distance = distance + stats.distance.sum()
-            apart = apart + ((stats.overlap[0] + stats.overlap[1] - 2 * stats.overlap[2]) * weights).sum()
+            apart = apart + ((stats.overlap[0] + stats.overlap[1] - 2 * stats.overlap[2]) * row).sum()
         return entropies, distance, apart
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients of the bottlenecks and the prototypes; outputs are computed once more."""
-        bottleneck, prototypes = ctx.saved_tensors
-        rows_of, sides, copies, temperatures, kernels = ctx.rest
+        bottleneck, prototypes, weights = ctx.saved_tensors
+        teacher_targets, temperature, kernels = ctx.rest
         entropies, distance, apart = gradients
         to_bottleneck = torch.zeros_like(bottleneck)
         to_prototypes = torch.zeros_like(prototypes, dtype=torch.float32)
-        parts = chunks(bottleneck.shape[1], prototypes, copies)
+        parts = chunks(bottleneck.shape[1], prototypes, bottleneck.shape[0] + 1)
         for part, stats in zip(parts, ctx.stats, strict=True):
-            *targets, weights = rows_of(part)
-            here = bottleneck[:, part].reshape(sides, len(weights), -1)
-            pulls = Pulls(entropies[:, None] * weights, distance, apart * weights)
-            gradient = kernels.row_gradients(here @ prototypes.T, *targets, temperatures, stats, pulls)
-            to_bottleneck[:, part] = (gradient @ prototypes).reshape(bottleneck[:, part].shape)
-            to_prototypes += gradient.flatten(0, 1).T @ here.flatten(0, 1)
-        return to_bottleneck, to_prototypes.to(prototypes.dtype), None, None, None, None, None
+            row = weights[part]
+            gradient = kernels.row_gradients(
+                bottleneck[:, part] @ prototypes.T,
+                teacher_targets.outputs(part),
+                teacher_targets.center,
+                torch.arange(len(row), device=row.device),
+                Temperatures(teacher_targets.temperature, temperature),
+                stats,
+                Pulls(entropies[:, None] * row, distance, apart * row),
+            )
+            to_bottleneck[:, part] = gradient @ prototypes
+            to_prototypes += gradient.flatten(0, 1).T @ bottleneck[:, part].flatten(0, 1)
+        return to_bottleneck, to_prototypes.to(prototypes.dtype), None, None, None, None
 
 
-def frame_targets(teacher_targets: TeacherTargets, videos: slice, views: int) -> Rows:
+class FrameSum(torch.autograd.Function):
+    """Cross-entropies of all pairs (teacher crop, another view), summed over videos."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        bottleneck: Tensor,
+        prototypes: Tensor,
+        teacher_targets: TeacherTargets,
+        temperature: float,
+        kernels: Kernels,
+    ) -> Tensor:
+        """The sum over all videos."""
+        ctx.save_for_backward(bottleneck, prototypes)
+        ctx.rest = (teacher_targets, temperature, kernels)
+        ctx.stats = []
+        total = torch.zeros((), device=bottleneck.device)
+        for videos in chunks(bottleneck.shape[1], prototypes, bottleneck.shape[0] + 6):
+            asked, center, rows, mass = frame_targets(teacher_targets, videos, len(bottleneck))
+            outputs = (bottleneck[:, videos] @ prototypes.T).flatten(0, 1)[None]
+            stats = kernels.row_stats(outputs, asked, center, rows, Temperatures(1.0, temperature))
+            total += ((stats.student - stats.agreement)[0] * mass).sum()
+            ctx.stats.append(stats)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        """Gradients of the bottlenecks and the prototypes; outputs are computed once more."""
+        bottleneck, prototypes = ctx.saved_tensors
+        teacher_targets, temperature, kernels = ctx.rest
+        to_bottleneck = torch.zeros_like(bottleneck)
+        to_prototypes = torch.zeros_like(prototypes, dtype=torch.float32)
+        parts = chunks(bottleneck.shape[1], prototypes, bottleneck.shape[0] + 6)
+        for videos, stats in zip(parts, ctx.stats, strict=True):
+            asked, center, rows, mass = frame_targets(teacher_targets, videos, len(bottleneck))
+            part = bottleneck[:, videos].flatten(0, 1)
+            zero = torch.zeros_like(mass)
+            gradient = kernels.row_gradients(
+                (part @ prototypes.T)[None],
+                asked,
+                center,
+                rows,
+                Temperatures(1.0, temperature),
+                stats,
+                Pulls((gradients[0] * mass)[None], zero.sum(), zero),
+            )[0]
+            to_bottleneck[:, videos] = (gradient @ prototypes).unflatten(0, (len(bottleneck), -1))
+            to_prototypes += gradient.T @ part
+        return to_bottleneck, to_prototypes.to(prototypes.dtype), None, None, None
+
+
+def frame_targets(
+    teacher_targets: TeacherTargets, videos: slice, views: int
+) -> tuple[Float[Tensor, "m k"], Float[Tensor, "k"], Int64[Tensor, "r"], Float[Tensor, "r"]]:
     """Targets of every view of some videos as logs: rows of them, and how much each view's target weighs.
 
     A global view is asked for what the teacher sees in the other one; a local view for what it sees in
@@ -199,7 +256,7 @@ def frame_targets(teacher_targets: TeacherTargets, videos: slice, views: int) ->
     which = torch.arange(views, device=device).clamp(max=2)
     rows = (which[:, None] * size + torch.arange(size, device=device)).flatten()
     mass = torch.where(which < 2, 1.0, 2.0).repeat_interleave(size)
-    return Rows(torch.cat([second, first, both]), torch.zeros_like(teacher_targets.center), rows, mass)
+    return torch.cat([second, first, both]), torch.zeros_like(teacher_targets.center), rows, mass
 
 
 def fused_patch_sums(
@@ -215,16 +272,10 @@ def fused_patch_sums(
 
     The first distance is of raw outputs, not weighted; the second of predictions, weighted like the rest.
     """
-    dtype, sides = working_dtype(bottleneck), len(bottleneck)
-    temperatures = Temperatures(teacher_targets.temperature, temperature)
-
-    def rows_of(part: slice) -> Rows:
-        own = torch.arange(part.stop - part.start, device=bottleneck.device)
-        return Rows(teacher_targets.outputs(part), teacher_targets.center, own, weights[part])
-
+    dtype = working_dtype(bottleneck)
     with torch.autocast(bottleneck.device.type, enabled=False):
-        return RowSums.apply(  # type: ignore[no-untyped-call]
-            bottleneck.to(dtype), prototypes.to(dtype), rows_of, sides, sides + 1, temperatures, kernels
+        return PatchSums.apply(  # type: ignore[no-untyped-call]
+            bottleneck.to(dtype), prototypes.to(dtype), teacher_targets, weights, temperature, kernels
         )
 
 
@@ -237,19 +288,8 @@ def fused_frame_sum(
     kernels: Kernels = PLAIN,
 ) -> Float[Tensor, ""]:
     """Cross-entropies of all pairs (teacher crop, another view of the same video), summed."""
-    dtype, views = working_dtype(bottleneck), len(bottleneck)
-
-    def rows_of(videos: slice) -> Rows:
-        return frame_targets(teacher_targets, videos, views)
-
+    dtype = working_dtype(bottleneck)
     with torch.autocast(bottleneck.device.type, enabled=False):
-        entropies, _, _ = RowSums.apply(  # type: ignore[no-untyped-call]
-            bottleneck.to(dtype),
-            prototypes.to(dtype),
-            rows_of,
-            1,
-            views + 6,
-            Temperatures(1.0, temperature),
-            kernels,
+        return FrameSum.apply(  # type: ignore[no-untyped-call]
+            bottleneck.to(dtype), prototypes.to(dtype), teacher_targets, temperature, kernels
         )
-    return entropies[0]
