@@ -16,7 +16,7 @@ quickstart: $(VENV)/.ready
 	GOMP_SPINCOUNT=3000 $(BIN)/python -m tcore quickstart
 
 test: lint
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not long"
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not long"
 
 test-long: lint
 	$(BIN)/python -m pytest -n 2 --dist loadfile

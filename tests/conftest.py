@@ -7,6 +7,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 # A process that a test starts says where it was when it crashes inside a library.
 os.environ["PYTHONFAULTHANDLER"] = "1"
 
+import pytest
 import torch
 
 from tests import shapes
@@ -15,3 +16,9 @@ from tests import shapes
 if not torch.cuda.is_available():
     shapes.install()
 torch.set_num_threads(1)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files whose processes take longest come first, so that no worker is left alone with them at the end."""
+    slow = ("test_distributed", "test_rank_faults", "test_lab", "test_report", "test_figures", "test_loop")
+    items.sort(key=lambda item: not item.path.stem.startswith(slow))

@@ -32,6 +32,7 @@ def run(words: list[str]) -> int:
     return 0
 
 
+@pytest.mark.long
 def test_every_command_of_the_tutorial_works(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -55,6 +55,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # SIGKILL at random moments
 
 
+@pytest.mark.long
 def test_a_run_killed_at_random_moments_loses_no_more_than_a_checkpoint_interval(tmp_path: Path) -> None:
     store = make_store(tmp_path / "store")
     assert kill_again_and_again(tmp_path / "run", store, kills=1, steps=30, seed=0) <= 2
