@@ -8,14 +8,18 @@ INSTALL := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-versi
 # Some environments forbid Python to keep compiled modules: then each of the tests' processes compiles torch again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: quickstart test test-long lint clean
+.PHONY: quickstart test tests test-long lint clean
 
 # Threads that wait for one another give the core back soon: on a busy machine that is a third faster or more,
 # on an idle one it costs nothing.
 quickstart: $(VENV)/.ready
 	GOMP_SPINCOUNT=3000 $(BIN)/python -m tcore quickstart
 
-test: lint
+# Types are checked beside the tests, which often wait for processes and disks.
+test: $(VENV)/.ready
+	@$(MAKE) --no-print-directory --jobs 2 lint tests
+
+tests: $(VENV)/.ready
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not long"
 
 test-long: lint

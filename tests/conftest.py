@@ -1,6 +1,8 @@
 """What all tests share: shape annotations are checked, and nothing takes more than one thread."""
 
+import importlib
 import os
+from functools import lru_cache
 
 # Before torch is imported, and for processes that tests start: two workers share two cores.
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -16,6 +18,10 @@ from tests import shapes
 if not torch.cuda.is_available():
     shapes.install()
 torch.set_num_threads(1)
+
+# Many tests ask for the same rendered videos, each of which takes a tenth of a second or more.
+rendered = importlib.import_module("tcore.data.rendered")  # after the checks of shapes are installed
+rendered.render_video = lru_cache(256)(rendered.render_video)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

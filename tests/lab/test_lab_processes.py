@@ -32,6 +32,7 @@ def endless(tmp_path: Path) -> Iterator["subprocess.Popen[str]"]:
             os.killpg(process.pid, signal.SIGKILL)
 
 
+@pytest.mark.long
 def test_a_signal_to_a_lab_stops_its_training_too(endless: "subprocess.Popen[str]", tmp_path: Path) -> None:
     """`kill` and schedulers know the lab alone; a training left behind would hold its run."""
     run = tmp_path / "none" / "seed-0" / "run"

@@ -31,8 +31,12 @@ LOSSES = ("total", "dino", "past_teacher", "future_teacher", "past_future", "kol
 NORMS = ("gradient_norm_backbone", "gradient_norm_head", "gradient_norm_match")
 VARIANTS: dict[str, dict[str, Any]] = {
     "centering": {**SAME, "teacher__targets": "centering"},
-    "sinkhorn": {**SAME, "teacher__targets": "sinkhorn", "optim__steps": 2},
-    "parts": {**SAME, "teacher__targets": "centering", "optim__accumulate": 2, "optim__steps": 2},
+    "sinkhorn in parts": {
+        **SAME,
+        "teacher__targets": "sinkhorn",
+        "optim__accumulate": 2,
+        "optim__steps": 2,
+    },
 }
 KINDS = ("replicate", "shard")
 BF16: dict[str, Any] = {**VARIANTS["centering"], "optim__precision": "bf16", "optim__steps": 2}
@@ -65,7 +69,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for kind in KINDS:
         for name, changes in VARIANTS.items():
             jobs.append(job(root / f"2-{name}-{kind}", kind, gradients=True, **changes))
-        jobs.append(job(root / f"2-bf16-{kind}", kind, **BF16))
+    jobs.append(job(root / "2-bf16-shard", "shard", **BF16))
     jobs.append(job(root / "1-then-2-shards", "shard", **VARIANTS["centering"]))
     jobs.append(job(root / "2-shards-middle", "shard", faults=STOPPED, **VARIANTS["centering"]))
     jobs.append(job(root / "2-watched", "shard", watch=2, **VARIANTS["centering"]))
@@ -100,9 +104,9 @@ def test_two_processes_have_the_losses_and_gradients_of_one(runs: Path, name: st
         )
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_two_processes_have_the_losses_and_gradient_norms_of_one_in_bf16(runs: Path, kind: str) -> None:
-    for a, b in zip(metrics(runs / f"2-bf16-{kind}"), metrics(runs / "1-bf16"), strict=True):
+def test_two_processes_have_the_losses_and_gradient_norms_of_one_in_bf16(runs: Path) -> None:
+    # Replicas compute what one process computes, whatever the type; shards cast for each pass anew.
+    for a, b in zip(metrics(runs / "2-bf16-shard"), metrics(runs / "1-bf16"), strict=True):
         for name in (*LOSSES, *NORMS):
             assert a[name] == pytest.approx(b[name], rel=2e-2), (name, a["step"])
 

@@ -197,6 +197,7 @@ def test_what_will_not_be_as_it_seems_is_said_at_the_start(
         assert words in said
 
 
+@pytest.mark.long
 def test_full_disk_is_one_line_with_tensorboard_too(tmp_path: Path) -> None:
     code = f"""
 import resource, torch, tcore
