@@ -3,6 +3,7 @@
 import importlib
 import os
 from functools import lru_cache
+from typing import Any
 
 # Before torch is imported, and for processes that tests start: two workers share two cores.
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -20,7 +21,7 @@ if not torch.cuda.is_available():
 torch.set_num_threads(1)
 
 # Many tests ask for the same rendered videos, each of which takes a tenth of a second or more.
-rendered = importlib.import_module("tcore.data.rendered")  # after the checks of shapes are installed
+rendered: Any = importlib.import_module("tcore.data.rendered")  # after the checks of shapes are installed
 rendered.render_video = lru_cache(256)(rendered.render_video)
 
 
