@@ -23,7 +23,7 @@ from tcore.errors import InputError
 from tcore.methods import build
 from tcore.methods.distillation import Batch
 from tcore.methods.tcore import TCoRe
-from tcore.training.checkpoint import CHECKPOINT, CONFIG, newest_intact
+from tcore.training.checkpoint import CHECKPOINT, CONFIG, load_newest
 from tcore.training.loop import open_store
 
 BATCH = 64
@@ -60,7 +60,7 @@ def load_run(run: Path, device: torch.device) -> tuple[Config, TCoRe]:
     if not isinstance(model, TCoRe) or model.match is None:
         raise InputError(f"run {run} has no patch matching module: train T-CoRe with --auxiliary both.")
     # A checkpoint of our own: weights and plain values.
-    path = newest_intact(run / CHECKPOINT, print)
+    path = load_newest(run / CHECKPOINT, lambda path: path, print)
     if path is None:
         raise InputError(f"run {run} has no checkpoint: train it first.")
     saved = torch.load(path, map_location=device, weights_only=True)

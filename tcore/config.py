@@ -183,6 +183,8 @@ class RuntimeConfig:
     """Steps between two progress lines and health figures."""
     bad_samples: Share = 0.01
     """Largest share of unreadable samples (others stand in for them) before training stops."""
+    verify_every: Count | None = None
+    """Steps between two self-checks: a step is computed twice, bit for bit the same, or the run stops."""
     patience: Positive = 600.0
     """Under torchrun: seconds without a move until a process counts as hanging (first step: 6 times that)."""
 
@@ -208,6 +210,8 @@ class Config:
     """Frames per second of a store that does not know its own."""
     checkpoint_every: Count = 500
     """Steps between two checkpoints."""
+    keep_last: Count = 2
+    """Checkpoints that are kept; an older one stands in where the newest is damaged."""
     keep_every: Count | None = None
     """Steps between two encoders that are kept under encoders/ (default: 20 over the run)."""
     views: ViewsConfig = field(default_factory=ViewsConfig)
@@ -218,7 +222,7 @@ class Config:
 
 
 # How a run is carried out may change when it is resumed; what it learns may not.
-OPERATIONAL = ("runtime.", "checkpoint_every", "keep_every")
+OPERATIONAL = ("runtime.", "checkpoint_every", "keep_every", "keep_last")
 # Names of settings in run folders and commands of earlier versions.
 RENAMED = {"views.colour": "views.color"}
 

@@ -10,7 +10,7 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import filelock
 
@@ -20,6 +20,7 @@ TEMPORARY = ".tmp"  # ending of a file that is being written
 LOCKS = ("lock", "lock.json")  # names of a folder's lock and of the note that says who holds it
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # errors of file systems without locks
 ORPHANS = 15.0  # seconds that the child processes of a killed holder may take to end
+HELD: set[Path] = set()  # locks that this process holds
 LARGEST = 2**28  # bytes of a file that is read as a whole: an image, a table, a list of settings
 
 
@@ -95,18 +96,25 @@ def write_bytes(path: Path, data: bytes) -> None:
         temporary.write_bytes(data)
 
 
-def read_bytes(path: Path, largest: int = LARGEST) -> bytes:
-    """All of a regular file; a pipe or device, which might never end, and a huge file are an OSError."""
+def open_regular(path: Path) -> BinaryIO:
+    """A regular file, open for reading; a pipe or device, which might never end, is an OSError."""
     # Without O_NONBLOCK, opening a pipe would wait for somebody to write to it.
-    handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
-    with os.fdopen(handle, "rb") as file:
-        about = os.fstat(file.fileno())
-        if stat.S_ISDIR(about.st_mode):
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-        if not stat.S_ISREG(about.st_mode):
-            raise OSError(errno.EINVAL, "it is a pipe or a device, not a file", str(path))
-        if about.st_size > largest:
-            raise OSError(errno.EFBIG, f"{about.st_size:,} bytes, more than {largest:,}", str(path))
+    file = os.fdopen(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb")
+    mode = os.fstat(file.fileno()).st_mode
+    if stat.S_ISREG(mode):
+        return file
+    file.close()
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    raise OSError(errno.EINVAL, "it is a pipe or a device, not a file", str(path))
+
+
+def read_bytes(path: Path, largest: int = LARGEST) -> bytes:
+    """All of a regular file; a huge one is an OSError."""
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > largest:
+            raise OSError(errno.EFBIG, f"{size:,} bytes, more than {largest:,}", str(path))
         return file.read()
 
 
@@ -137,12 +145,14 @@ def lock(path: Path, what: str, remedy: str) -> Iterator[None]:
     """
     note = path.with_name(f"{path.name}.json")
     path.parent.mkdir(parents=True, exist_ok=True)
-    held = filelock.FileLock(path, thread_local=False)
+    held, own = filelock.FileLock(path, thread_local=False), path.resolve()
     holder = _holder(note)
     # Child processes inherit the lock, and may outlive a holder that was killed by a moment.
     orphaned = holder is not None and not _may_run(*holder)
     who = "another process" if holder is None else f"process {holder[0]} on {holder[1]}"
     refusal = InputError(f"{what} is in use by {who}: wait for it or stop it, or {remedy}.")
+    if own in HELD:
+        raise refusal
     try:
         held.acquire(timeout=ORPHANS if orphaned else 0)
     except filelock.Timeout:
@@ -152,6 +162,7 @@ def lock(path: Path, what: str, remedy: str) -> Iterator[None]:
             raise
         if holder is not None and not orphaned:
             raise refusal from error
+    HELD.add(own)
     try:
         write_text(note, json.dumps({"pid": os.getpid(), "host": platform.node()}) + "\n")
         yield
@@ -159,6 +170,7 @@ def lock(path: Path, what: str, remedy: str) -> Iterator[None]:
         for file in (note, path):
             with suppress(OSError):  # what ended the work matters more
                 file.unlink(missing_ok=True)
+        HELD.discard(own)
         held.release()
 
 

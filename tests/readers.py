@@ -26,7 +26,7 @@ from tcore.evaluation.encoders import load_encoder
 from tcore.evaluation.export import export
 from tcore.evaluation.masks import read_ids
 from tcore.model.vit import VisionTransformer
-from tcore.training.checkpoint import newest_intact, sha256
+from tcore.training.checkpoint import load_newest, sha256
 from tcore.training.journal import forget_after
 from tcore.video.labels import load_mask, read_points
 from tests.data.packing import pack
@@ -194,6 +194,8 @@ def weight_readers(root: Path) -> list[Reader]:
         Reader("exported safetensors", alone, lambda: load_encoder(alone)),
         Reader("exported config.json", folder / "config.json", lambda: load_encoder(folder)),
         Reader("torch checkpoint", torch_file, lambda: load_encoder(torch_file)),
-        Reader("checkpoint.json", sums, lambda: newest_intact(checkpoint, lambda line: None)),
+        Reader(
+            "checkpoint.json", sums, lambda: load_newest(checkpoint, lambda path: path, lambda line: None)
+        ),
         Reader("metrics.jsonl", metrics, lambda: forget_after(metrics, 1)),
     ]

@@ -1,6 +1,6 @@
 """A run folder: checkpoints from which the run resumes exactly, and the encoders that others use.
 
-The newest two checkpoints are kept, with the SHA-256 of both: damage is detected, and the other one is used.
+The newest checkpoints are kept (`keep_last`), with their SHA-256: where one is damaged, another is used.
 `--init` starts a run from the weights of an encoder; `init.json` notes which.
 """
 
@@ -8,6 +8,7 @@ import dataclasses
 import hashlib
 import json
 import os
+import zipfile
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from tcore.config import Config, VitSpec, differences, load_config, save_config, to_dict
 from tcore.errors import InputError
-from tcore.files import LOCKS, TEMPORARY, atomic, read_json, write_text
+from tcore.files import LOCKS, TEMPORARY, atomic, open_regular, read_json, write_text
 from tcore.methods.method import Method
 from tcore.model.vit import CARD_FORMAT, save_safetensors
 from tcore.training import distributed
@@ -79,7 +80,7 @@ def save_checkpoint(
 
     def write() -> None:
         export(run, step, exported, config)
-        write_generation(run / CHECKPOINT, lambda temporary: save_tensors(state, temporary))
+        write_generation(run / CHECKPOINT, lambda path: save_tensors(state, path), config.keep_last)
 
     distributed.on_first(write)
 
@@ -91,12 +92,12 @@ def load_checkpoint(
     # The first of several processes reads it and sends the tensors to the others.
     device = next(method.parameters()).device if distributed.alone() else "cpu"
 
+    def load(path: Path) -> Any:
+        return torch.load(path, map_location=device, weights_only=True)
+
     def read() -> Any:
-        path = newest_intact(run / CHECKPOINT, say)
-        if path is None:
-            return None
-        state = torch.load(path, map_location=device, weights_only=True)
-        if state["fingerprint"] != fingerprint:
+        state = load_newest(run / CHECKPOINT, load, say)
+        if state is not None and state["fingerprint"] != fingerprint:
             raise InputError(
                 f"run {run} was trained on other videos, images or neighbors ({state['fingerprint']}, "
                 f"now {fingerprint}): give the same --frames (and neighbors), or another --run."
@@ -187,68 +188,101 @@ def save_tensors(state: dict[str, Any], path: Path) -> str:
     return digest.hexdigest()
 
 
-# A checkpoint and the one before it.
+# The newest checkpoints.
 
 
-def previous(path: Path) -> Path:
-    """Path of the checkpoint before the newest.
+def generation(path: Path, age: int) -> Path:
+    """Path of a checkpoint: the newest has age 0.
 
-    >>> previous(Path("run/checkpoint.pt")).name
-    'checkpoint.previous.pt'
+    >>> [generation(Path("checkpoint.pt"), age).name for age in range(3)]
+    ['checkpoint.pt', 'checkpoint.previous.pt', 'checkpoint.previous-2.pt']
     """
-    return path.with_name(f"{path.stem}.previous{path.suffix}")
+    name = {0: path.stem, 1: f"{path.stem}.previous"}.get(age, f"{path.stem}.previous-{age}")
+    return path.with_name(f"{name}{path.suffix}")
+
+
+def generations(path: Path) -> list[Path]:
+    """The checkpoints that are there, the newest first."""
+    ages = range(2 + len(list(path.parent.glob(f"{path.stem}.previous-*{path.suffix}"))))
+    return [place for place in (generation(path, age) for age in ages) if place.exists()]
 
 
 def checksums(path: Path) -> Path:
-    """The file with the checksums of both checkpoints."""
+    """The file with the checksums of all checkpoints."""
     return path.with_suffix(".json")
 
 
 def has_checkpoint(run: Path) -> bool:
     """Whether there is a checkpoint to resume from."""
-    return (run / CHECKPOINT).exists() or previous(run / CHECKPOINT).exists()
+    return bool(generations(run / CHECKPOINT))
 
 
-def write_generation(path: Path, save: Callable[[Path], str]) -> None:
-    """Write a file with `save`, which returns its SHA-256; the existing one becomes the previous one."""
+def write_generation(path: Path, save: Callable[[Path], str], keep: int = 2) -> None:
+    """Write a file with `save`, which returns its SHA-256; `keep` - 1 of the existing ones stay."""
     with atomic(path) as temporary:
         digest = save(temporary)
         # Checksums before files: whenever this is interrupted, every file present has its checksum listed.
         known = [digest, *_known(path)]
-        write_text(checksums(path), json.dumps({"sha256": known[:3]}, indent=2) + "\n")
-        if path.exists():
-            path.replace(previous(path))
+        write_text(checksums(path), json.dumps({"sha256": known[: keep + 1]}, indent=2) + "\n")
+        for place in generations(path)[keep:]:
+            place.unlink()
+        for age in range(keep - 1, 0, -1):
+            if generation(path, age - 1).exists():
+                generation(path, age - 1).replace(generation(path, age))
 
 
-def newest_intact(path: Path, say: Callable[[str], None]) -> Path | None:
-    """The newest checkpoint that is undamaged, or None where there is none; `say` is told of damage."""
-    known, found = _known(path), [place for place in (path, previous(path)) if place.exists()]
-    for place in found:
-        if not known:
-            say(f"warning: {checksums(path)} is missing or unreadable: {place} cannot be verified.")
-            return place
-        if sha256(place) in known:
-            if place != path and len(found) == 1:
-                say(f"warning: {path} is missing: resuming from {place}, the checkpoint before it.")
-            return place
-        if place == path and len(found) == 2:
-            say(f"warning: {path} is damaged (not the SHA-256 that was written): trying {found[1]}.")
-            # Renamed, so that the next checkpoint does not replace the intact one.
-            with suppress(FileNotFoundError):
-                path.replace(path.with_name(f"{path.stem}.damaged{path.suffix}"))
+def load_newest(path: Path, load: Callable[[Path], T], say: Callable[[str], None]) -> T | None:
+    """What the newest intact checkpoint holds; None where there is none. `say` is told what was tried.
+
+    A checkpoint is intact if its SHA-256 is listed. Where the list itself is lost or wrong, and no checkpoint
+    is listed, the checksums inside the files decide.
+    """
+    found, known, tried = generations(path), _known(path), []
+    listed = [place for place in found if sha256(place) in known]
+    for place in listed or found:
+        try:
+            if not listed:
+                _check_zip(place)
+            state = load(place)
+        except InputError:
+            raise
+        except Exception as error:
+            tried.append(f"{place} ({str(error).splitlines()[0] if str(error) else type(error).__name__})")
+            continue
+        if not listed:
+            say(f"warning: {checksums(path)} does not list {place}: verified by its own checksums instead.")
+        if place != path:
+            _put_aside(path, found, say, place)
+        return state
     if found:
-        listed = " and ".join(map(str, found))
         raise InputError(
-            f"cannot read checkpoint {listed}: damaged (not the SHA-256 that was written); "
-            "restore it from a copy, or remove it to start the run over."
+            f"cannot read checkpoint {' or '.join(tried)}: restore one from a copy, or move "
+            f"{'it' if len(tried) == 1 else 'them'} away to start the run over."
         )
     return None
+
+
+def _put_aside(path: Path, found: list[Path], say: Callable[[str], None], used: Path) -> None:
+    """Say that an older checkpoint is used; damaged ones are renamed, so that they replace no intact one."""
+    damaged = found[: found.index(used)]
+    for place in damaged:
+        with suppress(FileNotFoundError):
+            place.replace(place.with_name(place.name.replace(path.stem, f"{path.stem}.damaged", 1)))
+    what = f"{damaged[0]} is damaged (its checksum differs)" if damaged else f"{path} is missing"
+    say(f"warning: {what}: resuming from {used}, an older checkpoint.")
+
+
+def _check_zip(path: Path) -> None:
+    """Refuse a file of torch whose parts do not have the checksums that it lists."""
+    with open_regular(path) as file, zipfile.ZipFile(file) as archive:
+        if (part := archive.testzip()) is not None:
+            raise ValueError(f"{part} is damaged")
 
 
 def sha256(path: Path) -> str:
     """Checksum of a file; of an unreadable one, a text that matches no checksum."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         return f"unreadable: {error.strerror}"

@@ -38,27 +38,34 @@ WORKING, LEFT, FAILED, CUT_OFF = "working", "left", "failed", "cut off"
 PACKAGE = Path(__file__).parents[1]
 RESUME = "rerun the same command to resume from the last checkpoint"
 
-# Sent by an operator or a scheduler: SLURM sends either before it takes the machine away.
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+# Sent by an operator (Ctrl-C is SIGINT) or a scheduler: SLURM sends one before it takes the machine away.
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 # What gloo, NCCL and the store say when the other side of a connection is gone.
 BROKEN = re.compile(r"gloo|nccl|connection (was )?(closed|reset|refused)|broken pipe|socket", re.IGNORECASE)
 
 
 class StopRequested(SystemExit):
-    """A run saved itself and ends because a signal requested it; not caught, the exit code is 0."""
+    """A run saved itself and ends because a signal requested it; not caught, the exit code is 0 or 130."""
 
-    def __init__(self) -> None:
-        super().__init__(0)
+    def __init__(self, name: str = "") -> None:
+        super().__init__(130 if name == signal.SIGINT.name else 0)  # 130: what a shell expects of Ctrl-C
 
 
 class StopRequest:
-    """While entered, notes the first signal that requests a stop; the loop looks at it after every step."""
+    """While entered, notes the first signal that requests a stop; the loop looks at it after every step.
+
+    A second Ctrl-C stops at once.
+    """
 
     def __init__(self) -> None:
         self.name: str | None = None
         self._before: dict[signal.Signals, Any] = {}
 
     def _note(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGINT:
+            if self.name == signal.SIGINT.name:
+                raise KeyboardInterrupt
+            os.write(2, b"\nCtrl-C: saves after this step; once more stops at once.\n")
         self.name = self.name or signal.Signals(number).name
 
     def __enter__(self) -> "StopRequest":

@@ -17,11 +17,16 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from tcore.data.neighbors import ImageSource
 from tcore.data.source import Source
 from tcore.device import world
-from tcore.files import atomic, write_text
+from tcore.errors import InputError
+from tcore.files import read_bytes, read_json, write_bytes, write_text
 from tcore.methods.health import Health
 from tcore.text import format_seconds
 
 METRICS = "metrics.jsonl"
+LARGEST_METRICS = 2**32  # bytes
+ENVIRONMENT = "environment.json"
+# What may change the last bits of a step.
+BITS = ("torch", "device", "gpu", "processes", "threads")
 
 
 class Journal:
@@ -29,13 +34,15 @@ class Journal:
 
     def __init__(self, run: Path, first_step: int, num_steps: int, quiet: bool) -> None:
         self.first_step, self.num_steps = first_step, num_steps
-        forget_after(run / METRICS, first_step)
+        lost = forget_after(run / METRICS, first_step)
         self._file = (run / METRICS).open("a", encoding="utf-8")
         self._board = open_tensorboard(run / "tensorboard", first_step)
         self._console = Console(stderr=True, quiet=quiet)
         self._progress = self._start_progress() if self._console.is_terminal and not quiet else None
         self._since = (first_step, time.perf_counter())  # the step and time that the pace is counted from
         self._warned = False
+        if lost:
+            self.say(lost)
 
     def _start_progress(self) -> Progress:
         progress = Progress(
@@ -120,21 +127,32 @@ def describe(metrics: Mapping[str, Any], health: Health) -> str:
     )
 
 
-def forget_after(path: Path, last_step: int) -> None:
-    """Drop lines of steps that the checkpoint has not seen; they are made again."""
+def forget_after(path: Path, last_step: int) -> str:
+    """Drop lines of steps that the checkpoint has not seen: they are made again. A warning of bad lines."""
     if not path.exists():
-        return
-    kept = []
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        return ""
+    text = read_bytes(path, largest=LARGEST_METRICS)
+    kept, bad = [], []
+    for number, line in enumerate(text.split(b"\n"), 1):
         try:
-            entry = json.loads(line)
-        except (ValueError, RecursionError):
-            break  # a line that was cut off by a kill; what follows belongs to no finished step
-        if not isinstance(entry, dict) or type(entry.get("step")) is not int or entry["step"] > last_step:
-            break
-        kept.append(line + "\n")
-    with atomic(path) as temporary:
-        temporary.write_text("".join(kept), encoding="utf-8")
+            step = json.loads(line)["step"]
+            if not isinstance(step, int):
+                raise ValueError
+        except (ValueError, KeyError, TypeError, RecursionError):
+            bad += [number] if line else []
+            continue
+        if step <= last_step:
+            kept.append(line + b"\n")
+    if bad == [text.count(b"\n") + 1]:
+        bad = []  # the last line, cut off by a kill: its step is made again
+    copy = path.with_name(f"{path.stem}.damaged{path.suffix}")
+    if bad:
+        write_bytes(copy, text)
+    write_bytes(path, b"".join(kept))
+    listed = ", ".join(map(str, bad[:5])) + (", ..." if len(bad) > 5 else "")
+    return (
+        f"warning: {path}: cannot read line {listed}; left out, a copy is kept in {copy.name}." if bad else ""
+    )
 
 
 def open_tensorboard(folder: Path, first_step: int) -> Any:
@@ -160,8 +178,13 @@ def quieten_writer_threads() -> None:
         threading.excepthook = hook
 
 
-def note_environment(run: Path, source: Source, device: torch.device, frames: str | Path | None) -> None:
-    """Write down the versions, the machine and the data that a run is made with."""
+def note_environment(
+    run: Path, source: Source, device: torch.device, frames: str | Path | None, resumes: bool
+) -> str:
+    """Write down versions, machine and data of a run; returns a line about changes since it was stopped."""
+    before: Any = {}
+    with contextlib.suppress(InputError):
+        before = read_json(run / ENVIRONMENT) if resumes and (run / ENVIRONMENT).exists() else {}
     made_with = {
         "tcore": version("tcore-video"),
         "torch": torch.__version__,
@@ -171,10 +194,18 @@ def note_environment(run: Path, source: Source, device: torch.device, frames: st
         "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else "none",
         "frames": "rendered" if frames is None else str(frames),
         "processes": str(world().size),
+        "threads": str(torch.get_num_threads()),
     }
     if isinstance(source, ImageSource):
         made_with["neighbors"] = f"{source.neighbors.fingerprint()}, by {source.neighbors.encoder}"
-    write_text(run / "environment.json", json.dumps(made_with, indent=2) + "\n")
+    write_text(run / ENVIRONMENT, json.dumps(made_with, indent=2) + "\n")
+    if not isinstance(before, dict):
+        return ""
+    changed = [
+        f"{k} {before[k]} -> {made_with[k]}" for k in BITS if before.get(k, made_with[k]) != made_with[k]
+    ]
+    last_bits = "the last bits of its losses may differ from a run without the change"
+    return f"resumed with {', '.join(changed)}: {last_bits}." if changed else ""
 
 
 def version(package: str) -> str:

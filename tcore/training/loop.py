@@ -1,7 +1,7 @@
 """Training: the loop around the step."""
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -116,7 +116,9 @@ class Run:
         self.trainer = Trainer(config)
         self.schedule = build_schedule(config, self.trainer.method, source.steps_per_epoch)
         self.fingerprint = distributed.agree("--frames", source.fingerprint())
-        self.saved = 0
+        self.saved = self.done = 0
+        self.unread: list[Outcome] = []
+        """Outcomes of steps that are not recorded yet."""
 
     def train(self, init: Init | None, quiet: bool) -> Path:
         """Train from the last checkpoint to the end."""
@@ -125,20 +127,22 @@ class Run:
             distributed.on_first(lambda: record_init(init, run))
             apply_init(init, trainer.method)
         notes: list[str] = []
-        self.saved = first_step = load_checkpoint(
+        self.saved = self.done = first_step = load_checkpoint(
             run, trainer.method, trainer.optimizer, self.fingerprint, notes.append
         )
-        distributed.on_first(lambda: note_environment(run, source, trainer.device, self.frames))
+        made = (run, source, trainer.device, self.frames, first_step > 0)
+        notes.append(distributed.on_first(lambda: note_environment(*made)))
         num_steps = self.schedule.num_steps
         journal = distributed.only_first(lambda: Journal(run, first_step, num_steps, quiet))
         record = Recorder(
             journal, DataWait(source), BadSamples(config.runtime.bad_samples), config.optim.batch
         )
         notes += introduce(source, trainer, num_steps, first_step)
-        record.say("\n".join((*notes, *(init.lines if init else ()))))
+        record.say("\n".join(filter(None, (*notes, *(init.lines if init else ())))))
         parts = load(source, first_step, num_steps, trainer.device)
         try:
-            self._loop(first_step, parts, record)
+            with self._saving(record):
+                self._loop(first_step, parts, record)
         except (DivergedError, UnreadableError) as error:
             if not trainer.world.first:  # all processes raise it, the first one prints it
                 raise PeerError(str(error), error.exit_code) from error
@@ -156,8 +160,7 @@ class Run:
 
     def _loop(self, first_step: int, parts: Iterator[RawBatch], record: "Recorder") -> None:
         """Step by step: train, record, save, score, and stop where that is requested."""
-        config, num_steps, trainer = self.config, self.schedule.num_steps, self.trainer
-        unread: list[Outcome] = []
+        config, num_steps, trainer, unread = self.config, self.schedule.num_steps, self.trainer, self.unread
         if self._score_due(first_step):  # a run killed while scoring scores now; a score on disk is reused
             self._score(first_step, record.say)
         for step in range(first_step, num_steps):
@@ -167,23 +170,48 @@ class Run:
             look = done % config.runtime.log_every == 0 or last
             keep = last or keeps(done, num_steps, config.keep_every)
             unread.append(trainer.step(parts, step, self.schedule.at(step), look))
+            self.done = done
             leave = None if last else stop_requested(self.stop, look)
             score = self._score_due(done)
             save = last or score or done % config.checkpoint_every == 0 or leave is not None
             # The GPU runs this step while the numbers of the one before are read; a saved step is read first.
             while len(unread) > (0 if look or keep or save else 1):
-                record(unread.pop(0))
+                record(unread[0])
+                unread.pop(0)
             if keep:
                 keep_encoder(self.run, done, trainer.method)
             if save:
-                save_checkpoint(self.run, done, trainer.method, trainer.optimizer, config, self.fingerprint)
-                self.saved = done
+                self._save()
             if score and leave is None:  # after the checkpoint: if scoring is killed, no step is lost
                 self._score(done, record.say)
                 leave = None if last else stop_requested(self.stop, True)
             if leave is not None:
                 record.say(f"{leave}: saved step {done} of {num_steps}; rerun the same command to resume.")
-                raise StopRequested
+                raise StopRequested(leave)
+
+    def _save(self) -> None:
+        method, optimizer = self.trainer.method, self.trainer.optimizer
+        save_checkpoint(self.run, self.done, method, optimizer, self.config, self.fingerprint)
+        self.saved = self.done
+
+    @contextmanager
+    def _saving(self, record: "Recorder") -> Iterator[None]:
+        """Save the last whole step when an error ends the run, unless it has diverged.
+
+        One of several processes cannot: the others may be elsewhere. They resume from the last checkpoint.
+        """
+        try:
+            yield
+        except DivergedError:
+            raise
+        except Exception:
+            if distributed.alone() and self.trainer.whole and self.done > self.saved:
+                with suppress(Exception):  # what ended the run matters more
+                    for outcome in self.unread:
+                        record(outcome)  # a step that diverged is noticed here, too
+                    self._save()
+                    record.say(f"an error ends the run: saved step {self.done} of {self.schedule.num_steps}.")
+            raise
 
     def _score_due(self, step: int) -> bool:
         """Whether the encoder of this step is to be scored."""

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -15,13 +15,22 @@ from tcore.data import render
 from tcore.data.loader import render_batch
 from tcore.data.source import RawBatch
 from tcore.device import choose_device, choose_dtype, peak_memory_gib
-from tcore.errors import DivergedError
+from tcore.errors import DivergedError, InputError
 from tcore.methods.health import Health
 from tcore.methods.method import HEALTH_ROWS, Method, drop_path_seed
 from tcore.training import distributed
 from tcore.training.guard import reached
 from tcore.training.optim import Optimizer, StepValues
 from tcore.training.wrapping import before_last, compile_method, compile_render, compiles, replicate, shard
+
+Losses = dict[str, Tensor]
+Samples = list[dict[str, Tensor]]
+
+
+class VerifyError(InputError):
+    """A step that was computed twice gave two results."""
+
+    exit_code = 1
 
 
 class Trainer:
@@ -46,6 +55,8 @@ class Trainer:
         self.optimizer = Optimizer(self.method.parts(), config.optim, config.vit.depth)
         self.generator = torch.Generator(self.device)
         self.timing = Timing(self.device)
+        self.whole = True
+        """Whether weights, moments, teacher and centers are all of the same step."""
 
     @property
     def own_videos(self) -> int:
@@ -54,17 +65,43 @@ class Trainer:
 
     def step(self, parts: Iterator[RawBatch], step: int, values: StepValues, look: bool = False) -> "Outcome":
         """Make one step; a GPU may still be at work on it when this returns."""
-        losses: dict[str, Tensor] = {}
-        bad: tuple[str, ...] = ()
-        samples: list[dict[str, Tensor]] = []
         self.method.observing = look
         self.timing = Timing(self.device, self.timing)
         reached(step + 1)
-        for part in range(self.config.optim.accumulate):
+        bad: list[str] = []
+        every = self.config.runtime.verify_every
+        if every is not None and (step + 1) % every == 0:
+            losses, samples = self._twice(list(self._read(parts, bad)), step, values)
+        else:
+            losses, samples = self._gradients(self._read(parts, bad), step, values)
+        # What each process has is its share of a sum.
+        distributed.add_up([*losses.values(), *self.method.sums()])
+        norms = self.optimizer.clip()
+        outcome = Outcome(step, losses, norms, values, self.config.optim.batch, self.method, samples)
+        outcome.bad, outcome.timing = tuple(bad), self.timing
+        if self.device.type == "cpu":
+            outcome.check()  # the numbers are there: stop before the update
+        self.whole = False
+        self.optimizer.step(values)
+        self.method.finish_step(values.own)
+        self.whole = True
+        self.timing.end()
+        return outcome
+
+    def _read(self, parts: Iterator[RawBatch], bad: list[str]) -> Iterator[RawBatch]:
+        """The parts of a step, as they arrive; `bad` collects why samples could not be read."""
+        for _ in range(self.config.optim.accumulate):
             with self.timing.waiting():
                 raw = next(parts)
             reached()
             bad += raw.bad
+            yield raw
+
+    def _gradients(self, parts: Iterable[RawBatch], step: int, values: StepValues) -> tuple[Losses, Samples]:
+        """Losses and health samples of a step; its gradients are added up in the parameters."""
+        losses: Losses = {}
+        samples: Samples = []
+        for part, raw in enumerate(parts):
             batch = render_batch(raw, self.device, self.render)
             self.generator.manual_seed(drop_path_seed(self.config.seed, step, part, self.world.rank))
             last = part == self.config.optim.accumulate - 1
@@ -72,19 +109,27 @@ class Trainer:
                 found = self._backward(batch, values)
             for name, value in found.items():
                 losses[name] = losses[name] + value if name in losses else value
-            if look:
+            if self.method.observing:
                 samples.append(self.method.health_sample)
-        # What each process has is its share of a sum.
-        distributed.add_up([*losses.values(), *self.method.sums()])
-        norms = self.optimizer.clip()
-        outcome = Outcome(step, losses, norms, values, self.config.optim.batch, self.method, samples)
-        outcome.bad, outcome.timing = bad, self.timing
-        if self.device.type == "cpu":
-            outcome.check()  # the numbers are there: stop before the update
-        self.optimizer.step(values)
-        self.method.finish_step(values.own)
-        self.timing.end()
-        return outcome
+        return losses, samples
+
+    def _twice(self, parts: list[RawBatch], step: int, values: StepValues) -> tuple[Losses, Samples]:
+        """The same, computed twice; the run stops where a bit differs."""
+        found: list[dict[str, Tensor]] = []
+        waiting = [x.clone() for x in self.method.sums()]
+        for _ in range(2):
+            self.optimizer.adamw.zero_grad()
+            for x, before in zip(self.method.sums(), waiting, strict=True):
+                x.copy_(before)
+            losses, samples = self._gradients(parts, step, values)
+            found.append({f"loss {name}": x for name, x in losses.items()})
+            for name, p in self.method.named_parameters():
+                if p.grad is not None:
+                    found[-1][f"gradient of {name}"] = distributed.plain(p.grad).clone()
+        first, again = found
+        other = next((name for name in first if not torch.equal(first[name], again[name])), None)
+        distributed.together(lambda: _refuse(other, step))
+        return losses, samples
 
     def _backward(self, batch: Any, values: StepValues) -> dict[str, Tensor]:
         """Losses of a part of the step; their gradients are added up."""
@@ -100,6 +145,15 @@ class Trainer:
             return nullcontext()
         # A cast that two passes share would hand its gradient over after the first pass' share was collected.
         return torch.autocast(self.device.type, dtype=self.dtype, cache_enabled=not self.sharded)
+
+
+def _refuse(part: str | None, step: int) -> None:
+    """Stop the run if a part of a step was different the second time."""
+    if part is not None:
+        raise VerifyError(
+            f"step {step + 1} was computed twice, and the {part} differs: faulty memory or hardware, or a "
+            "kernel that is not deterministic; resume on another machine, or without --runtime.verify-every."
+        )
 
 
 class Outcome:

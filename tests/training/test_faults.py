@@ -11,13 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from tcore import train
+from tcore import InputError, train
 from tcore.data import workers
 from tcore.data.workers import LostWorkerError, missing_killed_workers
 from tcore.rendezvous import LostPeerError
 from tcore.training.guard import SIGNALS, StopRequest
-from tests.tiny import tiny
+from tcore.training.optim import Optimizer
+from tcore.training.step import Trainer, VerifyError
+from tests.tiny import as_tcore, tiny
 from tests.training.faults import (
     assert_one_line,
     busy_cores,
@@ -31,7 +34,7 @@ from tests.training.faults import (
     wait_for,
     wait_for_step,
 )
-from tests.training.jobs import children_of
+from tests.training.jobs import StoppedError, children_of, stopping_at
 from tests.training.test_loop import assert_same_run
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="signals, limits and /proc of Linux")
@@ -138,6 +141,93 @@ def test_handlers_of_the_caller_are_back_after_training(tmp_path: Path) -> None:
     train(tiny(optim__steps=1), tmp_path / "run", quiet=True, on_step=look)
     assert during[0] != before
     assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_the_first_ctrl_c_saves_and_leaves_and_the_second_stops_at_once(
+    tmp_path: Path, whole: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, config = tmp_path / "run", tiny(keep_every=3, checkpoint_every=100)
+    with pytest.raises(SystemExit) as left:
+        train(config, run, on_step=at_step(2, lambda: os.kill(os.getpid(), signal.SIGINT)))
+    assert left.value.code == 130
+    assert "SIGINT: saved step 3 of 6" in capsys.readouterr().err
+
+    def twice() -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        train(config, run, quiet=True, on_step=at_step(4, twice))
+    assert torch.load(run / "checkpoint.pt", weights_only=True)["step"] == 3
+    train(config, run, quiet=True)
+    assert_same_run(run, whole)
+
+
+# Whatever else ends a run
+
+
+def test_an_error_in_mid_training_loses_no_step(
+    tmp_path: Path, whole: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, config = tmp_path / "run", tiny(keep_every=3, checkpoint_every=100)
+    with pytest.raises(StoppedError):
+        train(config, run, on_step=stopping_at(5))
+    assert "saved step 5 of 6" in capsys.readouterr().err
+    assert torch.load(run / "checkpoint.pt", weights_only=True)["step"] == 5
+    train(config, run, quiet=True)
+    assert_same_run(run, whole)
+
+
+def test_an_error_within_the_update_saves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: Any, values: Any) -> None:
+        raise StoppedError
+
+    monkeypatch.setattr(Optimizer, "step", fail)
+    with pytest.raises(StoppedError):
+        train(tiny(checkpoint_every=100), tmp_path / "run", quiet=True)
+    assert not (tmp_path / "run" / "checkpoint.pt").exists()
+
+
+def test_a_run_folder_in_use_is_refused_to_the_same_process_at_once(tmp_path: Path) -> None:
+    config, refused = tiny(optim__steps=2), list[str]()
+
+    def again() -> None:
+        with pytest.raises(InputError) as error:
+            train(config, tmp_path / "run", quiet=True)
+        refused.append(str(error.value))
+
+    train(config, tmp_path / "run", quiet=True, on_step=at_step(1, again))
+    assert f"is in use by process {os.getpid()}" in refused[0]
+
+
+# Steps computed twice
+
+
+def test_a_run_that_verifies_its_steps_is_the_same_run(tmp_path: Path, whole: Path) -> None:
+    config = tiny(keep_every=3, runtime__verify_every=2)
+    assert_same_run(train(config, tmp_path / "run", quiet=True), whole)
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_bit_that_differs_the_second_time_stops_the_run_and_is_named(
+    accumulate: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backward, calls = Trainer._backward, list[int]()
+
+    def flip(self: Trainer, batch: Any, values: Any) -> Any:
+        found = backward(self, batch, values)
+        calls.append(len(calls))
+        if len(calls) == 3 * accumulate:  # passes: one of step 1, two of step 2
+            gradient = as_tcore(self.method).student.backbone.norm.weight.grad
+            assert gradient is not None
+            gradient.view(torch.int32)[0] ^= 1
+        return found
+
+    monkeypatch.setattr(Trainer, "_backward", flip)
+    config = tiny(runtime__verify_every=2, optim__accumulate=accumulate)
+    with pytest.raises(VerifyError, match=r"step 2 .* gradient of student.backbone.norm.weight differs"):
+        train(config, tmp_path / "run", quiet=True)
+    assert torch.load(tmp_path / "run" / "checkpoint.pt", weights_only=True)["step"] == 1
 
 
 def test_a_process_that_is_about_to_name_a_lost_one_is_not_ended_by_torchrun_before() -> None:

@@ -2,8 +2,10 @@
 
 import errno
 import os
+import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -60,22 +62,56 @@ def test_two_damaged_checkpoints_are_one_line_and_nothing_is_overwritten(tmp_pat
     for name in ("checkpoint.pt", "checkpoint.previous.pt"):
         damage(run / name, "flipped")
     lines = (run / "metrics.jsonl").read_text()
-    with pytest.raises(InputError, match=r"cannot read checkpoint .*previous.pt: damaged"):
+    with pytest.raises(InputError, match=r"cannot read checkpoint .*previous.pt .*is damaged"):
         train(tiny(), run, quiet=True)
     assert (run / "metrics.jsonl").read_text() == lines
 
 
-def test_a_checkpoint_without_checksums_is_used_and_said(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("text", [None, "[[[", '{"sha256": 3}', '{"sha256": ["0", "1"]}'])
+def test_where_checksums_are_lost_or_wrong_those_inside_the_files_decide(
+    text: str | None, tmp_path: Path, whole: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = train(tiny(), tmp_path / "run", quiet=True)
-    for text in (None, "[[[", '{"sha256": 3}'):
-        (run / "checkpoint.json").unlink()
+    run = shutil.copytree(whole, tmp_path / "run")
+    for newest, resumed in ((False, 6), (True, 4)):
+        (run / "checkpoint.json").unlink(missing_ok=True)
         if text is not None:
             (run / "checkpoint.json").write_text(text)
-        train(tiny(), run)
-        assert "cannot be verified" in capsys.readouterr().err
-        (run / "checkpoint.json").touch()
+        if newest:
+            damage(run / "checkpoint.pt", "flipped")
+        train(tiny(keep_every=3), run)
+        said = capsys.readouterr().err
+        used = "checkpoint.previous.pt" if newest else "checkpoint.pt"
+        assert f"does not list {run / used}" in said
+        assert f"resumes at step {resumed} of 6" in said
+    assert_same_run(run, whole)
+
+
+@pytest.mark.parametrize("keep", [1, 2, 3, 4])
+def test_this_many_checkpoints_are_kept_and_the_oldest_stands_in(
+    keep: int, tmp_path: Path, whole: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tiny(keep_every=3, keep_last=keep, checkpoint_every=1)
+    run = train(config, tmp_path / "run", quiet=True)
+    kept = checkpoints.generations(run / "checkpoint.pt")
+    steps = [torch.load(path, weights_only=True)["step"] for path in kept]
+    assert steps == list(range(6, 6 - keep, -1))
+    for path in kept[:-1]:
+        damage(path, "truncated")
+    train(config, run)
+    assert f"resumes at step {7 - keep} of 6" in capsys.readouterr().err
+    assert_same_run(run, whole)
+    assert len(checkpoints.generations(run / "checkpoint.pt")) <= keep
+    train(replace(config, keep_last=1), run, quiet=True)  # how many are kept may change
+
+
+def test_a_pipe_in_place_of_a_checkpoint_is_passed_over_and_nobody_waits(
+    tmp_path: Path, whole: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = shutil.copytree(whole, tmp_path / "run")
+    (run / "checkpoint.pt").unlink()
+    os.mkfifo(run / "checkpoint.pt")
+    train(tiny(keep_every=3), run)
+    assert "resumes at step 4 of 6" in capsys.readouterr().err
 
 
 def test_a_kill_between_any_two_renames_leaves_a_checkpoint_that_is_known(
@@ -108,7 +144,7 @@ def test_a_kill_between_any_two_renames_leaves_a_checkpoint_that_is_known(
                 checkpoints.write_generation(path, save("third"))
             except KeyboardInterrupt:
                 assert allowed < 3
-        found = checkpoints.newest_intact(path, lambda line: None)
+        found = checkpoints.load_newest(path, lambda place: place, lambda line: None)
         assert found is not None
         assert found.read_text() == ("third" if allowed == 3 else "second")
 

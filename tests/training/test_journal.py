@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from tcore import train
 from tcore.methods.health import Health
@@ -20,11 +21,36 @@ from tests.training.jobs import StoppedError, stopping_at
 @pytest.mark.parametrize("last", ['{"step": 3}', '{"ste', "[3]"])
 def test_lines_after_the_checkpoint_and_lines_cut_off_are_forgotten(last: str, tmp_path: Path) -> None:
     path = tmp_path / "m.jsonl"
-    forget_after(path, 2)
+    assert forget_after(path, 2) == ""
     assert not path.exists()
     path.write_text('{"step": 1}\n{"step": 2}\n' + last)
-    forget_after(path, 2)
+    assert forget_after(path, 2) == ""
     assert path.read_text() == '{"step": 1}\n{"step": 2}\n'
+
+
+def test_a_bad_line_in_the_middle_is_left_out_alone_with_a_warning_and_a_copy(tmp_path: Path) -> None:
+    path = tmp_path / "m.jsonl"
+    lines = [b'{"step": 1}', b'{"st\xff', *(b'{"step": %d}' % step for step in range(3, 51))]
+    path.write_bytes(b"\n".join(lines) + b"\n")
+    warning = forget_after(path, 40)
+    assert "line 2" in warning
+    assert "m.damaged.jsonl" in warning
+    assert path.read_bytes().splitlines() == [lines[0], *lines[2:40]]
+    assert (tmp_path / "m.damaged.jsonl").read_bytes().splitlines() == lines
+
+
+def test_a_run_that_resumes_with_other_threads_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = train(tiny(optim__steps=2), tmp_path / "run", quiet=True)
+    for threads, said in ((torch.get_num_threads(), False), (7, True)):
+        made = json.loads((run / "environment.json").read_text()) | {"threads": str(threads)}
+        (run / "environment.json").write_text(json.dumps(made))
+        train(tiny(optim__steps=2), run)
+        assert ("resumed with threads 7 -> 1" in capsys.readouterr().err) is said
+    (run / "environment.json").write_text("[]")  # what cannot be read is written anew
+    train(tiny(optim__steps=2), run, quiet=True)
+    assert json.loads((run / "environment.json").read_text())["threads"] == "1"
 
 
 def test_time_left_is_told_by_the_steps_after_the_first_which_compiles(
