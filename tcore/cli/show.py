@@ -318,7 +318,7 @@ class Demo:
     encoder: Positional[str] = "default"
     """A run folder, a checkpoint, timm:NAME ...; default comes with tcore."""
     host: str = "127.0.0.1"
-    """Address to listen on; others than 127.0.0.1 let other machines in."""
+    """Address to listen on; others than 127.0.0.1 let other machines in, which then need a token."""
     port: int = 7860
     """Port to listen on; 0 takes any that is free."""
     max_upload_mb: int = 200
@@ -327,6 +327,8 @@ class Demo:
     """Frames of an uploaded video that are used, at most."""
     max_visitors: int = 8
     """Visitors at a time; a new one replaces the one who was away longest."""
+    max_disk_gb: int = 16
+    """Disk space for the files of all visitors, in GB."""
     browser: bool = True
     """Open the page in the browser."""
 
@@ -334,18 +336,24 @@ class Demo:
         """Serve the page until Ctrl-C."""
         if not 0 <= self.port <= 65535:
             raise InputError(f"--port {self.port}: need 0 to 65535.")
-        limits = (self.max_upload_mb, self.max_frames, self.max_visitors)
-        at_least(1, max_upload_mb=limits[0], max_frames=limits[1], max_visitors=limits[2])
+        at_least(1, max_upload_mb=self.max_upload_mb, max_frames=self.max_frames)
+        at_least(1, max_visitors=self.max_visitors, max_disk_gb=self.max_disk_gb)
         from tcore.demo.engine import load_engine
 
         try:
+            from tcore.demo.limits import Limits
             from tcore.demo.server import Demo as Server
-            from tcore.demo.server import Limits
         except ImportError as error:
             raise InputError(f"tcore demo needs {error.name}: pip install starlette uvicorn.") from error
+        limits = Limits(self.max_upload_mb, self.max_frames, self.max_visitors, 1000 * self.max_disk_gb)
         engine = load_engine(self.encoder)
-        demo = Server(engine, Limits(*limits), self.host, self.port)
+        demo = Server(engine, limits, self.host, self.port)
         print(f"encoder: {engine.encoder.name}")
+        if demo.token:
+            to_stderr(
+                f"warning: --host {self.host} lets other machines in. Whoever has the address with its token "
+                "can use the page, and nothing is encrypted."
+            )
         print(f"page: {demo.url} (Ctrl-C stops)", flush=True)
         if self.browser and not webbrowser.open(demo.url):
             to_stderr("no browser could be opened: open the address above.")

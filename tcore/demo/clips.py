@@ -1,7 +1,8 @@
 """Clips of the page: rendered samples, and uploaded files that only PyAV opens."""
 
+import io
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import islice
@@ -20,6 +21,8 @@ from tcore.evaluation.resize import Size
 from tcore.evaluation.run_clip import same_size
 from tcore.text import format_size
 
+Claim = Callable[[Size], None]
+"""Called with the size of a frame before it is written; raises where there is no room for more."""
 LONG_SIDE = 640  # of the frames that are shown and labeled
 SAMPLE_SEED, SAMPLE_FRAMES, SAMPLE_SIZE, SAMPLE_RATE = 7, 30, 256, Fraction(10)
 MAX_PIXELS = 36_000_000  # of one frame; a file may claim any size
@@ -71,7 +74,14 @@ class Clip:
         return np.load(self.folder / f"frame-{index}.npy")
 
 
-def render_sample(key: str, max_frames: int, folder: Path) -> Clip:
+def save_array(path: Path, values: np.ndarray) -> None:
+    """Write an array to a file of its own; a full disk is the system's error, which np.save would hide."""
+    content = io.BytesIO()
+    np.save(content, values)
+    path.write_bytes(content.getbuffer())
+
+
+def render_sample(key: str, max_frames: int, folder: Path, claim: Claim) -> Clip:
     """Render a sample of at most `max_frames` frames."""
     if key not in SAMPLES:
         raise InputError(f"no sample {key!r}: there are {', '.join(SAMPLES)}.")
@@ -79,17 +89,17 @@ def render_sample(key: str, max_frames: int, folder: Path) -> Clip:
     video = render_video(SAMPLE_SEED, sample.video, split="heldout", num_frames=count, size=SAMPLE_SIZE)
     joints = zip(JOINT_NAMES, video.joints[0].tolist(), strict=True)
     visible = {name: (x, y) for name, (x, y, seen) in joints if seen > 0}
-    return Clip(sample.name, folder, *_store(video.frames, folder), truth=(video.objects[0], visible))
+    return Clip(sample.name, folder, *_store(video.frames, folder, claim), truth=(video.objects[0], visible))
 
 
-def read_upload(path: Path, max_frames: int, folder: Path) -> Clip:
+def read_upload(path: Path, max_frames: int, folder: Path, claim: Claim) -> Clip:
     """The first frames of an uploaded video, with the long side at most 640."""
     try:
         video = FileVideo(path, container_of(path))
         if not 0 < video.size[0] * video.size[1] <= MAX_PIXELS:
             raise InputError(f"frames of {format_size(*video.size)} are too large for this page.")
         frames = iter(video)
-        stored = _store(islice(frames, max_frames), folder)
+        stored = _store(islice(frames, max_frames), folder, claim)
         more = next(frames, None) is not None
     except InputError as error:
         # A visitor knows the chosen file, not its name on this machine.
@@ -115,7 +125,7 @@ def container_of(path: Path) -> str:
     raise InputError("this file is not a video: give mp4, mov, mkv, webm, avi, gif, ogg, flv, wmv or ts.")
 
 
-def _store(frames: Iterable[Frame], folder: Path) -> tuple[int, Size, Size]:
+def _store(frames: Iterable[Frame], folder: Path, claim: Claim) -> tuple[int, Size, Size]:
     """Shrink frames to a long side of 640 and save them: their number, size and original size."""
     count, size, original = 0, (0, 0), (0, 0)
     for index, frame in enumerate(same_size(frames)):
@@ -124,5 +134,6 @@ def _store(frames: Iterable[Frame], folder: Path) -> tuple[int, Size, Size]:
         size = (max(1, round(original[0] * scale)), max(1, round(original[1] * scale)))
         if size != original:
             frame = np.asarray(Image.fromarray(frame).resize(size[::-1], Image.Resampling.BOX))
-        np.save(folder / f"frame-{index}.npy", frame)
+        claim(size)
+        save_array(folder / f"frame-{index}.npy", frame)
     return count, size, original

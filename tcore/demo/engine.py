@@ -3,8 +3,10 @@
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -18,6 +20,7 @@ from tcore.evaluation.protocols import TCORE, Protocol
 from tcore.evaluation.resize import Size, normalize_images, resize_images
 from tcore.evaluation.run_clip import encode
 from tcore.show.features import Matcher, load_matcher
+from tcore.video.propagate_video import fit_size
 
 CELLS = 56  # along the long side of a grid: that of the published protocol has 55 columns
 
@@ -34,6 +37,22 @@ class Engine:
     def close(self) -> None:
         """Let the thread end; waiting work is dropped."""
         self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def input_size(self, size: Size) -> Size:
+        """The size at which frames go in: their own, or smaller, floored to the patch."""
+        patch = self.encoder.patch_size
+        return fit_size(size, patch, CELLS * patch)
+
+    def frame_bytes(self, size: Size) -> int:
+        """Bytes on disk of a frame of a clip: pixels, ids and features."""
+        rows, columns = self.input_size(size)
+        patches = rows * columns // self.encoder.patch_size**2
+        return 4 * size[0] * size[1] + 4 * self._channels * patches
+
+    @cached_property
+    def _channels(self) -> int:
+        side = 4 * self.encoder.patch_size
+        return self.encode(np.zeros((side, side, 3), np.uint8), (side, side)).shape[0]
 
     def protocol(self, inside: Size) -> Protocol:
         """The published protocol, its radius scaled from a grid of 55 columns to this one."""

@@ -3,9 +3,11 @@
 import csv
 import json
 import math
+import secrets
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import numpy as np
@@ -17,7 +19,6 @@ from tcore.demo.job import Job
 from tcore.demo.messages import run_lengths
 from tcore.errors import InputError
 from tcore.evaluation.masks import Ids, encode_ids
-from tcore.files import atomic
 from tcore.video.labels import Points
 from tcore.video.tracked import POINT_COLUMNS, paint_labels, point_rows
 
@@ -25,17 +26,27 @@ Mask = Bool[np.ndarray, "height width"]
 OBJECT_COLUMNS = ("frame", "object", "x", "y", "left", "top", "width", "height", "area")
 
 
-def write_export(job: Job, name: str) -> Path:
-    """Write a file into the folder of the job."""
+def write_export(job: Job, name: str, stop: Event) -> Path:
+    """Write a file beside the folder of the clip; setting `stop` gives it up."""
     if name not in EXPORTS:
         raise InputError(f"no download {name!r}: there are {', '.join(EXPORTS)}.")
     if job.state == "running":
         raise InputError("a run is in progress: cancel it, or wait until it is done.")
     if not job.found:
         raise InputError("there is nothing to download yet: run the propagation first.")
-    path = job.clip.folder / name
-    with atomic(path) as temporary:
-        EXPORTS[name](job, range(job.done), temporary)
+
+    def frames() -> Iterator[int]:
+        for index in range(job.done):
+            if stop.is_set():
+                raise InputError("the download was given up.")
+            yield index
+
+    path = job.clip.folder.with_name(f"{secrets.token_hex(8)}-{name}")  # it outlives the clip
+    try:
+        EXPORTS[name](job, frames(), path)
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
     return path
 
 

@@ -1,12 +1,14 @@
 """Visitors and their jobs: a clip, its features, and the run that propagates labels through it."""
 
 import asyncio
+import errno
 import logging
 import secrets
 import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
@@ -15,16 +17,23 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tcore.demo.clips import Clip
-from tcore.demo.engine import CELLS, Engine
+from tcore.demo.clips import Claim, Clip, save_array
+from tcore.demo.engine import Engine
+from tcore.demo.limits import Limits
 from tcore.errors import InputError
 from tcore.evaluation.propagate import Labels, propagate_features
+from tcore.evaluation.resize import Size
 from tcore.video.labels import Masks, Points
-from tcore.video.propagate_video import fit_size
 from tcore.video.tracked import Found, TrackedMasks, TrackedPoints, track_labels
 
 State = Literal["idle", "running", "done", "canceled", "failed"]
 LOG = logging.getLogger(__name__)
+FULL = "the disk of the machine that runs tcore demo is full."
+
+
+def is_full(error: BaseException | None) -> bool:
+    """Whether a disk has no room left for what was to be written."""
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class Job:
@@ -33,7 +42,7 @@ class Job:
     def __init__(self, clip: Clip, engine: Engine) -> None:
         self.clip, self.engine, self.key = clip, engine, clip.folder.name
         patch = engine.encoder.patch_size
-        self.inside = fit_size(clip.size, patch, CELLS * patch)
+        self.inside = engine.input_size(clip.size)
         self.grid = (self.inside[0] // patch, self.inside[1] // patch)
         self.protocol = engine.protocol(self.inside)
         self.given: Masks | Points | None = None
@@ -55,7 +64,7 @@ class Job:
         """Features of a frame, encoded once and kept on disk."""
         path = self.clip.folder / f"features-{index}.npy"
         if index not in self._encoded:
-            np.save(path, self.engine.encode(self.clip.frame(index), self.inside).cpu().numpy())
+            save_array(path, self.engine.encode(self.clip.frame(index), self.inside).cpu().numpy())
             self._encoded.add(index)
         return torch.from_numpy(np.load(path)).to(self.engine.device)
 
@@ -67,11 +76,6 @@ class Job:
 
     def run(self, given: Masks | Points, changed: int) -> None:
         """Start to propagate from the last annotated frame up to the first changed one."""
-        if 0 not in given.frames:
-            raise InputError("frame 0 has no labels yet: paint an object or set a point on the first frame.")
-        late = [frame for frame in given.frames if not 0 <= frame < self.clip.count]
-        if late:
-            raise InputError(f"labels for frame {late[0]}, but there are {self.clip.count} frames.")
         patch = self.engine.encoder.patch_size
         track = track_labels(given, self.clip.size, self.inside, patch, self.protocol)
         with self._lock:
@@ -107,7 +111,7 @@ class Job:
                 if self._soft is not soft:
                     return
                 if isinstance(track, TrackedMasks):
-                    np.save(self.clip.folder / f"ids-{self.done}.npy", found.values)
+                    save_array(self.clip.folder / f"ids-{self.done}.npy", found.values)
                     found = found._replace(values=np.empty(0))
                 self.found.append(found)
                 self.seconds = time.perf_counter() - started
@@ -117,7 +121,8 @@ class Job:
             with self._lock:
                 if self._soft is not soft:  # canceled, and its files are gone
                     return
-                self.state, self.error, self._soft = "failed", f"the run failed: {error!r}.", None
+                reason = FULL if is_full(error) else "the terminal of tcore demo says why."
+                self.state, self.error, self._soft = "failed", f"The run failed: {reason}", None
             LOG.exception("a run failed")
         else:
             self.engine.submit(self._step, track, soft, started)
@@ -130,6 +135,10 @@ class Visitor:
         self.id, self.folder = folder.name, folder
         self.turn = asyncio.Lock()
         """Held while a request changes the clip or starts a run."""
+        self.requests, self.seen = 0, time.monotonic()
+        """Requests being answered, and when the last one ended."""
+        self.claimed = 0
+        """Bytes of the files of this visitor, also of those not written yet."""
         self._job: Job | None = None
         folder.mkdir()
 
@@ -142,18 +151,16 @@ class Visitor:
 
     @property
     def busy(self) -> bool:
-        """Whether a run is in progress."""
-        return self._job is not None and self._job.state == "running"
+        """Whether a request is being answered or a run is in progress."""
+        return self.requests > 0 or (self._job is not None and self._job.state == "running")
 
-    def open(self, engine: Engine, read: Callable[[Path], Clip]) -> None:
-        """Replace the clip, once the new one could be read into its folder."""
-        folder = self.folder / secrets.token_hex(8)
-        folder.mkdir()
-        try:
-            job = Job(read(folder), engine)
-        except BaseException:
-            shutil.rmtree(folder, ignore_errors=True)
-            raise
+    @property
+    def clip(self) -> Clip | None:
+        """The clip, if there is one."""
+        return self._job.clip if self._job else None
+
+    def replace_job(self, job: Job) -> None:
+        """Work on another clip from now on, and remove the one before."""
         before, self._job = self._job, job
         if before is not None:
             before.cancel()
@@ -167,31 +174,92 @@ class Visitor:
 
 
 class Visitors:
-    """All visitors, the longest idle ones first; when the page is full, the first without a run leaves."""
+    """All visitors, the longest idle ones first, and the space that they take."""
 
-    def __init__(self, folder: Path, limit: int) -> None:
-        self._folder, self._limit = folder, limit
+    def __init__(self, folder: Path, limits: Limits) -> None:
+        self._folder, self._limits = folder, limits
         self._visitors: dict[str, Visitor] = {}
         self._lock = threading.Lock()
 
     def new(self) -> Visitor:
-        """A new visitor, with an id that nobody can guess."""
+        """A new visitor, with an id that nobody can guess; where the page is full, an idle one leaves."""
         with self._lock:
-            if len(self._visitors) >= self._limit:
-                idle = next((visitor for visitor in self._visitors.values() if not visitor.busy), None)
-                if idle is None:
-                    raise InputError(f"all {self._limit} visitors are running something: try again later.")
-                self._visitors.pop(idle.id).close()
+            leaving = None
+            if len(self._visitors) >= self._limits.visitors:
+                leaving = next((visitor for visitor in self._visitors.values() if not visitor.busy), None)
+                if leaving is None:
+                    raise InputError(f"all {self._limits.visitors} visitors are busy: try again later.")
+                del self._visitors[leaving.id]
             visitor = Visitor(self._folder / secrets.token_urlsafe(16))
             self._visitors[visitor.id] = visitor
+        if leaving is not None:
+            leaving.close()
         return visitor
 
-    def get(self, key: str) -> Visitor | None:
-        """A visitor by id; None where the visit has ended."""
+    @contextmanager
+    def enter(self, key: str) -> Iterator[Visitor | None]:
+        """A visitor by id, who is busy inside the block; None where the visit has ended."""
         with self._lock:
-            if key in self._visitors:
-                self._visitors[key] = self._visitors.pop(key)  # the most recent one is the last
-            return self._visitors.get(key)
+            visitor = self._visitors.pop(key, None)
+            if visitor is not None:
+                self._visitors[key] = visitor  # the most recent one is the last
+                visitor.requests += 1
+        try:
+            yield visitor
+        finally:
+            if visitor is not None:
+                with self._lock:
+                    visitor.requests, visitor.seen = visitor.requests - 1, time.monotonic()
+
+    def claim(self, visitor: Visitor, count: int, freed: int = 0) -> None:
+        """Claim bytes on disk for a visitor, of whose files `freed` bytes are about to be removed."""
+        with self._lock:
+            limits, total = self._limits, sum(one.claimed for one in self._visitors.values())
+            if visitor.claimed - freed + count > limits.visitor_mb * 10**6:
+                raise InputError(
+                    f"this takes more than {limits.visitor_mb:g} MB of disk: use a shorter video."
+                )
+            if total - freed + count > limits.disk_mb * 10**6:
+                raise InputError("other visitors take all the disk that this page may use: try again later.")
+            visitor.claimed += count
+
+    def release(self, visitor: Visitor, count: int) -> None:
+        """Give bytes back."""
+        with self._lock:
+            visitor.claimed -= count
+
+    def open(
+        self, visitor: Visitor, engine: Engine, read: Callable[[Path, Claim], Clip], stop: threading.Event
+    ) -> None:
+        """Replace the clip of a visitor, once the new one could be read into a folder; `stop` gives up."""
+        claimed, folder, before = 0, visitor.folder / secrets.token_hex(8), visitor.clip
+        freed = before.count * engine.frame_bytes(before.size) if before else 0
+
+        def claim(size: Size) -> None:
+            nonlocal claimed
+            if stop.is_set():
+                raise InputError("the request ended before the video was read.")
+            self.claim(visitor, engine.frame_bytes(size), freed)
+            claimed += engine.frame_bytes(size)
+
+        try:
+            folder.mkdir()
+            visitor.replace_job(Job(read(folder, claim), engine))
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            self.release(visitor, claimed)
+            raise
+        self.release(visitor, freed)
+
+    def expire(self) -> None:
+        """End the visits that were idle for too long."""
+        with self._lock:
+            oldest = time.monotonic() - self._limits.idle_s
+            leaving = [one for one in self._visitors.values() if not one.busy and one.seen < oldest]
+            for visitor in leaving:
+                del self._visitors[visitor.id]
+        for visitor in leaving:
+            visitor.close()
 
     def close(self) -> None:
         """End all visits."""

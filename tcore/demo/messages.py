@@ -8,30 +8,44 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from tcore.demo.clips import Clip
 from tcore.demo.job import Job
+from tcore.demo.limits import Limits
 from tcore.errors import InputError
 from tcore.evaluation.masks import Ids
 from tcore.evaluation.propagate import LabelSource, label_sources
+from tcore.evaluation.resize import Size
 from tcore.video.labels import Masks, Points
 from tcore.video.tracked import Found
 
-MAX_OBJECTS, MAX_POINTS = 20, 100
 MAX_OFFSET = 60  # frames between a patch and its matches
 
 
-def read_given(data: Any, size: tuple[int, int]) -> Masks | Points:
+def read_given(data: Any, clip: Clip, limits: Limits) -> Masks | Points:
     """Labels that the page sends: runs of ids by frame, or points by frame and name."""
     try:
+        given = {int(frame): labels for frame, labels in data["given"].items()}
+        if 0 not in given:
+            raise InputError("frame 0 has no labels yet: mark an object or a point on the first frame.")
+        if len(given) > limits.marked:
+            raise InputError(f"{len(given)} frames have labels of yours: at most {limits.marked} may.")
+        if min(given) < 0 or max(given) >= clip.count:
+            raise InputError(f"labels for frame {max(given)}, but there are {clip.count} frames.")
         if data["kind"] == "masks":
-            return Masks({int(frame): _ids(runs, size) for frame, runs in data["given"].items()})
-        names = tuple(str(name)[:60] for name in data["names"])
-        if len(names) > MAX_POINTS or len(set(names)) < len(names):
-            raise InputError(f"{len(names)} points: need {MAX_POINTS} or fewer, each with its own name.")
-        return Points(names, {int(frame): _points(names, xy) for frame, xy in data["given"].items()})
+            return Masks({frame: _ids(runs, clip.size, limits.objects) for frame, runs in given.items()})
+        names = tuple(_name(name) for name in data["names"])
+        if len(names) > limits.points or len(set(names)) < len(names):
+            raise InputError(f"{len(names)} points: need {limits.points} or fewer, each with its own name.")
+        return Points(names, {frame: _points(names, places) for frame, places in given.items()})
     except InputError:
         raise
-    except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
-        raise InputError(f"these labels cannot be read: {error!r}.") from error
+    except (KeyError, TypeError, AttributeError, ValueError, OverflowError, IndexError) as error:
+        raise InputError("these labels cannot be read: need runs of ids, or x and y of points.") from error
+
+
+def _name(name: Any) -> str:
+    """A name that can be written: JSON may hold halves of characters."""
+    return str(name)[:60].encode(errors="replace").decode()
 
 
 def _points(names: tuple[str, ...], places: list[Any]) -> dict[str, tuple[float, float]]:
@@ -39,14 +53,14 @@ def _points(names: tuple[str, ...], places: list[Any]) -> dict[str, tuple[float,
     return dict(zip(names, xy, strict=True))
 
 
-def _ids(runs: list[int], size: tuple[int, int]) -> Ids:
+def _ids(runs: list[int], size: Size, most: int) -> Ids:
     """Ids of a frame from [length, id, length, id, ...]."""
     lengths, ids = np.array(runs, dtype=np.int64).reshape(-1, 2).T
     height, width = size
     if lengths.min() < 0 or lengths.max() > height * width or lengths.sum() != height * width:
         raise InputError(f"a mask of this clip must have {height}x{width} pixels.")
-    if ids.min() < 0 or ids.max() > MAX_OBJECTS:
-        raise InputError(f"a mask holds object {ids.max()}: there are at most {MAX_OBJECTS}.")
+    if ids.min() < 0 or ids.max() > most:
+        raise InputError(f"a mask holds object {ids.max()}: there are at most {most}.")
     return np.repeat(ids.astype(np.uint8), lengths).reshape(height, width)
 
 

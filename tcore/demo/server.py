@@ -1,49 +1,56 @@
 """The page over HTTP: a Starlette application run by uvicorn, which refuses requests of other sites.
 
 Answers that need a computation wait for it without blocking others: the encoder's thread and those for slow
-work (decoding, exports) are apart from the threads of Starlette that serve frames, masks and states.
+work (decoding, exports) are apart from the threads of Starlette that serve frames and masks.
 """
 
 import asyncio
 import ipaddress
 import json
+import os
 import re
 import secrets
 import shutil
+import signal
 import socket
 import tempfile
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
+import filelock
 import torch
 import uvicorn
 from starlette.applications import Starlette
-from starlette.datastructures import Headers
+from starlette.background import BackgroundTask
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import FileResponse, JSONResponse, Response
-from starlette.routing import Mount, Route
+from starlette.responses import FileResponse, JSONResponse, RedirectResponse, Response
+from starlette.routing import Mount, Route, Router
 from starlette.staticfiles import StaticFiles
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from tcore.data.images import encode_jpeg
 from tcore.data.video import h264_encoder
 from tcore.demo import messages
-from tcore.demo.clips import SAMPLES, read_upload, render_sample
+from tcore.demo.clips import SAMPLES, Claim, Clip, read_upload, render_sample
 from tcore.demo.engine import Engine
 from tcore.demo.exports import write_export
-from tcore.demo.job import Visitor, Visitors
+from tcore.demo.job import FULL, LOG, Job, Visitor, Visitors, is_full
+from tcore.demo.limits import Limits
 from tcore.errors import InputError
 from tcore.video.labels import Masks
 from tcore.video.tracked import PALETTE
 
+T = TypeVar("T")
 PAGE = Path(__file__).with_name("page")
-MAX_JSON = 32 * 10**6  # bytes of a request that is not an upload
-JSON_S, UPLOAD_S = 60, 600  # seconds that a request and an upload may take to arrive
+PREFIX = "tcore-demo-"  # of the temporary folder
 GUARD = "X-Tcore-Demo"
 """A header that other sites cannot send: browsers would ask us first, and we never allow it."""
 SAFE_HEADERS = {
@@ -56,71 +63,94 @@ SAFE_HEADERS = {
 }
 
 
-@dataclass(frozen=True)
-class Limits:
-    """What one visitor may upload, and how many visitors there may be."""
-
-    upload_mb: int = 200
-    frames: int = 240
-    visitors: int = 8
-
-
 class Demo:
     """The server of one encoder; it listens from the start, and answers while `serve` runs."""
 
     def __init__(self, engine: Engine, limits: Limits, host: str = "127.0.0.1", port: int = 0) -> None:
         self.engine, self.limits, self.host = engine, limits, host
+        self.token = "" if _is_loopback(host) else secrets.token_urlsafe(16)
+        """What every request must know where other machines can reach the page."""
         self._socket = _listen(host, port)
         self.port = int(self._socket.getsockname()[1])
-        self.folder = Path(tempfile.mkdtemp(prefix="tcore-demo-"))
-        self.visitors = Visitors(self.folder, self.limits.visitors)
+        self.folder, self._lock = _own_folder()
+        self.visitors = Visitors(self.folder, limits)
+        self._exporting = asyncio.Lock()
         config = uvicorn.Config(
             self.answer,
             interface="asgi3",
-            http="h11",
+            http=Protocol,
             ws="none",
             lifespan="off",
             log_level="error",
+            proxy_headers=False,
             server_header=False,
             headers=list(SAFE_HEADERS.items()),
-            limit_concurrency=64 + 16 * self.limits.visitors,  # a browser opens six connections
+            limit_concurrency=limits.connections,
+            timeout_keep_alive=limits.connection_s,
             timeout_graceful_shutdown=3,
+            callback_notify=self._expire,
         )
         self._server = uvicorn.Server(config)
         self._application = self._routes()
 
     @property
     def url(self) -> str:
-        """The address of the page."""
+        """The address of the page, with the token where one is needed."""
+        return self._address + (f"?token={self.token}" if self.token else "")
+
+    @property
+    def _address(self) -> str:
         host = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
         return f"http://{f'[{host}]' if ':' in host else host}:{self.port}/"
 
     def serve(self) -> None:
         """Answer until `stop`, or a signal in the main thread; then remove everything of the visitors."""
         try:
-            self._server.run(sockets=[self._socket])
+            with _on_signals(("SIGHUP", "SIGQUIT"), lambda *_: self.stop()):
+                self._server.run(sockets=[self._socket])
         finally:
-            self._socket.close()
-            self.visitors.close()
-            self.engine.close()
-            shutil.rmtree(self.folder, ignore_errors=True)
+            # Whoever presses Ctrl-C again must not interrupt this.
+            with _on_signals(("SIGHUP", "SIGQUIT", "SIGINT", "SIGTERM"), signal.SIG_IGN):
+                self._socket.close()
+                self.visitors.close()
+                self.engine.close()
+                shutil.rmtree(self.folder, ignore_errors=True)
+                self._lock.release()
 
     def stop(self) -> None:
         """Let `serve` return."""
         self._server.should_exit = True
 
-    async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request of our own page; refuse those of other sites."""
-        problem = self._problem(scope["method"], Headers(scope=scope))
-        await (_error(403, problem) if problem else self._application)(scope, receive, send)
+    async def _expire(self) -> None:
+        await asyncio.to_thread(self.visitors.expire)
 
-    def _problem(self, method: str, headers: Headers) -> str:
-        host, origin = headers.get("Host", ""), headers.get("Origin")
+    async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request of our own page; refuse those of other sites, and those without the token."""
+        request = Request(scope)
+        problem = self._problem(request)
+        answer: ASGIApp = _error(403, problem) if problem else self._application
+        if self.token and not problem:
+            answer = self._check_token(request) or answer
+        await answer(scope, receive, send)
+
+    def _check_token(self, request: Request) -> Response | None:
+        """Keep a token from the address in a cookie; refuse a request that has neither."""
+        cookie = f"{PREFIX}{self.port}"
+        if _equal(request.query_params.get("token", ""), self.token):
+            answer = RedirectResponse("/", 303)
+            answer.set_cookie(cookie, self.token, httponly=True, samesite="lax")
+            return answer
+        if _equal(request.cookies.get(cookie, ""), self.token):
+            return None
+        return _error(403, "open the address that tcore demo printed, with its token.")
+
+    def _problem(self, request: Request) -> str:
+        host, origin = request.headers.get("Host", ""), request.headers.get("Origin")
         if not self._is_ours(host):
-            return f"this program does not answer to the name {host!r}: open {self.url}"
+            return f"this program does not answer to the name {host!r}: open {self._address}"
         if origin is not None and origin != f"http://{host}":
             return f"requests from {origin} are refused."
-        if method == "POST" and headers.get(GUARD) is None:
+        if request.method == "POST" and request.headers.get(GUARD) is None:
             return f"the header {GUARD} is missing."
         return ""
 
@@ -135,30 +165,47 @@ class Demo:
         return bool(name)
 
     def _routes(self) -> Starlette:
-        visit = "/api/visit/{visit}/"
+        self._visitor_routes = Router(
+            [
+                Route("/state", self._state),
+                Route("/sample", self._sample, methods=["POST"]),
+                Route("/upload", self._upload, methods=["POST"]),
+                Route("/estimate", self._estimate),
+                Route("/frame/{key}/{number}", self._frame),
+                Route("/mask/{number}", self._mask),
+                Route("/truth", self._truth),
+                Route("/run", self._run, methods=["POST"]),
+                Route("/cancel", self._cancel, methods=["POST"]),
+                Route("/inspect", self._inspect),
+                Route("/download/{name}", self._download),
+            ],
+            redirect_slashes=False,
+        )
         return Starlette(
             routes=[
                 Route("/api/info", self._info),
                 Route("/api/visit", self._visit, methods=["POST"]),
-                Route(visit + "state", self._state),
-                Route(visit + "sample", self._sample, methods=["POST"]),
-                Route(visit + "upload", self._upload, methods=["POST"]),
-                Route(visit + "estimate", self._estimate),
-                Route(visit + "frame/{key}/{number}", self._frame),
-                Route(visit + "mask/{number}", self._mask),
-                Route(visit + "truth", self._truth),
-                Route(visit + "run", self._run, methods=["POST"]),
-                Route(visit + "cancel", self._cancel, methods=["POST"]),
-                Route(visit + "inspect", self._inspect),
-                Route(visit + "download/{name}", self._download),
+                Mount("/api/visit/{visit}", self._enter),
                 Mount("/", StaticFiles(directory=PAGE, html=True)),
             ],
-            exception_handlers=dict.fromkeys((InputError, HTTPException, Exception), _explain),
+            exception_handlers=dict.fromkeys((InputError, HTTPException, OSError, Exception), _explain),
         )
 
-    # Quick answers: Starlette calls them in threads of its own.
+    async def _enter(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request of one visitor, who does not have to make room for others meanwhile."""
+        with self.visitors.enter(scope["path_params"]["visit"]) as visitor:
+            if visitor is None:
+                raise HTTPException(410, "this visit ended, or the program was restarted: reload the page.")
+            scope["visitor"] = visitor
+            try:
+                async with asyncio.timeout(self.limits.request_s):
+                    await self._visitor_routes(scope, receive, send)
+            except TimeoutError as error:
+                raise HTTPException(408, "the request took too long and was given up.") from error
 
-    def _info(self, request: Request) -> Response:
+    # Quick answers, at once.
+
+    async def _info(self, request: Request) -> Response:
         encoder = self.engine.encoder
         return JSONResponse(
             {
@@ -171,121 +218,172 @@ class Demo:
                 "threads": torch.get_num_threads(),
                 "samples": [{"key": key} | sample._asdict() for key, sample in SAMPLES.items()],
                 "limits": asdict(self.limits),
-                "most": {"objects": messages.MAX_OBJECTS, "points": messages.MAX_POINTS},
                 "palette": PALETTE[1:].tolist(),
                 "video": h264_encoder() is not None,
             }
         )
 
-    def _state(self, request: Request) -> Response:
-        return JSONResponse(messages.state(self._visitor(request).job))
+    async def _state(self, request: Request) -> Response:
+        return JSONResponse(messages.state(_job(request)))
 
-    def _frame(self, request: Request) -> Response:
-        job = self._visitor(request).job
-        number = _number(request, job.clip.count if request.path_params["key"] == job.key else 0)
-        return Response(encode_jpeg(job.clip.frame(number), 92), media_type="image/jpeg")
-
-    def _mask(self, request: Request) -> Response:
-        job = self._visitor(request).job
-        number = _number(request, job.done if isinstance(job.given, Masks) else 0)
-        return Response(job.labels(number).tobytes(), media_type="application/octet-stream")
-
-    def _truth(self, request: Request) -> Response:
-        truth = self._visitor(request).job.clip.truth
+    async def _truth(self, request: Request) -> Response:
+        truth = _job(request).clip.truth
         if truth is None:
             raise InputError("the labels of an uploaded video are not known.")
         return JSONResponse(messages.truth(*truth))
 
-    def _cancel(self, request: Request) -> Response:
-        self._visitor(request).job.cancel()
-        return self._state(request)
+    async def _cancel(self, request: Request) -> Response:
+        _job(request).cancel()
+        return await self._state(request)
+
+    # Answers from files: Starlette calls these functions in threads of its own.
 
     def _visit(self, request: Request) -> Response:
         return JSONResponse({"id": self.visitors.new().id})
 
+    def _frame(self, request: Request) -> Response:
+        job = _job(request)
+        number = _number(request, job.clip.count if request.path_params["key"] == job.key else 0)
+        return Response(encode_jpeg(job.clip.frame(number), 92), media_type="image/jpeg")
+
+    def _mask(self, request: Request) -> Response:
+        job = _job(request)
+        number = _number(request, job.done if isinstance(job.given, Masks) else 0)
+        return Response(job.labels(number).tobytes(), media_type="application/octet-stream")
+
     # Slow answers: they wait for the encoder or for a thread of asyncio's, and block no others.
 
     async def _sample(self, request: Request) -> Response:
-        visitor = self._visitor(request)
-        async with visitor.turn:
-            key = str((await _json(request)).get("sample"))
-            read = partial(render_sample, key, self.limits.frames)
-            await asyncio.to_thread(visitor.open, self.engine, read)
-        return self._state(request)
+        async with _visitor(request).turn:
+            key = str((await self._json(request)).get("sample"))
+            await self._open(request, partial(render_sample, key, self.limits.frames))
+        return await self._state(request)
 
     async def _upload(self, request: Request) -> Response:
-        visitor = self._visitor(request)
+        visitor = _visitor(request)
         path = visitor.folder / secrets.token_hex(8)  # whatever the visitor calls it
         async with visitor.turn:
+            length = _length(request, self.limits.upload_mb)
+            self.visitors.claim(visitor, length)
             try:
                 with path.open("wb") as file:
-                    await _receive(request, self.limits.upload_mb * 10**6, UPLOAD_S, file.write)
-                read = partial(read_upload, path, self.limits.frames)
-                await asyncio.to_thread(visitor.open, self.engine, read)
+                    await _receive(request, file.write)
+                await self._open(request, partial(read_upload, path, self.limits.frames))
             finally:
                 path.unlink(missing_ok=True)
-        return self._state(request)
+                self.visitors.release(visitor, length)
+        return await self._state(request)
+
+    async def _open(self, request: Request, read: Callable[[Path, Claim], Clip]) -> None:
+        stop = threading.Event()
+        work = asyncio.to_thread(self.visitors.open, _visitor(request), self.engine, read, stop)
+        await _finish(request, asyncio.ensure_future(work), stop.set)
 
     async def _run(self, request: Request) -> Response:
-        visitor = self._visitor(request)
-        async with visitor.turn:
-            data = await _json(request)
-            given, changed = messages.read_given(data, visitor.job.clip.size), data.get("changed")
-            visitor.job.run(given, changed if isinstance(changed, int) else 0)
-        return self._state(request)
+        async with _visitor(request).turn:
+            job, data = _job(request), await self._json(request)
+            changed = data.get("changed")
+            given = await asyncio.to_thread(messages.read_given, data, job.clip, self.limits)
+            job.run(given, changed if isinstance(changed, int) else 0)
+        return await self._state(request)
 
     async def _estimate(self, request: Request) -> Response:
-        job = self._visitor(request).job
-        waiting = self.engine.submit(self.engine.estimate, job.clip.frame(0), job.inside, job.clip.count)
-        return JSONResponse(await asyncio.wrap_future(waiting))
+        job = _job(request)
+        return await self._compute(request, self._estimated, job)
+
+    def _estimated(self, job: Job) -> dict[str, float]:
+        return self.engine.estimate(job.clip.frame(0), job.inside, job.clip.count)
 
     async def _inspect(self, request: Request) -> Response:
-        job, query = self._visitor(request).job, request.query_params
+        job, query = _job(request), request.query_params
         try:
             frame, row, column, offset = (int(query[name]) for name in ("frame", "row", "column", "offset"))
         except (KeyError, ValueError) as error:
             raise InputError("a patch is given by frame, row, column and offset, whole numbers.") from error
         attention = query.get("kind") == "attention"
-        waiting = self.engine.submit(messages.inspect, job, frame, row, column, offset, attention)
-        return JSONResponse(await asyncio.wrap_future(waiting))
+        return await self._compute(request, messages.inspect, job, frame, row, column, offset, attention)
+
+    async def _compute(self, request: Request, work: Callable[..., Any], *args: Any) -> Response:
+        waiting = asyncio.wrap_future(self.engine.submit(work, *args))
+        return JSONResponse(await _finish(request, waiting, waiting.cancel))
 
     async def _download(self, request: Request) -> Response:
-        name = request.path_params["name"]
-        path = await asyncio.to_thread(write_export, self._visitor(request).job, name)
-        return FileResponse(path, filename=name)
+        name, stop = request.path_params["name"], threading.Event()
+        async with self._exporting:  # one at a time: others wait, and give up with their connection
+            if await request.is_disconnected():
+                raise HTTPException(408, "the request was given up.")
+            work = asyncio.to_thread(write_export, _job(request), name, stop)
+            path = await _finish(request, asyncio.ensure_future(work), stop.set)
+        remove = BackgroundTask(path.unlink, missing_ok=True)
+        return FileResponse(path, filename=name, background=remove)
 
-    def _visitor(self, request: Request) -> Visitor:
-        visitor = self.visitors.get(request.path_params["visit"])
-        if visitor is None:
-            raise HTTPException(410, "this visit ended, or the program was restarted: reload the page.")
-        return visitor
+    async def _json(self, request: Request) -> dict[str, Any]:
+        body = bytearray()
+        _length(request, self.limits.json_mb)
+        await _receive(request, body.extend)
+        try:
+            data = json.loads(body)
+        except (ValueError, RecursionError):
+            data = None
+        if not isinstance(data, dict):
+            raise InputError("the request is not a JSON object.")
+        return data
 
 
-async def _receive(request: Request, limit: int, seconds: float, write: Callable[[bytes], object]) -> None:
-    """Read a body piece by piece; its length must be stated, and the server library holds it to that."""
+class Protocol(H11Protocol):
+    """HTTP that closes connections on which no request begins: uvicorn itself waits for slow headers."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begin to watch a connection."""
+        super().connection_made(transport)
+        self.loop.call_later(self.timeout_keep_alive, self._look, None)
+
+    def _look(self, before: object) -> None:
+        idle = self.cycle is None or self.cycle.response_complete
+        if idle and self.cycle is before:
+            self.transport.close()
+        elif not self.transport.is_closing():
+            self.loop.call_later(self.timeout_keep_alive, self._look, self.cycle if idle else self)
+
+
+async def _finish(request: Request, work: asyncio.Future[T], stop: Callable[[], object]) -> T:
+    """Wait for work; it is stopped when the connection ends, or the program."""
+    try:
+        while not work.done() and not await request.is_disconnected():
+            await asyncio.wait([work], timeout=0.5)
+    finally:
+        stop()
+        await asyncio.wait([work])
+    if work.cancelled():
+        raise HTTPException(408, "the request was given up.")
+    return work.result()
+
+
+def _visitor(request: Request) -> Visitor:
+    visitor: Visitor = request.scope["visitor"]
+    return visitor
+
+
+def _job(request: Request) -> Job:
+    return _visitor(request).job
+
+
+def _length(request: Request, most_mb: float) -> int:
+    """The length of a body, which must be stated; the server library holds it to that."""
     length = request.headers.get("Content-Length", "")
     if not re.fullmatch("[0-9]+", length):
         raise HTTPException(411, "the length of the request is not stated.")
-    if len(length) > 15 or int(length) > limit:
-        raise HTTPException(413, f"this has more than {limit / 1e6:.0f} MB, which is the limit.")
+    if len(length) > 15 or int(length) > most_mb * 10**6:
+        raise HTTPException(413, f"this has more than {most_mb:g} MB, which is the limit.")
+    return int(length)
+
+
+async def _receive(request: Request, write: Callable[[bytes], object]) -> None:
     try:
-        async with asyncio.timeout(seconds):
-            async for piece in request.stream():
-                write(piece)
-    except (TimeoutError, ClientDisconnect) as error:
+        async for piece in request.stream():
+            write(piece)
+    except ClientDisconnect as error:
         raise HTTPException(408, "the request stopped before its end.") from error
-
-
-async def _json(request: Request) -> dict[str, Any]:
-    body = bytearray()
-    await _receive(request, MAX_JSON, JSON_S, body.extend)
-    try:
-        data = json.loads(body)
-    except (ValueError, RecursionError):
-        data = None
-    if not isinstance(data, dict):
-        raise InputError("the request is not a JSON object.")
-    return data
 
 
 def _number(request: Request, count: int) -> int:
@@ -300,17 +398,65 @@ def _listen(host: str, port: int) -> socket.socket:
     """A socket that listens; the port is taken from here on."""
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        return socket.create_server((host, port), family=family, backlog=128)
+        return socket.create_server((host, port), family=family, backlog=2048)
     except OSError as error:
         raise InputError(f"cannot listen on {host}:{port}: {error.strerror}; try another --port.") from error
 
 
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _equal(one: str, other: str) -> bool:
+    return secrets.compare_digest(one.encode(errors="replace"), other.encode())
+
+
+def _own_folder() -> tuple[Path, filelock.BaseFileLock]:
+    """A temporary folder with a lock that ends with this process; folders of dead ones are removed."""
+    for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        with suppress(OSError, filelock.Timeout):
+            ours = not hasattr(os, "geteuid") or path.lstat().st_uid == os.geteuid()
+            if ours and not path.is_symlink() and (path / "lock").is_file():
+                with filelock.FileLock(path / "lock", timeout=0):
+                    shutil.rmtree(path)
+    folder = Path(tempfile.mkdtemp(prefix=PREFIX))
+    lock = filelock.FileLock(folder / "lock", thread_local=False)
+    lock.acquire()
+    return folder, lock
+
+
+@contextmanager
+def _on_signals(names: tuple[str, ...], handler: Any) -> Iterator[None]:
+    """Handle signals, where there are such; only the main thread of a program can."""
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
+        before = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, old in before.items():
+            signal.signal(number, old)
+
+
 async def _explain(request: Request, error: Exception) -> Response:
+    """A sentence for the visitor; what a stranger need not know is in the log alone."""
     if isinstance(error, HTTPException):
         return _error(error.status_code, error.detail)
+    if isinstance(error, InputError) and isinstance(error.__cause__, OSError):
+        error = error.__cause__  # without the name of a file of ours
+    if is_full(error):
+        return _error(507, FULL)
+    if isinstance(error, FileNotFoundError):
+        return _error(410, "this clip is gone: reload the page.")
     if isinstance(error, InputError):
         return _error(400, str(error))
-    return _error(500, f"the program failed: {error!r}; see its terminal.")
+    if isinstance(error, OSError):  # of others the server library writes the traceback
+        LOG.error("a request failed", exc_info=error)
+    return _error(500, "the program failed: its terminal says why.")
 
 
 def _error(status: int, sentence: str) -> Response:

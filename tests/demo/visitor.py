@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 
 from tcore.demo.engine import Engine
+from tcore.demo.limits import Limits
 from tcore.demo.messages import run_lengths
-from tcore.demo.server import GUARD, Demo, Limits
+from tcore.demo.server import GUARD, Demo
 from tests.show.browser import wait_for
 
 
 @contextmanager
-def serve(engine: Engine, **limits: int) -> Iterator[Demo]:
+def serve(engine: Engine, **limits: Any) -> Iterator[Demo]:
     """The demo on a free port."""
     demo = Demo(engine, Limits(**limits))
     thread = threading.Thread(target=demo.serve)

@@ -170,7 +170,7 @@ class App extends Screen {
   }
 
   newPoint() {
-    if (this.marks.names.length >= this.info.most.points) return -1;
+    if (this.marks.names.length >= this.info.limits.points) return -1;
     let number = this.marks.names.length + 1;
     while (this.marks.names.includes(String(number))) number++;
     return this.marks.addPoint(String(number));

@@ -133,7 +133,7 @@ export class Screen {
   listObjects() {
     const masks = this.marks.kind === "masks", box = byId("objects");
     const names = masks ? Array.from({ length: this.objects }, (_, i) => String(i + 1)) : this.marks.names;
-    const more = masks && this.objects < this.info.most.objects;
+    const more = masks && this.objects < this.info.limits.objects;
     const wanted = JSON.stringify([masks, names, more]);
     if (box.dataset.listed !== wanted) {
       box.dataset.listed = wanted;
