@@ -18,7 +18,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -32,7 +32,6 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, JSONResponse, RedirectResponse, Response
 from starlette.routing import Mount, Route, Router
-from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -91,7 +90,8 @@ class Demo:
             callback_notify=self._expire,
         )
         self._server = uvicorn.Server(config)
-        self._application = self._routes()
+        self._application, self._constant = self._routes(), self._constants()
+        self._names = ("localhost", host.lower(), socket.gethostname().lower())
 
     @property
     def url(self) -> str:
@@ -128,10 +128,12 @@ class Demo:
         """Answer a request of our own page; refuse those of other sites, and those without the token."""
         request = Request(scope)
         problem = self._problem(request)
-        answer: ASGIApp = _error(403, problem) if problem else self._application
+        answer: ASGIApp | None = _error(403, problem) if problem else None
         if self.token and not problem:
-            answer = self._check_token(request) or answer
-        await answer(scope, receive, send)
+            answer = self._check_token(request)
+        if answer is None and request.method in ("GET", "HEAD"):
+            answer = self._constant.get(scope["path"])
+        await (answer or self._application)(scope, receive, send)
 
     def _check_token(self, request: Request) -> Response | None:
         """Keep a token from the address in a cookie; refuse a request that has neither."""
@@ -146,23 +148,13 @@ class Demo:
 
     def _problem(self, request: Request) -> str:
         host, origin = request.headers.get("Host", ""), request.headers.get("Origin")
-        if not self._is_ours(host):
+        if not _is_ours(host, self._names):
             return f"this program does not answer to the name {host!r}: open {self._address}"
         if origin is not None and origin != f"http://{host}":
             return f"requests from {origin} are refused."
         if request.method == "POST" and request.headers.get(GUARD) is None:
             return f"the header {GUARD} is missing."
         return ""
-
-    def _is_ours(self, host: str) -> bool:
-        """Whether a Host header is an address or our own name; DNS rebinding needs another name."""
-        try:
-            name = urlsplit(f"//{host}").hostname or ""
-            if name not in ("localhost", self.host.lower(), socket.gethostname().lower()):
-                ipaddress.ip_address(name)
-        except ValueError:
-            return False
-        return bool(name)
 
     def _routes(self) -> Starlette:
         self._visitor_routes = Router(
@@ -183,13 +175,36 @@ class Demo:
         )
         return Starlette(
             routes=[
-                Route("/api/info", self._info),
                 Route("/api/visit", self._visit, methods=["POST"]),
                 Mount("/api/visit/{visit}", self._enter),
-                Mount("/", StaticFiles(directory=PAGE, html=True)),
             ],
             exception_handlers=dict.fromkeys((InputError, HTTPException, OSError, Exception), _explain),
         )
+
+    def _constants(self) -> dict[str, Response]:
+        """Answers that never change, by path: the files of the page, and what it should know at first."""
+        kinds = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
+        files = {
+            f"/{path.name}": Response(path.read_bytes(), media_type=kinds[path.suffix])
+            for path in PAGE.iterdir()
+        }
+        return {"/": files["/index.html"], "/api/info": JSONResponse(self._info()), **files}
+
+    def _info(self) -> dict[str, Any]:
+        encoder = self.engine.encoder
+        return {
+            "encoder": {
+                "name": encoder.name,
+                "patch": encoder.patch_size,
+                "device": str(self.engine.device),
+                "matching": self.engine.matcher is not None,
+            },
+            "threads": torch.get_num_threads(),
+            "samples": [{"key": key} | sample._asdict() for key, sample in SAMPLES.items()],
+            "limits": asdict(self.limits),
+            "palette": PALETTE[1:].tolist(),
+            "video": h264_encoder() is not None,
+        }
 
     async def _enter(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request of one visitor, who does not have to make room for others meanwhile."""
@@ -204,24 +219,6 @@ class Demo:
                 raise HTTPException(408, "the request took too long and was given up.") from error
 
     # Quick answers, at once.
-
-    async def _info(self, request: Request) -> Response:
-        encoder = self.engine.encoder
-        return JSONResponse(
-            {
-                "encoder": {
-                    "name": encoder.name,
-                    "patch": encoder.patch_size,
-                    "device": str(self.engine.device),
-                    "matching": self.engine.matcher is not None,
-                },
-                "threads": torch.get_num_threads(),
-                "samples": [{"key": key} | sample._asdict() for key, sample in SAMPLES.items()],
-                "limits": asdict(self.limits),
-                "palette": PALETTE[1:].tolist(),
-                "video": h264_encoder() is not None,
-            }
-        )
 
     async def _state(self, request: Request) -> Response:
         return JSONResponse(messages.state(_job(request)))
@@ -401,6 +398,18 @@ def _listen(host: str, port: int) -> socket.socket:
         return socket.create_server((host, port), family=family, backlog=2048)
     except OSError as error:
         raise InputError(f"cannot listen on {host}:{port}: {error.strerror}; try another --port.") from error
+
+
+@lru_cache(maxsize=64)
+def _is_ours(host: str, names: tuple[str, ...]) -> bool:
+    """Whether a Host header is an address or one of our names; DNS rebinding needs another name."""
+    try:
+        name = urlsplit(f"//{host}").hostname or ""
+        if name not in names:
+            ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return bool(name)
 
 
 def _is_loopback(host: str) -> bool:

@@ -330,7 +330,17 @@ def test_labels_that_no_page_would_send_are_refused_or_run(visitor: Visitor) -> 
     state = visitor.run({0: [[1, 1], None, [2, 2]]}, "points", names=names)
     assert (state["state"], state["names"][0]) == ("done", "?")
     assert len(visitor.fetch("download/coco.json")) > 0
-    places = ([[]], [[1]], [["x", 1]], [[1e400, 1]], [[None, 1]], {"0": [1, 1]}, "a", 1, None)
+    places: tuple[object, ...] = (
+        [[]],
+        [[1]],
+        [["x", 1]],
+        [[1e400, 1]],
+        [[None, 1]],
+        {"0": [1, 1]},
+        "a",
+        1,
+        None,
+    )
     for wrong in places:
         labels = {"kind": "points", "names": ["a"], "given": {"0": wrong}}
         assert visitor.raw("POST", f"{visitor.path}/run", repr_json(labels), **{GUARD: "1"})[0] == 400, wrong
@@ -389,7 +399,7 @@ from tests.evaluation.clips import tiny_encoder
 for folder in sys.argv[1:]:
     if os.fork() == 0:
         tempfile.tempdir = folder
-        demo = Demo(Engine(tiny_encoder()), Limits())
+        demo = Demo(Engine(tiny_encoder()), Limits(frames=8))
         print(os.getpid(), demo.port, flush=True)
         try:
             demo.serve()
