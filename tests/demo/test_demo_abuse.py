@@ -14,6 +14,7 @@ import time
 import tracemalloc
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from fractions import Fraction
 from pathlib import Path
 
@@ -400,7 +401,7 @@ for folder in sys.argv[1:]:
     if os.fork() == 0:
         tempfile.tempdir = folder
         demo = Demo(Engine(tiny_encoder()), Limits(frames=8))
-        print(os.getpid(), demo.port, flush=True)
+        os.write(1, f"{os.getpid()} {demo.port}\\n".encode())
         try:
             demo.serve()
         except KeyboardInterrupt:
@@ -424,7 +425,8 @@ def test_a_closed_terminal_and_impatient_people_leave_nothing_behind(
     for folder in folders:
         folder.mkdir()
     argv = [sys.executable, "-c", SERVERS, *map(str, folders)]
-    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
+    process = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    try:
         assert process.stdout is not None
         servers = [process.stdout.readline().split() for _ in ends]
         for (number, port), signals in zip(servers, ends.values(), strict=True):
@@ -432,9 +434,15 @@ def test_a_closed_terminal_and_impatient_people_leave_nothing_behind(
             server.port = int(port)
             with_sample(server).start(EVERYTHING)
             for one in signals:
-                os.kill(int(number), one)
-                time.sleep(0.1)
-        assert process.wait(60) == 0
+                with suppress(ProcessLookupError):  # the first one may have been enough
+                    os.kill(int(number), one)
+                time.sleep(0.05)
+        assert process.communicate(timeout=60)
+        assert process.returncode == 0
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
     left = [len(list(folder.glob("*"))) for folder in folders]
     assert sorted(left) == [0, 0, 0, 1]  # the one that was killed could do nothing
     monkeypatch.setattr(tempfile, "tempdir", str(next(f for f in folders if list(f.glob("*")))))
