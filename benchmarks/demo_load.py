@@ -36,6 +36,7 @@ from tcore.demo.server import GUARD, PREFIX
 
 AT_ONCE = (1, 8, 50, 500)
 LEAST = 1500  # light requests of a measurement
+PIECE = 1 << 17  # bytes of an upload that are sent at a time
 TIMEOUT = 120  # seconds for an answer
 EVERYTHING = {"kind": "masks", "given": {"0": [256 * 256, 1]}}
 
@@ -61,7 +62,9 @@ async def ask(port: int, path: str, body: bytes | None = None, pause: float = 0.
             try:
                 writer.write(head + (body or b"")[:1000])
                 await asyncio.sleep(pause)
-                writer.write((body or b"")[1000:])
+                for start in range(1000, len(body or b""), PIECE):
+                    writer.write((body or b"")[start : start + PIECE])
+                    await writer.drain()
                 headers = (await reader.readuntil(b"\r\n\r\n")).decode()
                 length = re.search(r"content-length: (\d+)", headers)
                 answer = await reader.readexactly(int(length[1]) if length else 0)
@@ -131,7 +134,7 @@ def repeatedly(work: Callable[[], Awaitable[object]] | None) -> Iterator[None]:
 def measure_load(port: int) -> int:
     """Print a table of light requests; the number that failed."""
     visit, other = asyncio.run(new_visit(port)), asyncio.run(new_visit(port))
-    paths = ["/", "/app.js", "/api/info", f"{visit}/state", f"{visit}/truth"]
+    paths = ["/", "/app.js", "/api/info", f"{visit}/state"]
     movie = bytes(50_000_000)
 
     async def run() -> None:
