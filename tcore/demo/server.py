@@ -5,6 +5,7 @@ work (decoding, exports) are apart from the threads of Starlette that serve fram
 """
 
 import asyncio
+import gc
 import ipaddress
 import json
 import os
@@ -105,6 +106,8 @@ class Demo:
 
     def serve(self) -> None:
         """Answer until `stop`, or a signal in the main thread; then remove everything of the visitors."""
+        self.engine.frame_bytes((64, 64))  # loads what torch loads with the first frame
+        gc.freeze()  # looking for garbage among all of that would stop everybody for 0.2 s
         try:
             with _on_signals(("SIGHUP", "SIGQUIT"), lambda *_: self.stop()):
                 self._server.run(sockets=[self._socket])
@@ -333,14 +336,21 @@ class Protocol(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin to watch a connection."""
         super().connection_made(transport)
-        self.loop.call_later(self.timeout_keep_alive, self._look, None)
+        self._timer = self.loop.call_later(self.timeout_keep_alive, self._look, None)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Keep nothing of a connection that has ended."""
+        self._timer.cancel()
+        super().connection_lost(exc)
 
     def _look(self, before: object) -> None:
         idle = self.cycle is None or self.cycle.response_complete
         if idle and self.cycle is before:
             self.transport.close()
-        elif not self.transport.is_closing():
-            self.loop.call_later(self.timeout_keep_alive, self._look, self.cycle if idle else self)
+        else:
+            self._timer = self.loop.call_later(
+                self.timeout_keep_alive, self._look, self.cycle if idle else self
+            )
 
 
 async def _finish(request: Request, work: asyncio.Future[T], stop: Callable[[], object]) -> T:
