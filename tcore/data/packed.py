@@ -1,4 +1,4 @@
-"""Packed videos on disk: frames in tar files under `shards/`, memory-mapped arrays under `index/`.
+"""Packed videos on disk: frames in tar files under `shards/`, arrays under `index/`.
 
 `store.json` describes both and is written last: where it is, the store is complete.
 """
@@ -21,7 +21,7 @@ import numpy as np
 from jaxtyping import Int64
 
 from tcore.errors import InputError
-from tcore.files import atomic, read_json, write_bytes, write_text
+from tcore.files import atomic, open_regular, read_json, write_bytes, write_text
 
 STORE = "store.json"
 FORMAT = "tcore frames 1"
@@ -153,7 +153,7 @@ class PackedVideos:
             raise _damaged_index(self.root, "its arrays do not fit each other")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Another process maps the index and opens the shards itself.
+        # Another process reads the index and opens the shards itself.
         return type(self), (self.root,)
 
 
@@ -163,7 +163,8 @@ class _OpenShard:
     def __init__(self, path: Path, expected: int) -> None:
         self.path, self.bytes = path, expected
         try:
-            self._fd = os.open(path, os.O_RDONLY)
+            # Without O_NONBLOCK, opening a pipe would wait for somebody to write to it.
+            self._fd = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
         except OSError as error:
             raise InputError(f"cannot read shard {path}: {error.strerror}.") from error
         weakref.finalize(self, os.close, self._fd)
@@ -209,17 +210,16 @@ def _read_about(root: Path) -> dict[str, Any]:
 
 
 def _load(root: Path, name: str) -> np.ndarray:
-    """One array of the index, mapped into memory."""
+    """One array of the index; not mapped, because a file that is cut off while in use would end the process."""
     path = index_path(root, name)
     try:
-        # A small file may hold an empty array, which cannot be mapped.
-        mapped = None if path.stat().st_size < 4096 else "r"
-        array = np.load(path, mmap_mode=mapped)  # type: ignore[arg-type]
+        with open_regular(path) as file:
+            array = np.load(file)
     except Exception as error:  # a broken header can raise anything
         raise _damaged_index(root, f"{path.name}: {str(error).partition(chr(10))[0]}") from error
     if not isinstance(array, np.ndarray) or array.dtype != INDEX[name] or array.ndim != 1:
         raise _damaged_index(root, f"{name} is not a row of {INDEX[name]}")
-    return np.asarray(array)  # a plain view: reading single elements is faster than from np.memmap
+    return array
 
 
 def _damaged_index(root: Path, why: str) -> InputError:
@@ -228,7 +228,7 @@ def _damaged_index(root: Path, why: str) -> InputError:
 
 def _sha256(path: Path) -> str:
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         return error.strerror or "unreadable"

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import UInt8
 
-from tcore.data.images import Frame, read_image
+from tcore.data.images import LARGEST, Frame, read_image
 from tcore.data.stores import FolderStore, list_images
 from tcore.errors import InputError
 from tcore.files import atomic
@@ -65,6 +65,8 @@ def open_stream(path: Path, container_format: str | None = None) -> Iterator[tup
                 raise UnreadableError(path, "no video stream in the file (audio only?)")
             if stream.codec_context is None:
                 raise UnreadableError(path, "no decoder for this kind of video")
+            # Frames may be larger than the header says: the decoder refuses them before it takes the memory.
+            stream.codec_context.options = {"max_pixels": str(LARGEST)}
             yield container, stream
     except UnreadableError:
         raise
@@ -174,8 +176,13 @@ class FileVideo(Video):
         self.problem, damaged = "", False
         with open_stream(self.path, self._format) as (container, stream):
             frames = Decoding(container, stream)
+            size = None
             for frame in frames:
                 damaged |= frame.is_corrupt
+                size = size or (frame.height, frame.width)
+                if (frame.height, frame.width) != size:
+                    why = f"frame {frames.count - 1} is {frame.height}x{frame.width}, the first {size[0]}x{size[1]}"
+                    raise UnreadableError(self.path, why)
                 yield upright(frame.to_ndarray(format="rgb24"), frame.rotation)
         count, exact, about = frames.count, self.count, self._about or 0
         if count == 0:
