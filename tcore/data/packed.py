@@ -210,7 +210,7 @@ def _read_about(root: Path) -> dict[str, Any]:
 
 
 def _load(root: Path, name: str) -> np.ndarray:
-    """One array of the index; not mapped, because a file that is cut off while in use would end the process."""
+    """One array of the index; not mapped: a file that is cut off while in use would end the process."""
     path = index_path(root, name)
     try:
         with open_regular(path) as file:

@@ -181,8 +181,8 @@ class FileVideo(Video):
                 damaged |= frame.is_corrupt
                 size = size or (frame.height, frame.width)
                 if (frame.height, frame.width) != size:
-                    why = f"frame {frames.count - 1} is {frame.height}x{frame.width}, the first {size[0]}x{size[1]}"
-                    raise UnreadableError(self.path, why)
+                    found = f"frame {frames.count - 1} is {frame.height}x{frame.width}"
+                    raise UnreadableError(self.path, f"{found}, the first one {size[0]}x{size[1]}")
                 yield upright(frame.to_ndarray(format="rgb24"), frame.rotation)
         count, exact, about = frames.count, self.count, self._about or 0
         if count == 0:

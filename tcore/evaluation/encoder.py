@@ -5,6 +5,7 @@ Controls that have learned nothing are encoders too: what a score must beat to m
 
 import hashlib
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple, NoReturn
 
 import torch
@@ -43,6 +44,9 @@ class Adapted(nn.Module):
     ) -> None:
         super().__init__()
         self.model = model.float()
+        for module in model.modules():
+            if type(module) is nn.Conv2d and module.padding_mode == "zeros" and module.padding != "same":
+                module.forward = partial(exact_convolution, module)
         self.read, self.patch_size, self.num_prefix = read, patch_size, num_prefix
         # Images arrive normalized by the ImageNet statistics; the model may expect others.
         ours, theirs = torch.tensor([MEAN, STD]), torch.tensor([mean, std])
@@ -64,6 +68,14 @@ class Adapted(nn.Module):
                 f"{rows}x{columns} patches after {self.num_prefix or 'few'} other tokens: it cannot be used."
             )
         return PatchTokens(x[:, spare:])
+
+
+def exact_convolution(conv: nn.Conv2d, images: Tensor) -> Tensor:
+    """A convolution in fp32: PyTorch rounds to TF32 on CUDA, and has only a flag of the process instead."""
+    padding = (0, 0) if isinstance(conv.padding, str) else conv.padding
+    how = (conv.stride, padding, conv.dilation, False, (0, 0), conv.groups)
+    # Not a benchmark, not deterministic, by cuDNN, without TF32.
+    return torch._convolution(images, conv.weight, conv.bias, *how, False, False, True, False)
 
 
 class Encoder(nn.Module):

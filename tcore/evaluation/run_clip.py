@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from threading import Lock
 from typing import Any, TypeVar
 
 import numpy as np
@@ -21,10 +20,8 @@ from tcore.evaluation.masks import VOID, Ids
 from tcore.evaluation.propagate import GivenLabels, Labels, propagate_features
 from tcore.evaluation.protocols import Precision, Protocol
 from tcore.evaluation.resize import Size, grid_to_ids, ids_to_grid, normalize_images, resize_images
-from tcore.model.vit import VisionTransformer
 
 THREADS = 4  # enough to read and write as fast as the fastest GPU computes
-CONVOLUTIONS = Lock()
 Item = TypeVar("Item")
 Made = TypeVar("Made")
 
@@ -98,30 +95,8 @@ def encode(
         frame = np.asarray(Image.fromarray(frame).resize((size[1], size[0]), Image.Resampling.BILINEAR))
     device = next(encoder.parameters()).device
     image = torch.from_numpy(frame.copy()).to(device)
-    with (
-        torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"),
-        exact_convolutions(encoder),
-    ):
+    with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
         return encoder.features(normalize_images(resize_images(image, size))[None])[0].float()
-
-
-@contextmanager
-def exact_convolutions(encoder: Encoder) -> Iterator[None]:
-    """Compute fp32 convolutions of foreign models in fp32: on CUDA they are rounded to TF32 by default.
-
-    PyTorch has no argument for this, only a flag of the process, so one thread at a time changes it. Our
-    own encoders need neither: they have no convolutions.
-    """
-    if isinstance(encoder.backbone, VisionTransformer):
-        yield
-        return
-    with CONVOLUTIONS:
-        before = torch.backends.cudnn.allow_tf32
-        torch.backends.cudnn.allow_tf32 = False
-        try:
-            yield
-        finally:
-            torch.backends.cudnn.allow_tf32 = before
 
 
 def ahead(work: Callable[[Item], Made], items: Iterable[Item], threads: int = THREADS) -> Iterator[Made]:

@@ -292,13 +292,15 @@ class VisionTransformer(nn.Module):
         if (rows, columns) == (native, native):
             return self.pos_embed
         grid = self.pos_embed[:, 1:].float().view(1, native, native, self.dim).permute(0, 3, 1, 2)
+        if torch.are_deterministic_algorithms_enabled():
+            grid = grid.cpu()  # on CUDA the gradients of a resize are added up in any order
         if self.position_resize == "size":
             grid = F.interpolate(grid, size=(rows, columns), mode="bicubic", antialias=True)
         else:  # DINO's form: sampling coordinates follow from a factor that is a little too large
             factors = ((rows + 0.1) / native, (columns + 0.1) / native)
             grid = F.interpolate(grid, scale_factor=factors, mode="bicubic")
         patches = grid.flatten(2).transpose(1, 2)
-        return torch.cat([self.pos_embed[:, :1], patches.to(self.pos_embed.dtype)], dim=1)
+        return torch.cat([self.pos_embed[:, :1], patches.to(self.pos_embed)], dim=1)
 
 
 def build_vit(vit: VitSpec, image_size: int) -> VisionTransformer:

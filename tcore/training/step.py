@@ -2,6 +2,7 @@
 
 import math
 import time
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -121,7 +122,8 @@ class Trainer:
             self.optimizer.adamw.zero_grad()
             for x, before in zip(self.method.sums(), waiting, strict=True):
                 x.copy_(before)
-            losses, samples = self._gradients(parts, step, values)
+            with deterministic() if self.device.type == "cuda" else nullcontext():
+                losses, samples = self._gradients(parts, step, values)
             found.append({f"loss {name}": x for name, x in losses.items()})
             for name, p in self.method.named_parameters():
                 if p.grad is not None:
@@ -145,6 +147,19 @@ class Trainer:
             return nullcontext()
         # A cast that two passes share would hand its gradient over after the first pass' share was collected.
         return torch.autocast(self.device.type, dtype=self.dtype, cache_enabled=not self.sharded)
+
+
+@contextmanager
+def deterministic() -> Iterator[None]:
+    """Kernels that add up in the same order every time, where PyTorch has them."""
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*deterministic")
+            yield
+    finally:
+        torch.use_deterministic_algorithms(before)
 
 
 def _refuse(part: str | None, step: int) -> None:

@@ -1,19 +1,22 @@
 """Controls that have learned nothing."""
 
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor, nn
 
 from tcore.cli.main import main
 from tcore.errors import InputError
 from tcore.evaluation.benchmarks.rendered import Rendered, copy_first_frame
+from tcore.evaluation.encoder import Adapted, Encoder
 from tcore.evaluation.encoders import load_encoder
 from tcore.evaluation.evaluate import evaluate
 from tcore.evaluation.protocols import RENDERED
-from tcore.evaluation.run_clip import encode, exact_convolutions
+from tcore.evaluation.run_clip import encode
 from tests.evaluation.layouts import heldout_videos, write_davis, write_jhmdb, write_vip
 
 
@@ -50,16 +53,22 @@ def test_copied_labels_have_the_scores_of_the_first_frame(tmp_path: Path) -> Non
     assert found["jhmdb"]["PCK@0.2"] == pytest.approx(expected["PCK@0.2"], abs=0.03)
 
 
-def test_threads_leave_the_precision_of_convolutions_as_it_was() -> None:
-    encoder, before = load_encoder("control:color"), torch.backends.cudnn.allow_tf32
-    frame = np.zeros((32, 32, 3), np.uint8)
-    with ThreadPoolExecutor(1) as pool:
-        with exact_convolutions(encoder):
-            waiting = pool.submit(encode, encoder, frame, (32, 32))
-            assert not wait([waiting], timeout=0.2).done
-            assert not torch.backends.cudnn.allow_tf32
-        waiting.result()
-    assert torch.backends.cudnn.allow_tf32 == before
+def test_convolutions_of_foreign_models_are_exact_without_a_flag_of_the_process() -> None:
+    model, flags = nn.Conv2d(3, 5, 8, stride=8, padding=2), list[bool]()
+    images = torch.randn(1, 3, 32, 32)
+    plain = model(images)
+
+    def read(images: Tensor) -> Tensor:
+        flags.append(torch.backends.cudnn.allow_tf32)
+        return model(images).flatten(2).transpose(1, 2)
+
+    adapted = Adapted(model, read, patch_size=8, num_prefix=0)
+    assert isinstance(model.forward, partial)
+    assert torch.equal(model(images), plain)
+    encoder, before = Encoder(adapted, "foreign"), torch.backends.cudnn.allow_tf32
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda _: encode(encoder, np.zeros((32, 32, 3), np.uint8), (32, 32)), range(20)))
+    assert set(flags) == {before}
 
 
 def test_results_of_one_control_are_not_taken_for_those_of_the_other(
