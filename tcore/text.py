@@ -4,6 +4,7 @@ import difflib
 import sys
 import time
 from collections.abc import Callable, Iterable
+from pathlib import Path
 
 Say = Callable[[str], None]
 CLEAR = "\r\x1b[K"  # back to the start of a terminal's line, and empty it
@@ -29,6 +30,18 @@ def format_size(height: int, width: int) -> str:
     '480x880'
     """
     return f"{height}x{width}"
+
+
+def short_path(path: str | Path) -> str:
+    """A name or path as a shared file may hold it: an absolute one becomes relative, or its last two parts.
+
+    >>> [short_path(path) for path in ("default", "videos/dog.mp4", "/home/somebody/videos/2026/dog.mp4")]
+    ['default', 'videos/dog.mp4', '.../2026/dog.mp4']
+    """
+    path = Path(path)
+    if path.is_relative_to(Path.cwd()):
+        return str(path.relative_to(Path.cwd()))
+    return str(Path("...", *path.parts[-2:])) if path.is_absolute() and len(path.parts) > 3 else str(path)
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -31,7 +31,7 @@ from tcore.show.propagation import (
     with_truth,
 )
 from tcore.show.runs import Line, Run, draw_panel, panels, read_runs, words
-from tcore.text import Say, format_seconds, silent
+from tcore.text import Say, format_seconds, short_path, silent
 
 FORMATS = (".html", ".htm", ".md")
 FIGURES = "figures"  # folder of a run
@@ -102,7 +102,7 @@ def write_report(paths: Sequence[str | Path], out: Path, *, draw: bool = True, s
         "link": lambda path: quote(os.path.relpath(path, out.parent).replace(os.sep, "/")),
     }
     name = runs[0].name if len(runs) == 1 else f"{len(runs)} runs"
-    subtitle = ", ".join(str(run.path) for run in runs)
+    subtitle = ", ".join(short_path(run.path) for run in runs)
     blocks = {title: list(describe(runs)) for title, describe in SECTIONS.items()}
     sections = {title: found for title, found in blocks.items() if found}
     template = environment.get_template(f"report.{kind}.j2")
@@ -140,7 +140,7 @@ def _overview(runs: Sequence[Run]) -> Iterator[Block]:
         )
         seconds = run.seconds()
         time = None if seconds is None else format_seconds(seconds)
-        frames = run.environment.get("frames")
+        frames = short_path(run.environment.get("frames", "unknown"))
         rows.append((run.name, last.get("step"), last.get("total"), health.get("state"), time, frames))
         ends[run.name] = {name: last[name] for name in run.losses()} | health
     yield table(("run", "steps", "total loss", "state", "training time", "frames"), rows, digits=3)

@@ -22,6 +22,7 @@ from tcore.errors import InputError
 from tcore.files import LOCKS, TEMPORARY, atomic, open_regular, read_json, write_text
 from tcore.methods.method import Method
 from tcore.model.vit import CARD_FORMAT, save_safetensors
+from tcore.text import short_path
 from tcore.training import distributed
 from tcore.training.guard import heartbeat
 from tcore.training.optim import Optimizer
@@ -149,7 +150,7 @@ def encoder_card(config: Config, step: int) -> dict[str, Any]:
         "format": CARD_FORMAT,
         "vit": {name: vit[name] for name in built} | {"image_size": config.views.global_size},
         "step": step,
-        "config": to_dict(config),
+        "config": to_dict(config) | {"init": config.init and short_path(config.init)},
     }
 
 

@@ -50,8 +50,8 @@ class Trainer:
         if compiles(config.runtime.compile, self.device):
             if config.runtime.verify_every is not None and self.device.type == "cuda":
                 raise InputError(
-                    "runtime.verify_every needs runtime.compile=off on a GPU: compiled kernels do not add up in "
-                    "the same order twice."
+                    "runtime.verify_every needs runtime.compile=off on a GPU: compiled kernels do not add up "
+                    "in the same order twice."
                 )
             fixed = self.method.fixed_shapes(self.own_videos, config.optim.batch)
             compile_method(self.method, fixed_shapes=fixed, sharded=sharded)

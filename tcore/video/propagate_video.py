@@ -21,7 +21,7 @@ from tcore.evaluation.protocols import TCORE, Protocol
 from tcore.evaluation.resize import Size, input_size
 from tcore.evaluation.run_clip import run_clip
 from tcore.files import check_writable, new_folder, write_text
-from tcore.text import Progress, Say, format_size, silent
+from tcore.text import Progress, Say, format_size, short_path, silent
 from tcore.video.labels import Masks, Points, read_labels
 from tcore.video.tracked import POINT_COLUMNS, paint_labels, point_rows, track_labels
 
@@ -101,9 +101,9 @@ def propagate_video_file(
             say(line)
         knobs = {name: value for name, value in dataclasses.asdict(protocol).items() if name != "resize"}
         card = {
-            "video": str(source.path.absolute()),
-            "labels": [str(path.absolute()) for path in paths],
-            "encoder": encoder.identity(),
+            "video": short_path(source.path),
+            "labels": [short_path(path) for path in paths],
+            "encoder": encoder.identity() | {"name": short_path(encoder.name)},
             "protocol": knobs,
             "frame_size": list(size),
             "input_size": list(inside),

@@ -51,6 +51,7 @@ def test_a_report_embeds_figures_scores_and_worst_clips(runs: tuple[Path, Path],
     assert page.count("data:image/jpeg;base64,") == 4
     for words in ("the worst of 2 clips", "rendered-00", "peak memory", "torch", "patch rank"):
         assert words in page
+    assert str(runs[0]) not in page  # it may be given to others: no whole paths
     assert re.search(r'<td class="number">[\d.]+ <small>\([\d.]+-[\d.]+\)</small>', page)
     drawn = (runs[0] / "figures" / "pca.png").stat().st_mtime_ns
     main(["report", str(runs[0]), "--out", str(tmp_path / "again.html")])

@@ -14,7 +14,7 @@ from tcore.evaluation.export import export
 from tcore.methods import build_source
 from tcore.model.vit import VisionTransformer
 from tcore.pretrain import read_init
-from tcore.training.checkpoint import apply_init
+from tcore.training.checkpoint import apply_init, encoder_card
 from tcore.training.loop import open_store
 from tcore.training.optim import build_schedule
 from tcore.training.plan import plan
@@ -61,6 +61,12 @@ def test_student_and_teacher_start_as_the_encoder(file: Path) -> None:
     expected = load_encoder(file).backbone.state_dict()
     assert same(model.student.backbone, expected)
     assert same(model.teacher.backbone, expected)
+
+
+def test_the_card_of_an_encoder_holds_no_whole_path(file: Path) -> None:
+    card = encoder_card(tiny(init=str(file)), step=3)
+    assert card["config"]["init"].endswith(f"{file.parent.name}/{file.name}")
+    assert str(file) not in json.dumps(card)
 
 
 @pytest.mark.parametrize("steps", [2, 3])
