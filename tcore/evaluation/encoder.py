@@ -46,7 +46,7 @@ class Adapted(nn.Module):
         self.model = model.float()
         for module in model.modules():
             if type(module) is nn.Conv2d and module.padding_mode == "zeros" and module.padding != "same":
-                module.forward = partial(exact_convolution, module)
+                module.forward = partial(exact_convolution, module)  # type: ignore[method-assign]
         self.read, self.patch_size, self.num_prefix = read, patch_size, num_prefix
         # Images arrive normalized by the ImageNet statistics; the model may expect others.
         ours, theirs = torch.tensor([MEAN, STD]), torch.tensor([mean, std])
