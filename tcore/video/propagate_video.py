@@ -49,6 +49,8 @@ def propagate_video_file(
 ) -> Propagation:
     """Propagate labels through a video file or a folder of images; `out` appears when all is written.
 
+    If a frame cannot be read, `out` holds the labels of those before it, and the error is raised.
+
     One frame is in memory at a time, besides the context of the protocol. Labels of later frames replace
     what was propagated there, and propagation restarts from them. Frames go in at their own size, floored
     to the patch, with the long side at most `long_side`; the protocol's own size is for benchmarks.
@@ -73,6 +75,7 @@ def propagate_video_file(
     sizes = (format_size(*one) for one in (size, inside, track.grid))
     say("frames of {} go in at {}, a grid of {}.".format(*sizes))
     progress = Progress("frame", source.count, say=say)
+    stopped: InputError | None = None
     with new_folder(folder) as made:
         with ExitStack() as files:
             table = files.enter_context(_open_table(made / "confidence.csv", CONFIDENCE))
@@ -84,19 +87,28 @@ def propagate_video_file(
                 draw = files.enter_context(video_writer(made / "overlay.mp4", source.rate, size))
             labeled = run_clip(encoder, chain([first], frames), track.given, inside, protocol, smooth=True)
             done, total = 0, 0.0
-            for frame, soft in labeled:
-                found = track.read(done, soft)
-                if isinstance(given, Points):
-                    tracks.writerows(point_rows(done, given.names, found.values))
-                else:
-                    (made / "masks" / f"{source.name(done)}.png").write_bytes(encode_ids(found.values))
-                given_here = int(done in given.frames)
-                table.writerow((done, f"{found.confidence:.4f}", f"{found.share:.4f}", given_here))
-                if overlay:
-                    draw(paint_labels(frame, found.values))
-                done, total = done + 1, total + found.confidence
-                progress.update(done)
+            try:
+                for frame, soft in labeled:
+                    found = track.read(done, soft)
+                    if isinstance(given, Points):
+                        tracks.writerows(point_rows(done, given.names, found.values))
+                    else:
+                        (made / "masks" / f"{source.name(done)}.png").write_bytes(encode_ids(found.values))
+                    given_here = int(done in given.frames)
+                    table.writerow((done, f"{found.confidence:.4f}", f"{found.share:.4f}", given_here))
+                    if overlay:
+                        draw(paint_labels(frame, found.values))
+                    done, total = done + 1, total + found.confidence
+                    progress.update(done)
+            except InputError as error:
+                if done == 0:
+                    raise
+                stopped = error  # what was done before is kept
         remarks = list(_remarks(source, given, done))
+        if stopped is not None:
+            remarks.append(
+                f"stopped after {done} frames, whose labels are in {short_path(folder)}: {stopped}"
+            )
         for line in remarks:
             say(line)
         knobs = {name: value for name, value in dataclasses.asdict(protocol).items() if name != "resize"}
@@ -111,6 +123,8 @@ def propagate_video_file(
             "remarks": remarks,
         }
         write_text(made / "propagation.json", json.dumps(card, indent=1) + "\n")
+    if stopped is not None:
+        raise stopped
     return Propagation(done, total / done)
 
 

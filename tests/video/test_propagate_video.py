@@ -307,20 +307,22 @@ def test_bad_labels_are_one_line_and_nothing_is_written(
         assert not (tmp_path / "out").exists()
 
 
-def test_frames_of_another_size_and_damaged_ones_are_named_and_can_be_tried_again(
+def test_frames_of_another_size_and_damaged_ones_are_named_and_the_labels_before_them_kept(
     encoder: Encoder, video: RenderedVideo, first: Path, tmp_path: Path
 ) -> None:
     clip = write_folder(tmp_path / "clip", video.frames[:4])
     mask(clip / "00003.png", video.frames[3][:56])
     with pytest.raises(InputError, match="frame 3 is 56x64, the first 64x64"):
-        run(encoder, clip, first, tmp_path / "out")
+        run(encoder, clip, first, tmp_path / "size")
     (clip / "00003.png").write_bytes(b"damaged")
     with pytest.raises(InputError, match=r"00003\.png"):
-        run(encoder, clip, first, tmp_path / "out")  # an interrupted propagation may be started again
-    assert not (tmp_path / "out").exists()
+        run(encoder, clip, first, tmp_path / "damaged")
     (clip / "00003.png").unlink()
-    run(encoder, clip, first, tmp_path / "out")
-    assert len(list((tmp_path / "out" / "masks").iterdir())) == 3
+    run(encoder, clip, first, tmp_path / "whole")
+    for name in ("size", "damaged", "whole"):
+        card = json.loads((tmp_path / name / "propagation.json").read_text())
+        assert (card["frames"], len(card["remarks"])) == (3, name != "whole")
+        assert len(list((tmp_path / name / "masks").iterdir())) == 3
 
 
 def test_python_users_get_the_masks_of_the_command_and_points(
