@@ -2,12 +2,13 @@
 
 import errno
 import json
+import math
 import os
 import platform
 import secrets
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from io import BufferedReader
 from pathlib import Path
@@ -124,17 +125,87 @@ def read_text(path: Path, encoding: str = "utf-8") -> str:
     return read_bytes(path).decode(encoding)
 
 
-def read_json(path: Path, what: str = "") -> Any:
-    """What a JSON file says; one that cannot be read is bad input."""
+Shape = type | Callable[[Any], bool] | list[Any] | dict[Any, Any]
+"""What a value from a JSON file must look like: a type, a function that accepts it, [shape] for a list, or
+{"name": shape, "other?": shape, str: shape} for an object; "?" marks what may be missing, str other names.
+"""
+
+
+def number(value: Any) -> bool:
+    """Whether a value is a number that figures and sums can bear."""
+    known = isinstance(value, int | float) and not isinstance(value, bool)
+    return known and (value == 0 or 1e-30 <= abs(value) <= 1e30)
+
+
+def number_or_nan(value: Any) -> bool:
+    """Whether a value is a number, or NaN where there was nothing to score."""
+    return number(value) or (isinstance(value, float) and math.isnan(value))
+
+
+def whole(value: Any) -> bool:
+    """Whether a value is a count."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**53
+
+
+def misfit(value: Any, shape: Shape, where: str = "content") -> str:
+    """The first part of a value from a JSON file that does not have its shape; empty where all fit.
+
+    >>> misfit({"step": 1, "scores": {"J": None}}, {"step": whole, "scores": {str: number}, "way?": str})
+    'content.scores.J'
+    """
+    if isinstance(shape, dict) and isinstance(value, dict):
+        named = {name.removesuffix("?"): name for name in shape if name is not str}
+        missing = (name for name, full in named.items() if name == full and name not in value)
+        parts = ((name, one, shape.get(named.get(name, str), object)) for name, one in value.items())
+        found = (misfit(one, own, f"{where}.{name[:40]}") for name, one, own in parts)
+        return next((f"{where}.{name}" for name in missing), "") or next(filter(None, found), "")
+    if isinstance(shape, list) and isinstance(value, list):
+        return next(filter(None, (misfit(x, shape[0], f"{where}[{i}]") for i, x in enumerate(value))), "")
+    if isinstance(shape, type):
+        fine = isinstance(value, shape)
+    else:
+        fine = not isinstance(shape, dict | list) and shape(value)
+    return "" if fine else where
+
+
+def read_json(path: Path, what: str = "", shape: Shape = object, remedy: str = "") -> Any:
+    """What a JSON file says; one that cannot be read, or has another shape, is bad input."""
     try:
-        return json.loads(read_text(path))
+        found = json.loads(read_text(path))
+        wrong = misfit(found, shape)
+        if not wrong:
+            return found
+        reason = f"{wrong} is missing or wrong"
     except OSError as error:
         reason = error.strerror or str(error)
     except RecursionError:
         reason = "nested too deeply"
     except ValueError as error:  # also what is no UTF-8
         reason = f"not JSON ({error})"
-    raise InputError(f"cannot read {what}{path}: {reason}.")
+    raise InputError(f"cannot read {what}{path}: {reason}{remedy and '; '}{remedy}.")
+
+
+def parse_line(line: bytes, shape: Shape) -> Any:
+    """The JSON value of one line; None where it is damaged, or has another shape."""
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return None if misfit(found, shape) else found
+
+
+def list_some(numbers: list[int], most: int = 5) -> str:
+    """Some numbers for a person.
+
+    >>> list_some([3, 4, 9], most=2)
+    '3, 4, ...'
+    """
+    return ", ".join(map(str, numbers[:most])) + (", ..." if len(numbers) > most else "")
+
+
+def check_regular(path: Path) -> None:
+    """Refuse a pipe or device, before a library opens it by its name and waits."""
+    open_regular(path).close()
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tcore.errors import InputError
-from tcore.files import check_writable, read_json, write_text
+from tcore.files import check_writable, number, number_or_nan, read_bytes, read_json, write_text
 from tcore.show.runs import dynamics_figure, read_run
 from tcore.text import Say, did_you_mean, format_seconds
 from tcore.training.guard import SIGNALS
@@ -29,8 +29,21 @@ DONE = "lab.json"  # written when a run is trained and scored; beside the table:
 TABLE, CURVES = "lab.md", "lab.png"
 LOCATIONS = ("--run", "--out", "evaluate")  # flags that hold paths of the lab itself, which may be moved
 RESAMPLES = 1000
+LARGEST_LOG = 2**32  # bytes
 # Two-sided 95% quantiles of Student's t for 1, 2, ... degrees of freedom.
 STUDENT = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)
+
+
+# What is read of the scores of a run, and of its note.
+SCORED = {
+    "benchmarks": {
+        str: {
+            "scores": {"J&F": number_or_nan, "J": number_or_nan, "F": number_or_nan},
+            "clips": {str: {"J&F": number_or_nan}},
+        },
+    }
+}
+NOTED = {"seconds": lambda value: isinstance(value, list) and len(value) > 0 and number(value[0])}
 
 
 class Row(NamedTuple):
@@ -204,7 +217,10 @@ def check_folder(out: Path, rows: Sequence[Row], table: str, plan: Plan) -> None
     for folder in sorted({note.parent for note in out.glob("*/seed-*/*.json")}):
         if folder.parent.name not in known:
             raise InputError(f"{folder.parent} is not a row of {table}: give another --out.")
-        is_done(Job(known[folder.parent.name], int(folder.name.removeprefix("seed-")), folder), plan)
+        seed = folder.name.removeprefix("seed-")
+        if not (seed.isascii() and seed.isdecimal()):
+            raise InputError(f"{folder} is not a run of {table}: give another --out.")
+        is_done(Job(known[folder.parent.name], int(seed), folder), plan)
 
 
 def is_done(job: Job, plan: Plan) -> bool:
@@ -319,7 +335,7 @@ def run_command(command: Sequence[str], job: Job, log_name: str, device: str, pr
     started, log = time.perf_counter(), job.folder / log_name
     before = log.stat().st_size if log.exists() else 0
     code = processes.run([sys.executable, "-m", "tcore", *command], environment, log)
-    lines = log.read_bytes()[before:].decode(errors="replace").strip().splitlines() or [""]
+    lines = read_bytes(log, LARGEST_LOG)[before:].decode(errors="replace").strip().splitlines() or [""]
     # A training that was stopped saves its step and exits with 0; only a finished one names its encoder.
     if code or (command[0] == "train" and not any(line.startswith("encoder: ") for line in lines)):
         raise InputError(f"{job}: `tcore {shlex.join(command)}` ended with {code}: {lines[-1]}")
@@ -333,8 +349,11 @@ def collect(out: Path, rows: Sequence[Row]) -> list[dict[str, Any]]:
         folders = [path for path in sorted((out / row.folder).glob("seed-*")) if (path / DONE).is_file()]
         if not folders:
             continue
-        cards = [read_json(folder / "scores" / "results.json", "scores ") for folder in folders]
-        benchmarks = [next(iter(card["benchmarks"].values())) for card in cards]
+        files = [folder / "scores" / "results.json" for folder in folders]
+        cards = [read_json(file, "scores ", SCORED, f"remove {file.parent.parent / DONE}") for file in files]
+        benchmarks = [next(iter(card["benchmarks"].values()), None) for card in cards]
+        if len({None if one is None else tuple(one["clips"]) for one in benchmarks} | {None}) != 2:
+            raise InputError(f"{files[0]} holds no clips, or others than those of other seeds: remove it.")
         scores = {name: [100 * b["scores"][name] for b in benchmarks] for name in ("J&F", "J", "F")}
         clips = np.array([[100 * clip["J&F"] for clip in b["clips"].values()] for b in benchmarks])
         found.append(
@@ -355,7 +374,7 @@ def collect(out: Path, rows: Sequence[Row]) -> list[dict[str, Any]]:
 def _training_seconds(folder: Path) -> float:
     """The time of all steps of a run, those before a stop included; of its process where it was removed."""
     steps = read_run(folder / "run").seconds() if (folder / "run").is_dir() else None
-    return steps or float(read_json(folder / DONE)["seconds"][0])
+    return steps or float(read_json(folder / DONE, shape=NOTED, remedy="remove it")["seconds"][0])
 
 
 def over_seeds(values: Sequence[float]) -> float | None:

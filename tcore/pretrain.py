@@ -24,7 +24,7 @@ from tcore.evaluation.encoders import load_encoder
 from tcore.evaluation.evaluate import evaluate
 from tcore.evaluation.protocols import TCORE, Size
 from tcore.evaluation.trajectory import FOLDER, Row, add_row, main_score, score_step
-from tcore.files import write_text
+from tcore.files import number_or_nan, parse_line, whole, write_text
 from tcore.model.vit import VisionTransformer, build_vit, save_safetensors
 from tcore.text import format_seconds
 from tcore.training.checkpoint import Init, encoder_card
@@ -224,6 +224,9 @@ def write_best(run: Path, weights: Mapping[str, Tensor], best: Best, row: Row, c
     write_text(run / BEST_CARD, json.dumps(card, indent=2) + "\n")
 
 
+BEST_SHAPE = {"step": whole, "score": number_or_nan, "way": str}
+
+
 def read_best(run: Path, say: Said = lambda line: None) -> Best | None:
     """The best encoder that a run kept; None where there is none, or none that can be read."""
     path = run / BEST
@@ -231,8 +234,8 @@ def read_best(run: Path, say: Said = lambda line: None) -> Best | None:
         return None
     try:
         with safe_open(str(path), framework="pt") as file:
-            values = json.loads(file.metadata()["best"])
-        return Best(int(values["step"]), float(values["score"]), str(values["way"]))
+            values = parse_line(file.metadata()["best"].encode(), BEST_SHAPE)
+        return Best(values["step"], float(values["score"]), values["way"])
     except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
         say(f"warning: {path} cannot be read ({error}): the best so far begins anew.")
         return None

@@ -1,6 +1,7 @@
 """Text for people: durations, sizes, suggestions, and the progress of long work."""
 
 import difflib
+import re
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -8,6 +9,10 @@ from pathlib import Path
 
 Say = Callable[[str], None]
 CLEAR = "\r\x1b[K"  # back to the start of a terminal's line, and empty it
+# Characters that command a terminal or turn its text around, and halves of characters.
+UNPRINTABLE = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]",
+)
 
 
 def format_seconds(seconds: float) -> str:
@@ -54,10 +59,31 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     return f" Did you mean {near[0]}?" if near else ""
 
 
+def printable(text: str) -> str:
+    r"""Text, such as the name of a file, without characters that a terminal would obey or cannot show.
+
+    >>> printable("a\x1b[2Jb\udcff.mp4")
+    'a\\x1b[2Jb\\xff.mp4'
+    """
+
+    def escape(match: re.Match[str]) -> str:
+        code = ord(match[0])
+        # Python reads a byte that is not UTF-8 as half a character.
+        return f"\\x{code & 255:02x}" if code < 256 or 0xDC80 <= code <= 0xDCFF else f"\\u{code:04x}"
+
+    return UNPRINTABLE.sub(escape, text)
+
+
 def to_stderr(line: str) -> None:
     """Print a line to stderr, in place of a progress line that may stand there."""
     start = CLEAR if sys.stderr.isatty() else ""
-    print(start + line, file=sys.stderr, flush=True)
+    print(start + printable(line), file=sys.stderr, flush=True)
+
+
+def to_stdout(text: str) -> None:
+    """Print a result to stdout."""
+    encoding = sys.stdout.encoding or "utf-8"
+    print(printable(text).encode(encoding, "replace").decode(encoding))
 
 
 def silent(line: str) -> None:
@@ -90,7 +116,12 @@ class Progress:
             self._last = now
             line = self._line(now - self._started, note)
             if self._in_place:
-                print(CLEAR + line, end="\n" if done == self.total else "", file=sys.stderr, flush=True)
+                print(
+                    CLEAR + printable(line),
+                    end="\n" if done == self.total else "",
+                    file=sys.stderr,
+                    flush=True,
+                )
             else:
                 self._say(line)
 

@@ -1,10 +1,14 @@
 """Every reader of files from outside, with a small valid file for each, and ways to spoil such a file."""
 
+import contextlib
 import io
 import json
+import os
+import shutil
 import struct
 import zlib
 from collections.abc import Callable
+from fractions import Fraction
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,21 +18,38 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
+from tcore import files, lab
 from tcore.config import load_config, save_config
-from tcore.data.images import decode_image
+from tcore.data.check import same_bytes
+from tcore.data.images import read_image
 from tcore.data.neighbors import Neighbors, check_neighbors, load_neighbors
 from tcore.data.packed import INDEX, index_path, shard_path
-from tcore.data.stores import PackedStore
-from tcore.evaluation.benchmarks.benchmark import read_list
+from tcore.data.packing import Item, Settings, Task, record_path, write_shard
+from tcore.data.prepare import merge, prepare, summarize
+from tcore.data.stores import FolderStore, PackedStore
+from tcore.data.video import FileVideo, SampledVideo, probe
+from tcore.evaluation.benchmarks.benchmark import fingerprint, read_list
 from tcore.evaluation.benchmarks.jhmdb import read_joints, read_mat
+from tcore.evaluation.benchmarks.rendered import Rendered
+from tcore.evaluation.card import read_card, worst_clips
 from tcore.evaluation.encoder import Encoder
-from tcore.evaluation.encoders import load_encoder
-from tcore.evaluation.export import export
+from tcore.evaluation.encoders import load_encoder, read_normalization
+from tcore.evaluation.evaluate import digest, read_result
+from tcore.evaluation.export import export, ship
 from tcore.evaluation.masks import read_ids
+from tcore.evaluation.neighbors import encode_all
+from tcore.evaluation.protocols import RENDERED
+from tcore.evaluation.trajectory import add_row, read_checkpoints, trajectory_table
 from tcore.model.vit import VisionTransformer
-from tcore.training.checkpoint import load_newest, sha256
-from tcore.training.journal import forget_after
+from tcore.pretrain import BEST, Best, read_best, write_best
+from tcore.show.features import load_matcher
+from tcore.show.report import SECTIONS, picture_data
+from tcore.show.runs import read_runs
+from tcore.show.samples import _frames_of
+from tcore.training.checkpoint import Init, load_newest, read_state, record_init
+from tcore.training.journal import forget_after, note_environment
 from tcore.video.labels import load_mask, read_points
+from tests.data.clips import write_clip
 from tests.data.packing import pack
 from tests.tiny import tiny
 
@@ -45,12 +66,33 @@ SIZES: dict[str, Any] = {
 }
 
 
+# A container, and a codec for it.
+VIDEOS = {
+    "mp4": "libx264",
+    "mov": "mpeg4",
+    "mkv": "libx264",
+    "webm": "libvpx-vp9",
+    "avi": "mjpeg",
+    "ts": "mpeg2video",
+    "ogg": "libvpx",
+    "flv": "flv",
+    "gif": "gif",
+    "y4m": "wrapped_avframe",
+    "wmv": "wmv2",
+    "h264": "libx264",
+}
+FORMATS = {"y4m": "yuv4mpegpipe"}
+PIXELS = {"gif": "rgb8", "mjpeg": "yuvj420p"}
+
+
 class Reader(NamedTuple):
     """A file that is spoilt, and the function that reads it (or the folder that it lies in)."""
 
     name: str
     file: Path
     read: Callable[[], object]
+    share: float = 1.0
+    """Of the inputs; less where reading is slow."""
 
 
 def spoil(data: bytes, rng: np.random.Generator) -> bytes:
@@ -83,11 +125,6 @@ def image_bytes(format: str, mode: str) -> bytes:
     return buffer.getvalue()
 
 
-def read_frame(file: Path) -> None:
-    """Decode a frame."""
-    decode_image(file.read_bytes(), "frame")
-
-
 def mat_bytes(compressed: bool) -> bytes:
     """A MATLAB 5 file with one matrix, pos_img."""
     values = np.zeros((2, 15, 3)).tobytes()
@@ -110,8 +147,10 @@ def small_encoder() -> Encoder:
 
 def make_readers(root: Path) -> list[Reader]:
     """Valid files under a folder, and their readers."""
-    stores, labels, weights = (root / name for name in ("store", "labels", "weights"))
-    return [*store_readers(stores), *label_readers(labels), *weight_readers(weights)]
+    folders = (root / name for name in ("store", "labels", "weights", "videos", "unfinished", "run", "lab"))
+    labels, weights, videos = label_readers, weight_readers, video_readers
+    makers = (store_readers, labels, weights, videos, prepare_readers, run_readers, lab_readers)
+    return [reader for make, folder in zip(makers, folders, strict=True) for reader in make(folder)]
 
 
 def store_readers(root: Path) -> list[Reader]:
@@ -126,13 +165,13 @@ def store_readers(root: Path) -> list[Reader]:
         for video in range(len(opened)):
             opened.read(video, [0, int(opened.lengths[video]) - 1])
 
-    readers = [Reader(f"index {name}", index_path(store, name), read_store) for name in INDEX]
-    readers += [Reader("store.json", store / "store.json", read_store)]
-    readers += [Reader("shard", shard_path(store, 0), read_store)]
+    readers = [Reader(f"index {name}", index_path(store, name), read_store, share=0.3) for name in INDEX]
+    readers += [Reader("store.json", store / "store.json", read_store, share=0.5)]
+    readers += [Reader("shard", shard_path(store, 0), read_store, share=0.5)]
     for format, mode in IMAGES:
         file = root / f"{mode}.{format}"
         file.write_bytes(image_bytes(format, mode))
-        readers.append(Reader(f"frame {format} {mode}", file, partial(read_frame, file)))
+        readers.append(Reader(f"frame {format} {mode}", file, partial(read_image, file)))
     neighbors = root / "neighbors.safetensors"
     indices = np.arange(8, dtype=np.int32).reshape(4, 2) % 4
     Neighbors(indices, np.zeros((4, 2), np.float32), "encoder", "a", "b").save(neighbors)
@@ -141,7 +180,26 @@ def store_readers(root: Path) -> list[Reader]:
         found = load_neighbors(neighbors)
         check_neighbors(found, neighbors, 4, "b")
 
-    return [*readers, Reader("neighbors", neighbors, read_neighbors)]
+    clips = [write_clip(root / "clips" / name, 2, size=16) for name in "ab"]
+    features = root / "features"
+    images = FolderStore(root / "clips")
+    encoder = small_encoder()
+
+    def read_features() -> None:
+        encode_all(encoder, images, features)
+
+    read_features()
+    return [
+        *readers,
+        Reader("neighbors", neighbors, read_neighbors),
+        Reader(
+            "bytes of a frame",
+            clips[0] / "00000.jpg",
+            lambda: same_bytes(FolderStore(root / "clips"), 1),
+            share=0.3,
+        ),
+        Reader("kept features", features, read_features, share=0.2),
+    ]
 
 
 def label_readers(root: Path) -> list[Reader]:
@@ -165,6 +223,7 @@ def label_readers(root: Path) -> list[Reader]:
         Reader("mat file, compressed", packed, lambda: read_mat(packed)),
         Reader("joints.npz", joints, lambda: read_joints(joints, (2, 15, 3))),
         Reader("list of clips", names, lambda: read_list(names)),
+        Reader("truth", names, lambda: fingerprint([names])),
     ]
 
 
@@ -181,21 +240,226 @@ def weight_readers(root: Path) -> list[Reader]:
     alone = export(encoder, root / "alone.safetensors", "safetensors").path
     export(encoder, folder, "timm")
     save_config(tiny(), config)
-    checkpoint, metrics = root / "kept" / "checkpoint.pt", root / "metrics.jsonl"
-    checkpoint.parent.mkdir()
-    checkpoint.write_bytes(b"weights")
-    sums = checkpoint.with_suffix(".json")
-    sums.write_text(json.dumps({"sha256": [sha256(checkpoint)]}))
+    old = shutil.copytree(Path(__file__).parent / "training" / "old_run", root / "old")
+    unlisted = shutil.copytree(old, root / "unlisted") / "checkpoint.pt"
+    unlisted.with_suffix(".json").unlink()
+    checkpoint, metrics, normal = old / "checkpoint.pt", root / "metrics.jsonl", root / "preprocessor.json"
     metrics.write_text('{"step": 1, "total": 2.0}\n{"step": 2, "total": 1.5}\n')
+    normal.write_text(json.dumps({"image_mean": [0.5, 0.4, 0.3], "image_std": [0.2, 0.2, 0.2]}))
+    init = Init("default", "abc", {}, [])
+    record_init(init, root)
+    row = {"weights": "abc", "scores": {"rendered": {"J&F": 0.5}}, "cycle": 0.5}
+    write_best(root, encoder.backbone.state_dict(), Best(2, 0.5, "way"), row, tiny())
+    note_environment(root, None, torch.device("cpu"), None, resumes=False)  # type: ignore[arg-type]
+    environment, note = root / "environment.json", root / "lock.json"
+    note.write_text(json.dumps({"pid": 1, "host": "here"}))
+
+    def read_checkpoint(path: Path = checkpoint) -> None:
+        load_newest(path, lambda path: read_state(path, "cpu"), lambda line: None)
+
+    def read_card_of_run() -> None:
+        ship(load_encoder(run), root / "shipped")
+        shutil.rmtree(root / "shipped")
+
+    def read_init() -> None:
+        record_init(init, root)
+
+    def read_environment() -> None:
+        note_environment(root, None, torch.device("cpu"), None, resumes=True)  # type: ignore[arg-type]
+
     return [
         Reader("config.json", config, lambda: load_config(config)),
-        Reader("encoder.json", run / "encoder.json", lambda: load_encoder(run)),
-        Reader("encoder.safetensors", run / "encoder.safetensors", lambda: load_encoder(run)),
-        Reader("exported safetensors", alone, lambda: load_encoder(alone)),
-        Reader("exported config.json", folder / "config.json", lambda: load_encoder(folder)),
-        Reader("torch checkpoint", torch_file, lambda: load_encoder(torch_file)),
+        Reader("encoder.json", run / "encoder.json", lambda: load_encoder(run), share=0.2),
+        Reader("encoder.safetensors", run / "encoder.safetensors", lambda: load_encoder(run), share=0.2),
+        Reader("exported safetensors", alone, lambda: load_encoder(alone), share=0.2),
+        Reader("exported config.json", folder / "config.json", lambda: load_encoder(folder), share=0.2),
+        Reader("torch checkpoint", torch_file, lambda: load_encoder(torch_file), share=0.2),
+        Reader("exported card", run / "encoder.json", read_card_of_run, share=0.05),
+        Reader("checkpoint.json", checkpoint.with_suffix(".json"), read_checkpoint, share=0.1),
+        Reader("checkpoint.pt", checkpoint, read_checkpoint, share=0.1),
+        Reader("checkpoint.pt, not listed", unlisted, partial(read_checkpoint, unlisted), share=0.1),
+        Reader("matching.safetensors", old / "matching.safetensors", lambda: load_matcher(old), share=0.2),
+        Reader("config.json of a matcher", old / "config.json", lambda: load_matcher(old), share=0.2),
+        Reader("metrics.jsonl", metrics, lambda: forget_after(metrics, 1), share=0.5),
+        Reader("preprocessor_config.json", normal, lambda: read_normalization(normal)),
+        Reader("init.json", root / "init.json", read_init, share=0.5),
+        Reader("best encoder", root / BEST, lambda: read_best(root)),
+        Reader("environment.json", environment, read_environment, share=0.5),
+        Reader("frames of a run", environment, lambda: _frames_of(environment)),
+        Reader("lock.json", note, lambda: files._holder(note)),
+    ]
+
+
+def write_video(
+    path: Path, codec: str, size: tuple[int, int] = (48, 64), frames: int = 8, pixels: str | None = None
+) -> Path:
+    """A small video of a square that moves over gray."""
+    import av
+
+    chosen = pixels or PIXELS.get(codec, "yuv420p")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with av.open(os.fspath(path), "w", format=FORMATS.get(path.suffix[1:])) as container:
+        stream: Any = container.add_stream(codec, rate=8)
+        stream.height, stream.width, stream.pix_fmt = *size, chosen
+        for index in range(frames):
+            image = np.full((*size, 3), 20 * index, dtype=np.uint8)
+            image[index : index + 9, index : index + 9] = 255
+            frame = av.VideoFrame.from_ndarray(image, format="rgb24")
+            container.mux(stream.encode(frame.reformat(format=chosen)))
+        container.mux(stream.encode())
+    return path
+
+
+def read_video(path: Path) -> None:
+    """Read a video as `propagate`, `prepare` and `check` do; only the last never refuses one."""
+    probe(path.parent, path.name, full=False)
+    with contextlib.suppress(files.InputError):
+        list(SampledVideo(path, Fraction(2), 32))
+    list(FileVideo(path))
+
+
+def video_readers(root: Path) -> list[Reader]:
+    """Readers of videos in many containers."""
+    paths = [write_video(root / f"{codec}.{suffix}", codec) for suffix, codec in VIDEOS.items()]
+    return [Reader(f"video {path.suffix[1:]}", path, partial(read_video, path), share=0.15) for path in paths]
+
+
+def prepare_readers(root: Path) -> list[Reader]:
+    """Readers of a store that is being prepared, and of what is said of a finished one."""
+    for name in "ab":
+        write_clip(root / "frames" / name, 2, size=16)
+    store, whole, copy = root / "store", root / "whole", root / "copy"
+    for number in (1, 2):
+        prepare(root / "frames", store, part=(number, 2), engine="here")
+    prepare(root / "frames", whole, engine="here")
+
+    def finish() -> None:
+        shutil.rmtree(copy, ignore_errors=True)
+        shutil.copytree(store, copy, copy_function=link)
+        prepare(root / "frames", copy, part=(1, 2), engine="here")
+        summarize(merge(copy))
+
+    task = Task(
+        root / "frames",
+        root / "alone",
+        Settings("frames", None, None, 90),
+        0,
+        (Item("a", "a", ("00000.jpg",), 9),),
+    )
+    task.trying.parent.mkdir(parents=True)
+    task.trying.write_text("0 0")
+
+    def pack_again() -> None:
+        shutil.rmtree(root / "again", ignore_errors=True)
+        prepare(root / "frames" / "b", root / "again", images=True, engine="here")
+
+    return [
+        Reader("videos that killed a process", task.trying, lambda: write_shard(task), share=0.2),
+        Reader("image that is packed", root / "frames" / "b" / "00001.jpg", pack_again, share=0.05),
+        Reader("plan.json", store / "plan.json", finish, share=0.1),
+        Reader("parts/*.json", record_path(store, 0), finish, share=0.1),
+        Reader("skipped.csv", whole / "skipped.csv", lambda: summarize(PackedStore(whole)), share=0.5),
+    ]
+
+
+def link(source: str, target: str) -> None:
+    """Make one file appear in two places, also a pipe."""
+    os.link(source, target)
+
+
+def run_readers(root: Path) -> list[Reader]:
+    """Readers of a run and its scores, for reports and figures."""
+    save_config(tiny(), root / "config.json")
+    line = {"total": 2.0, "dino": 1.0, "gradient_norm_backbone": 3.0, "samples_per_second": 9.5}
+    cost = {"data_wait": 0.1, "memory_gib": 0.5, "health": {"state": "learning", "patch_rank": 3.0}}
+    lines = [json.dumps({"step": step} | line | cost) + "\n" for step in (1, 2, 3)]
+    (root / "metrics.jsonl").write_text("".join(lines))
+    (root / "environment.json").write_text(json.dumps({"frames": "rendered", "torch": "2"}))
+    scores = dict.fromkeys(Rendered.score_names, 0.5)
+    result = {
+        "scores": scores,
+        "interval": {name: [0.4, 0.6] for name in scores},
+        "clips_from": "rendered",
+        "protocol": {"name": "tcore", "context": 3},
+        "binary": False,
+        "truth": "abc",
+        "clips": {name: scores | {"input": [64, 64], "seconds": 1.0} for name in ("one", "two")},
+        "differs": [],
+    }
+    card = {
+        "encoder": {"name": "small", "weights": "abc"},
+        "benchmarks": {"rendered": result},
+        "versions": {"torch": "2"},
+        "device": "cpu",
+        "seconds": 2.0,
+    }
+    (root / "eval").mkdir()
+    (root / "eval" / "results.json").write_text(json.dumps(card))
+    quick = dict.fromkeys(("region", "boundary", "part_iou", "pck"), 0.5)
+    (root / "results.json").write_text(json.dumps({"heldout_videos": 2, "scores": {"trained": quick}}))
+    Image.new("RGB", (16, 16)).save(root / "picture.png")
+    row = {"weights": "abc", "way": "way", "scores": {"rendered": scores}, "interval": {}, "cycle": 0.5}
+    for step in (1, 2):
+        add_row(root / "checkpoints", root, step, row)
+    table = root / "checkpoints" / "checkpoints.json"
+    benchmark, kept = Rendered.open(1, RENDERED), root / "clips" / "rendered" / "one.json"
+    kept.parent.mkdir(parents=True)
+    clip: dict[str, Any] = {"seconds": 1.0, "frames": 5, "input": [64, 64]}
+    kept.write_text(
+        json.dumps({"key": "key", "saved": False, "sha256": digest(clip), "result": clip}),
+    )
+
+    def report() -> None:
+        runs = read_runs([root])
+        for describe in SECTIONS.values():
+            list(describe(runs))
+
+    def read_table() -> None:
+        trajectory_table(read_checkpoints(table))
+
+    def read_kept() -> None:
+        read_result(root / "clips", benchmark, "one", "key", False)
+
+    return [
+        Reader("metrics.jsonl of a report", root / "metrics.jsonl", report, share=0.5),
+        Reader("environment.json of a report", root / "environment.json", report, share=0.5),
+        Reader("score card of a report", root / "eval" / "results.json", report, share=0.5),
+        Reader("results of a quickstart", root / "results.json", report, share=0.5),
+        Reader("checkpoints.json of a report", table, report, share=0.5),
+        Reader("checkpoints.json", table, read_table),
         Reader(
-            "checkpoint.json", sums, lambda: load_newest(checkpoint, lambda path: path, lambda line: None)
+            "score card", root / "eval" / "results.json", lambda: worst_clips(read_card(root / "eval"), 3)
         ),
-        Reader("metrics.jsonl", metrics, lambda: forget_after(metrics, 1)),
+        Reader("picture", root / "picture.png", lambda: picture_data(root / "picture.png")),
+        Reader("kept clip", kept, read_kept),
+    ]
+
+
+def lab_readers(root: Path) -> list[Reader]:
+    """Readers of tables of rows, and of what a lab wrote."""
+    rows, plan = root / "rows.json", lab.Plan("quickstart")
+    job = lab.Job(lab.Row("fast"), 0, root / "out" / "fast" / "seed-0")
+    scores = {"J&F": 0.5, "J": 0.5, "F": 0.5}
+    card = {"benchmarks": {"davis": {"scores": scores, "clips": {"a": scores, "b": scores}}}}
+    started, done = job.folder / lab.STARTED, job.folder / lab.DONE
+    results = job.folder / "scores" / "results.json"
+    results.parent.mkdir(parents=True)
+    rows.write_text(json.dumps([{"name": "fast", "flags": "--optim.base-lr 0.004"}]))
+    started.write_text(json.dumps(job.commands(plan)))
+    done.write_text(json.dumps({"commands": job.commands(plan), "seconds": [60.0, 5.0]}))
+    results.write_text(json.dumps(card))
+
+    def read_started() -> None:
+        done.rename(done.with_suffix(".aside"))
+        try:
+            lab.is_done(job, plan)
+        finally:
+            done.with_suffix(".aside").rename(done)
+
+    return [
+        Reader("rows of a lab", rows, lambda: lab.read_table(str(rows))),
+        Reader("commands.json", started, read_started),
+        Reader("lab.json", done, lambda: lab.is_done(job, plan)),
+        Reader("lab.json of a table", done, lambda: lab.collect(root / "out", [job.row])),
+        Reader("scores of a lab", results, lambda: lab.collect(root / "out", [job.row])),
     ]

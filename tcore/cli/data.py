@@ -3,7 +3,6 @@
 import argparse
 import re
 import shlex
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from tcore.cli.parsing import Settings, Switch, parse_settings
 from tcore.config import Config
 from tcore.errors import InputError
 from tcore.recipes import recipe
-from tcore.text import to_stderr
+from tcore.text import to_stderr, to_stdout
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,7 @@ class Prepare:
         from tcore.device import num_cores
 
         if self.merge:
-            print("\n".join(summarize(merge(self.store or Path(self.source)))))
+            to_stdout("\n".join(summarize(merge(self.store or Path(self.source)))))
             return
         if self.store is None:
             raise InputError("tcore prepare needs a source and a store: tcore prepare SOURCE STORE.")
@@ -64,10 +63,10 @@ class Prepare:
             say=to_stderr,
         )
         if store:
-            print("\n".join(summarize(store)))
+            to_stdout("\n".join(summarize(store)))
         else:
             merge_them = f"tcore prepare {shlex.quote(str(self.store))} --merge"
-            print(f"part {self.part} is done; when all are: {merge_them}")
+            to_stdout(f"part {self.part} is done; when all are: {merge_them}")
 
 
 def _part(text: str | None) -> tuple[int, int] | None:
@@ -112,9 +111,7 @@ class Check:
             sheet=self.sheet,
             report=self.json,
         )
-        # A file's name may hold bytes that are no text.
-        encoding = sys.stdout.encoding or "utf-8"
-        print(findings.text().encode(encoding, "replace").decode(encoding))
+        to_stdout(findings.text())
         if findings.exit_code:
             raise SystemExit(findings.exit_code)
 
@@ -147,4 +144,4 @@ class Neighbors:
         from tcore.evaluation.neighbors import find_all
 
         encoder = load_encoder(self.encoder).to(choose_device("auto"))
-        print(f"neighbors: {find_all(encoder, self.store, k=self.k, out=self.out, say=to_stderr)}")
+        to_stdout(f"neighbors: {find_all(encoder, self.store, k=self.k, out=self.out, say=to_stderr)}")

@@ -13,7 +13,7 @@ from tyro.conf import Positional, UseAppendAction
 from tcore.cli.parsing import Switch, WithDatasets, at_least
 from tcore.config import Reach
 from tcore.errors import InputError
-from tcore.text import Say, to_stderr
+from tcore.text import Say, to_stderr, to_stdout
 
 if TYPE_CHECKING:
     from tcore.evaluation.card import Card
@@ -105,7 +105,7 @@ class Evaluate(WithProtocol, WithDatasets):
             if rank == 0:
                 to_stderr(encoder.report)
         if rank == 0:
-            print("\n".join(lines))
+            to_stdout("\n".join(lines))
         leave()
 
     def _score(self, encoder: "Encoder", out: Path | None, say: Say) -> "Card":
@@ -208,7 +208,7 @@ class Propagate(WithProtocol):
             overlay=self.overlay,
             say=to_stderr,
         )
-        print(f"{out}: {done.frames} frames, mean confidence {done.confidence:.3f}")
+        to_stdout(f"{out}: {done.frames} frames, mean confidence {done.confidence:.3f}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -226,13 +226,13 @@ class Export(WithEncoder):
 
         if self.format == "default":
             for path in ship(self.load(), self.out):
-                print(f"{path}: {path.stat().st_size / 2**20:.1f} MiB")
+                to_stdout(f"{path}: {path.stat().st_size / 2**20:.1f} MiB")
             print('in the folder tcore/encoders of a checkout it is load_encoder("default")')
             return
         chosen = check_out(self.out, self.format)  # before a large encoder is read
         encoder = self.load()
         done = export(encoder, self.out, chosen)
         for line in (*encoder.report.splitlines(), *done.notes):
-            print(line)
-        print(f"{done.path}: {done.size / 2**20:.1f} MiB, {chosen}")
-        print(f"load it: {done.load}")
+            to_stdout(line)
+        to_stdout(f"{done.path}: {done.size / 2**20:.1f} MiB, {chosen}")
+        to_stdout(f"load it: {done.load}")

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 from tcore.errors import InputError, PeerError
 from tcore.recipes import RECIPES
-from tcore.text import did_you_mean
+from tcore.text import did_you_mean, printable
 
 ABOUT = """\
 tcore: self-supervised video representation by temporal correspondence
@@ -81,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 def _fail(text: str, code: int) -> NoReturn:
     rank = os.environ.get("RANK", "0")
     where = "" if rank == "0" else f" (process {rank} on {socket.gethostname()})"
-    print(f"tcore: error{where}: " + " ".join(text.split()), file=sys.stderr)
+    print(f"tcore: error{where}: " + " ".join(printable(text).split()), file=sys.stderr)
     _exit(code)
 
 

@@ -11,7 +11,7 @@ from tyro.conf import Positional, UseAppendAction
 
 from tcore.cli.parsing import WithDatasets, at_least
 from tcore.errors import InputError
-from tcore.text import to_stderr
+from tcore.text import to_stderr, to_stdout
 
 if TYPE_CHECKING:
     from tcore.evaluation.encoder import Encoder
@@ -34,7 +34,7 @@ class Drawn:
 
         check_out(self.out, self.formats)
         for line in (*self.draw(), f"picture: {self.out}"):
-            print(line)
+            to_stdout(line)
 
     def draw(self) -> Iterable[str]:
         """Draw it; lines to print."""
@@ -275,9 +275,10 @@ class Failures(Drawn, WithDatasets):
 
     def draw(self) -> Iterable[str]:
         """Draw the clips, and say where each breaks."""
+        from tcore.evaluation.card import read_card
         from tcore.evaluation.encoders import load_encoder
         from tcore.show.plotting import title_of
-        from tcore.show.propagation import failures_figure, find_failures, read_card
+        from tcore.show.propagation import failures_figure, find_failures
 
         card = read_card(self.card)
         encoder = load_encoder(self.encoder or card["encoder"]["name"])
@@ -308,7 +309,7 @@ class Report:
         from tcore.show.report import write_report
 
         write_report(self.runs, self.out, draw=self.draw, say=to_stderr)
-        print(f"report: {self.out}")
+        to_stdout(f"report: {self.out}")
 
 
 @dataclass(frozen=True)
@@ -348,7 +349,7 @@ class Demo:
         limits = Limits(self.max_upload_mb, self.max_frames, self.max_visitors, 1000 * self.max_disk_gb)
         engine = load_engine(self.encoder)
         demo = Server(engine, limits, self.host, self.port)
-        print(f"encoder: {engine.encoder.name}")
+        to_stdout(f"encoder: {engine.encoder.name}")
         if demo.token:
             to_stderr(
                 f"warning: --host {self.host} lets other machines in. Whoever has the address with its token "

@@ -12,7 +12,7 @@ from tcore.cli.parsing import Settings, Switch, at_least, parse, parse_settings
 from tcore.config import Config, flatten
 from tcore.errors import InputError, PeerError
 from tcore.recipes import RECIPES, recipe
-from tcore.text import to_stderr
+from tcore.text import to_stderr, to_stdout
 
 if TYPE_CHECKING:
     from tcore.lab import Plan, Row
@@ -132,7 +132,7 @@ def train(argv: list[str]) -> None:
             raise
         said = f"encoder: {run / 'encoder.safetensors'}"
     if first:
-        print(said)
+        to_stdout(said)
     leave()
 
 
@@ -229,7 +229,7 @@ class Lab:
         lines = lab(
             self.table, self.out, plan, seeds=self.seeds, only=self.rows, devices=devices, say=to_stderr
         )
-        print("\n".join(lines))
+        to_stdout("\n".join(lines))
 
 
 def lab(argv: list[str]) -> None:

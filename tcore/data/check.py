@@ -26,6 +26,7 @@ from tcore.data.stores import (
 from tcore.data.video import Probe, VideoFiles, probe
 from tcore.device import num_cores
 from tcore.errors import InputError
+from tcore.files import open_regular
 from tcore.text import format_seconds
 
 LENGTHS = (1, 2, 4, 7, 10, 15, 20, 25, 50, 100, 500, 1000, 5000)
@@ -454,7 +455,7 @@ def _digest(store: FrameStore, video: int) -> bytes:
     digest, frames = hashlib.sha256(), range(int(store.lengths[video]))
     if isinstance(store, FolderStore):
         for path in dict.fromkeys(store.path(video, frame) for frame in frames):
-            with path.open("rb") as file:
+            with open_regular(path) as file:
                 hashlib.file_digest(file, lambda: digest)
     else:
         for data in store.read_bytes(video, frames):

@@ -18,7 +18,7 @@ from tcore.data.images import Frame
 from tcore.data.source import NEIGHBOR, WHOLE, Sampling, Share, Source
 from tcore.data.stores import FrameStore
 from tcore.errors import InputError
-from tcore.files import write_bytes
+from tcore.files import check_regular, write_bytes
 
 NEIGHBORS = "neighbors.safetensors"
 FORMAT = "tcore-neighbors-1"
@@ -63,6 +63,7 @@ class Neighbors:
 def load_neighbors(path: Path) -> Neighbors:
     """Read a file that `Neighbors.save` wrote."""
     try:
+        check_regular(path)
         with safe_open(path, framework="numpy") as file:
             metadata = file.metadata() or {}
             if metadata.get("format") != FORMAT:

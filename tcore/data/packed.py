@@ -21,7 +21,7 @@ import numpy as np
 from jaxtyping import Int64
 
 from tcore.errors import InputError
-from tcore.files import atomic, open_regular, read_json, write_bytes, write_text
+from tcore.files import atomic, misfit, open_regular, read_json, whole, write_bytes, write_text
 
 STORE = "store.json"
 FORMAT = "tcore frames 1"
@@ -197,8 +197,7 @@ def _read_about(root: Path) -> dict[str, Any]:
             about["format"] == FORMAT
             and (fps is None or (isinstance(fps, int | float) and 0 < fps < 1e9))
             and about["kind"] in KINDS
-            and isinstance(about["index"], dict)
-            and all(isinstance(shard["bytes"], int) and "sha256" in shard for shard in about["shards"])
+            and not misfit(about, {"made": dict, "index": dict, "shards": [{"bytes": whole, "sha256": str}]})
         )
     except (LookupError, TypeError):
         fine = False

@@ -6,9 +6,10 @@ import signal
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -19,7 +20,7 @@ from tcore.data.packed import PackedVideo, Shard, ShardWriter, shard_path, shard
 from tcore.data.rendered import render_video
 from tcore.data.video import SampledVideo, UnreadableError
 from tcore.errors import InputError
-from tcore.files import TEMPORARY, read_bytes, write_text
+from tcore.files import TEMPORARY, read_bytes, read_json, read_text, whole, write_text
 
 MIN_PARTIAL = 7  # frames; the usual offsets between past, current and future need this many
 STALL_S = 240  # seconds without a new frame after which a process is killed
@@ -44,6 +45,8 @@ class Item:
     path: str  # relative to the source; a folder where there are images
     images: tuple[str, ...]
     bytes: int
+    changed: int = 0
+    """When the file, or the folder, was last modified (st_mtime_ns)."""
 
 
 @dataclass(frozen=True)
@@ -85,20 +88,51 @@ def record_path(store: Path, number: int) -> Path:
     return store / "parts" / f"{number:06d}.json"
 
 
+def _is_name(value: Any) -> bool:
+    """Whether a value is the name of a file; half a character is none."""
+    try:
+        return isinstance(value, str) and bool(os.fsencode(value))
+    except UnicodeEncodeError:
+        return False
+
+
+def _is_side(value: Any) -> bool:
+    return whole(value) and 0 < value < 2**31
+
+
+VIDEO = {
+    "name": _is_name,
+    "height": _is_side,
+    "width": _is_side,
+    "offsets": [whole],
+    "sizes": [_is_side],
+    "cuts": [lambda value: whole(value) and value < 2**31],
+}
+RECORD = {
+    "shard": {"bytes": whole, "sha256": str, "videos": [VIDEO]},
+    "notes": [{"file": _is_name, "outcome": str, "frames": whole, "reason": str}],
+}
+
+
 def read_record(path: Path) -> tuple[Shard, list[Note]]:
     """What the record of a finished shard says."""
-    record = json.loads(path.read_text(encoding="utf-8"))
+    remedy = "remove it and rerun tcore prepare, which makes this shard again"
+    record = read_json(path, "the record of a shard, ", RECORD, remedy)
     shard = record["shard"]
-    videos = [PackedVideo(**video) for video in shard["videos"]]
-    return Shard(shard["bytes"], shard["sha256"], videos), [Note(**note) for note in record["notes"]]
+    videos = [PackedVideo(*(video[field.name] for field in fields(PackedVideo))) for video in shard["videos"]]
+    if any(not len(video.offsets) == len(video.sizes) > 0 for video in videos):
+        raise InputError(f"the record of a shard, {path}, is damaged: {remedy}.")
+    notes = [Note(*(note[field.name] for field in fields(Note))) for note in record["notes"]]
+    return Shard(shard["bytes"], shard["sha256"], videos), notes
 
 
 def write_shard(task: Task, beat: Beat = lambda: None) -> Task:
     """Write a shard and its record, without the videos that killed two processes; returns the task."""
     deaths, notes = Counter[int](), list[Note]()
     with suppress(OSError, ValueError):
-        deaths.update(map(int, task.trying.read_text().split()))
+        deaths.update(map(int, read_text(task.trying).split()))
     remove_leftovers(task)
+    task.trying.unlink(missing_ok=True)  # a pipe would be written to for ever
     task.trying.parent.mkdir(parents=True, exist_ok=True)
     try:
         with shard_writer(task.store, task.number) as writer:

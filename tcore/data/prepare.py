@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from tcore.data.images import IMAGE_SUFFIXES
-from tcore.data.packed import STORE, write_index
+from tcore.data.packed import KINDS, STORE, write_index
 from tcore.data.packing import (
     Item,
     Note,
@@ -39,8 +39,8 @@ from tcore.data.packing import (
 from tcore.data.stores import VIDEO_SUFFIXES, PackedStore, natural, walk_files, walk_frames
 from tcore.data.workers import die_with_parent
 from tcore.errors import InputError
-from tcore.files import TEMPORARY, lock, read_json, write_text
-from tcore.text import Progress, Say, silent
+from tcore.files import TEMPORARY, list_some, lock, misfit, number, read_json, read_text, whole, write_text
+from tcore.text import Progress, Say, printable, silent
 
 PLAN = "plan.json"
 SKIPPED = "skipped.csv"
@@ -50,7 +50,21 @@ SHARD_BYTES = 2**30  # of the source
 FEWEST_SHARDS = 64  # small sources are divided further: a process works on one shard at a time
 # Approximate sizes of a frame in a folder (looking up millions of them takes long) and of a rendered video.
 FRAME_BYTES, RENDERED_BYTES = 50_000, 2**22
+MOST_SHARDS = 2**20
 Report = Callable[[Task], None]  # called for every finished shard
+# The contents of plan.json; those of earlier versions have no dates.
+PLANNED = {
+    "settings": {
+        "kind": lambda value: value in KINDS,
+        "fps": lambda value: value is None or number(value),
+        "short_side": lambda value: value is None or whole(value),
+        "quality": whole,
+    },
+    "videos": whole,
+    "shards": lambda value: whole(value) and value <= MOST_SHARDS,
+    "listing": str,
+    "dates?": str,
+}
 RESUME = "rerun the same tcore prepare command to resume"
 
 
@@ -107,12 +121,12 @@ def merge(store: Path) -> PackedStore:
     """Write the index when every shard is there, and remove what only an unfinished store needs."""
     if (store / STORE).is_file() and not (store / PLAN).is_file():
         return PackedStore(store)
-    plan = read_json(store / PLAN, "the plan of tcore prepare --part, ")
+    plan = _read_plan(store)
     missing = [n for n in range(plan["shards"]) if not record_path(store, n).is_file()]
     if missing:
-        some = ", ".join(map(str, missing[:10])) + (" ..." if len(missing) > 10 else "")
         raise InputError(
-            f"{store} is not complete: {len(missing)} of {plan['shards']} shards are missing ({some}; "
+            f"{store} is not complete: {len(missing)} of {plan['shards']} shards are missing "
+            f"({list_some(missing, 10)}; "
             f"--part i/n writes i - 1, i - 1 + n, ...): run or finish the other parts first."
         )
     records = [read_record(record_path(store, n)) for n in range(plan["shards"])]
@@ -120,15 +134,15 @@ def merge(store: Path) -> PackedStore:
     rows = csv.writer(text, lineterminator="\n")
     rows.writerow([field.name for field in fields(Note)])
     rows.writerows(
-        [printable(note.file), note.outcome, note.frames, note.reason]
+        [printable(note.file), note.outcome, note.frames, printable(note.reason)]
         for _, notes in records
         for note in notes
     )
     write_text(store / SKIPPED, text.getvalue())
     if not any(shard.videos for shard, _ in records):
         raise InputError(f"none of {plan['videos']} videos could be read: see {store / SKIPPED}.")
-    kept = plan["settings"]
-    write_index(store, [shard for shard, _ in records], kept["kind"], kept["fps"], plan)
+    kept, made = plan["settings"], {name: value for name, value in plan.items() if name != "dates"}
+    write_index(store, [shard for shard, _ in records], kept["kind"], kept["fps"], made)
     _clean(store)
     return PackedStore(store)
 
@@ -139,8 +153,13 @@ def summarize(store: PackedStore) -> list[str]:
     size = sum(shard["bytes"] for shard in store.about["shards"]) / 1e9
     hours = f"{frames / store.fps / 3600:.3g} hours, " if store.fps else ""
     lines = [f"{root}: {len(store):,} videos, {frames:,} frames, {hours}{size:.3g} GB"]
-    with (root / SKIPPED).open(encoding="utf-8", newline="") as file:
-        skipped = list(csv.DictReader(file))
+    try:
+        rows = list(csv.DictReader(io.StringIO(read_text(root / SKIPPED), newline="")))
+        wrong = misfit(rows, [{"file": str, "outcome": str, "reason": str}])
+    except (OSError, ValueError, csv.Error) as error:
+        rows, wrong = [], str(error)
+    lines += [f"{root / SKIPPED} is damaged: what was skipped is not known"] if wrong else []
+    skipped = [] if wrong else rows
     for outcome, verb in (("skipped", "skipped"), ("partial", "kept in part")):
         notes = [note for note in skipped if note["outcome"] == outcome]
         if notes:
@@ -153,11 +172,6 @@ def summarize(store: PackedStore) -> list[str]:
         lines.append("each image is a video of one frame")
         return [*lines, f"next: {first} (stage 1 of docs/images.md)"]
     return [*lines, f"next: tcore train quickstart --frames {where} --run RUN"]
-
-
-def printable(name: str) -> str:
-    """A file name in which bytes that are not UTF-8 are escaped."""
-    return os.fsencode(name).decode("utf-8", "backslashreplace")
 
 
 def _run(tasks: list[Task], workers: int, engine: str, say: Say) -> None:
@@ -272,15 +286,22 @@ def _settings(kind: str, fps: float | None, short_side: int | None, quality: int
 
 def _plan(settings: Settings, items: list[Item], shards: int) -> dict[str, Any]:
     """What a store is made of; equal plans make equal stores."""
-    digest = hashlib.sha256()
+    listing, dates = hashlib.sha256(), hashlib.sha256()
     for item in items:
-        digest.update(os.fsencode(f"{item.name}\0{item.path}\0{len(item.images)}\0{item.bytes}\n"))
+        listing.update(os.fsencode(f"{item.name}\0{item.path}\0{len(item.images)}\0{item.bytes}\n"))
+        dates.update(f"{item.changed}\n".encode())
     return {
         "settings": asdict(settings),
         "videos": len(items),
         "shards": shards,
-        "listing": digest.hexdigest(),
+        "listing": listing.hexdigest(),
+        "dates": dates.hexdigest(),
     }
+
+
+def _read_plan(store: Path) -> dict[str, Any]:
+    remedy = "give a new folder, or restore the file"
+    return dict(read_json(store / PLAN, "the plan of an unfinished store, ", PLANNED, remedy))
 
 
 def _begin(store: Path, plan: dict[str, Any]) -> bool:
@@ -288,14 +309,17 @@ def _begin(store: Path, plan: dict[str, Any]) -> bool:
     finished = (store / STORE).is_file()
     if finished:
         found = PackedStore(store).about["made"]
-    elif (store / PLAN).is_file():
-        found = read_json(store / PLAN)
+        found = {} if misfit(found, PLANNED) else found
+    elif (store / PLAN).exists():
+        found = _read_plan(store)
     elif any(not path.name.endswith(TEMPORARY) for path in store.iterdir()):
         raise InputError(f"{store} is not empty and holds no store: give a new folder.")
     else:
         write_text(store / PLAN, json.dumps(plan, indent=1) + "\n")
         found = plan
-    if found != plan:
+    # A finished store stays what it is when its source is copied; an unfinished one must not mix two sources.
+    dated = not finished and "dates" in found
+    if any(found.get(name) != plan[name] for name in plan if dated or name != "dates"):
         raise InputError(f"{store} holds another store ({_difference(found, plan)}): give a new folder.")
     if finished:
         _clean(store)
@@ -304,11 +328,13 @@ def _begin(store: Path, plan: dict[str, Any]) -> bool:
 
 def _difference(found: dict[str, Any], wanted: dict[str, Any]) -> str:
     """The first thing that differs between two plans."""
-    there, here = (plan.get("settings", {}) | {"videos": plan.get("videos")} for plan in (found, wanted))
+    there, here = (
+        dict(plan.get("settings", {})) | {"videos": plan.get("videos")} for plan in (found, wanted)
+    )
     differing = (
         f"{name} {there.get(name)} there, {here[name]} here" for name in here if there.get(name) != here[name]
     )
-    return next(differing, "files of other names or sizes")
+    return next(differing, "files of other names, sizes or dates")
 
 
 def _clean(store: Path) -> None:
@@ -326,7 +352,7 @@ def list_source(source: Path, images: bool) -> tuple[Path, str, list[Item]]:
         count = re.fullmatch(r"rendered:([0-9]{1,7})", str(source))
         if count is None or int(count[1]) < 1:
             raise InputError(f"{source}: need a number of videos from 1, as in rendered:512.")
-        items = [Item(f"rendered-{n:05d}", str(n), (), RENDERED_BYTES) for n in range(int(count[1]))]
+        items = [Item(f"rendered-{n:05d}", str(n), (), RENDERED_BYTES, 0) for n in range(int(count[1]))]
         return Path(), "rendered", items
     if not source.exists():
         raise InputError(f"source {source} does not exist: give a folder of videos or of frame folders.")
@@ -335,7 +361,13 @@ def list_source(source: Path, images: bool) -> tuple[Path, str, list[Item]]:
     items = _list_files(root, files, kind)
     if kind == "videos" and not items and source.is_dir():
         folders = sorted(walk_frames(source), key=lambda row: natural(row[0]))
-        kind, items = "frames", [Item(name, name, tuple(f), FRAME_BYTES * len(f)) for name, f in folders]
+        kind, items = (
+            "frames",
+            [
+                Item(name, name, tuple(f), FRAME_BYTES * len(f), (source / name).stat().st_mtime_ns)
+                for name, f in folders
+            ],
+        )
     if not items:
         wanted = "image" if images else "video"
         raise InputError(f"no {wanted} files under {source} (found {len(files)} other files).")
@@ -344,12 +376,16 @@ def list_source(source: Path, images: bool) -> tuple[Path, str, list[Item]]:
 
 def _list_files(root: Path, files: Sequence[str], kind: str) -> list[Item]:
     suffixes = IMAGE_SUFFIXES if kind == "images" else VIDEO_SUFFIXES
-    chosen = [f for f in files if Path(f).suffix.lower() in suffixes and (root / f).is_file()]
-    rows = []
+    chosen = [f for f in files if Path(f).suffix.lower() in suffixes]
+    rows, regular = [], False
     for file, name in zip(chosen, unique_names(chosen), strict=True):
         path, single = (Path(file).parent, (Path(file).name,)) if kind == "images" else (Path(file), ())
-        rows.append(Item(name, os.fspath(path), single, (root / file).stat().st_size))
-    return sorted(rows, key=lambda item: natural(item.name))
+        size, changed = 0, 0  # of a pipe, or of a link that leads nowhere: it is listed as skipped
+        if (root / file).is_file():
+            about, regular = (root / file).stat(), True
+            size, changed = about.st_size, about.st_mtime_ns
+        rows.append(Item(name, os.fspath(path), single, size, changed))
+    return sorted(rows, key=lambda item: natural(item.name)) if regular else []
 
 
 def unique_names(files: Sequence[str]) -> list[str]:

@@ -16,7 +16,8 @@ from jaxtyping import UInt8
 from tcore.data.images import LARGEST, Frame, read_image
 from tcore.data.stores import FolderStore, list_images
 from tcore.errors import InputError
-from tcore.files import atomic
+from tcore.files import atomic, open_regular
+from tcore.text import format_size
 
 DEFAULT_RATE = Fraction(24)  # frames per second where a video does not state a sensible rate
 MAX_PAUSE_S = 60  # a longer pause between two frames is an error in the time stamps, not a still picture
@@ -56,16 +57,20 @@ def open_stream(path: Path, container_format: str | None = None) -> Iterator[tup
     """
     av = import_av(f"video file {path}")
     try:
-        if path.stat().st_size == 0:
-            raise UnreadableError(path, "the file is empty")
+        with open_regular(path) as file:
+            if os.fstat(file.fileno()).st_size == 0:
+                raise UnreadableError(path, "the file is empty")
+        # An absolute path is no address of FFmpeg's, and a list of other files must not lead to the network.
+        # Frames may be larger than the header says: the decoder refuses them before it takes the memory.
+        options = {"max_pixels": str(LARGEST), "protocol_whitelist": "file"}
+        name = os.fspath(path.absolute())
         # Strange characters in the metadata do not matter.
-        with av.open(os.fspath(path), format=container_format, metadata_errors="ignore") as container:
+        with av.open(name, format=container_format, options=options, metadata_errors="ignore") as container:
             stream = container.streams.best("video")
             if stream is None or stream.disposition & av.stream.Disposition.attached_pic:  # a cover picture
                 raise UnreadableError(path, "no video stream in the file (audio only?)")
             if stream.codec_context is None:
                 raise UnreadableError(path, "no decoder for this kind of video")
-            # Frames may be larger than the header says: the decoder refuses them before it takes the memory.
             stream.codec_context.options = {"max_pixels": str(LARGEST)}
             yield container, stream
     except UnreadableError:
@@ -181,8 +186,8 @@ class FileVideo(Video):
                 damaged |= frame.is_corrupt
                 size = size or (frame.height, frame.width)
                 if (frame.height, frame.width) != size:
-                    found = f"frame {frames.count - 1} is {frame.height}x{frame.width}"
-                    raise UnreadableError(self.path, f"{found}, the first one {size[0]}x{size[1]}")
+                    now, first = format_size(frame.height, frame.width), format_size(*size)
+                    raise UnreadableError(self.path, f"frame {frames.count - 1} is {now}, the first {first}")
                 yield upright(frame.to_ndarray(format="rgb24"), frame.rotation)
         count, exact, about = frames.count, self.count, self._about or 0
         if count == 0:

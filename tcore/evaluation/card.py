@@ -3,7 +3,8 @@
 import platform
 from collections.abc import Iterator
 from dataclasses import asdict
-from math import isnan, nan
+from math import isnan
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,11 @@ import torch
 
 from tcore import __version__
 from tcore.device import peak_memory_gib
+from tcore.errors import InputError
 from tcore.evaluation.benchmarks import find_benchmark
 from tcore.evaluation.benchmarks.benchmark import Benchmark
 from tcore.evaluation.protocols import TCORE
+from tcore.files import misfit, number, number_or_nan, read_json, whole
 from tcore.text import format_size, to_stderr
 
 Card = dict[str, Any]
@@ -57,6 +60,50 @@ PUBLISHED = {row: dict(zip(COLUMNS, values, strict=True)) for row, values in _TA
 
 # The rows that a printed table ends with; a report shows all.
 SHOWN = tuple(PUBLISHED)[:8]
+
+
+def interval(value: Any) -> bool:
+    """Whether a value of a card is an interval: its two ends."""
+    return isinstance(value, list) and len(value) == 2 and all(map(number_or_nan, value))
+
+
+def _size(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 2 and all(whole(x) and 0 < x < 2**14 for x in value)
+
+
+# What is read of a card.
+_KNOBS = {"context?": whole, "radius?": number, "topk?": whole, "temperature?": number}
+_RESULT = {
+    "scores": {str: number_or_nan},
+    "interval?": {str: interval},
+    "clips_from": str,
+    "protocol": _KNOBS,
+    "binary": bool,
+    "clips": {str: {"input?": _size}},
+    "differs?": [str],
+}
+SHAPE = {
+    "encoder": {"name": str, "weights": str},
+    "benchmarks": {str: _RESULT},
+    "versions": {str: str},
+    "device": str,
+    "seconds": number,
+}
+
+
+def read_card(path: Path) -> Card:
+    """A score card from results.json, or from the folder that holds it."""
+    file = path / "results.json" if path.is_dir() else path
+    return check_card(read_json(file, "score card ", dict, "tcore evaluate --out writes it"), file)
+
+
+def check_card(values: Card, file: Path) -> Card:
+    """A card that was read from a file, with the names that benchmarks have now; a damaged one is refused."""
+    if "benchmarks" not in values:
+        raise InputError(f"{file} is not a score card of tcore evaluate: it has no benchmarks.")
+    if wrong := misfit(values, SHAPE, "card"):
+        raise InputError(f"{file} is damaged ({wrong} is missing or wrong): run tcore evaluate again.")
+    return values | {"benchmarks": rename_old(values["benchmarks"])}
 
 
 def versions() -> dict[str, str]:
@@ -155,10 +202,10 @@ def differences(benchmark: Benchmark) -> list[str]:
 
 def worst(card: Card, benchmark: str) -> list[tuple[str, float]]:
     """Clips of a benchmark with their main score, worst first; those without one are left out."""
-    score = find_benchmark(benchmark).score_names[0]
+    main = find_benchmark(benchmark).score_names[0]
     clips = card["benchmarks"][benchmark]["clips"].items()
-    found = [(title, float(clip[score])) for title, clip in clips if not isnan(clip.get(score, nan))]
-    return sorted(found, key=lambda one: one[1])
+    found = [(title, float(clip[main])) for title, clip in clips if number_or_nan(clip.get(main))]
+    return sorted(((title, value) for title, value in found if not isnan(value)), key=lambda one: one[1])
 
 
 def worst_clips(card: Card, count: int) -> list[str]:

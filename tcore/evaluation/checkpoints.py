@@ -15,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from tcore.errors import InputError
+from tcore.files import check_regular, open_regular
 
 Weights = dict[str, Tensor]
 
@@ -70,7 +71,8 @@ def read_file(path: Path) -> dict[str, Any]:
         # Training scripts store their command line beside the weights, as a Namespace of plain values.
         with torch.serialization.safe_globals([argparse.Namespace]), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            loaded = torch.load(path, map_location="cpu", weights_only=True)
+            with open_regular(path) as file:
+                loaded = torch.load(file, map_location="cpu", weights_only=True)
     except InputError:
         raise
     except (SafetensorError, RuntimeError, OSError) as error:
@@ -88,6 +90,7 @@ def read_file(path: Path) -> dict[str, Any]:
 
 
 def _read_safetensors(path: Path) -> dict[str, Any]:
+    check_regular(path)
     with safe_open(str(path), framework="pt") as file:
         about = file.metadata() or {}
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118

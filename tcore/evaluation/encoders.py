@@ -3,7 +3,6 @@
 import importlib
 import importlib.resources
 import inspect
-import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -18,7 +17,7 @@ from tcore.data.render import MEAN, STD
 from tcore.errors import InputError
 from tcore.evaluation.checkpoints import Checkpoint, from_hf, listing, read_file, translate
 from tcore.evaluation.encoder import Adapted, Encoder, load_control
-from tcore.files import read_json
+from tcore.files import number, read_json
 from tcore.model.vit import CARD_FORMAT, VisionTransformer, build_vit
 from tcore.text import did_you_mean, to_stderr
 
@@ -224,6 +223,8 @@ def _what_is_wrong(path: Path) -> str:
     """Why a path is not an encoder, with a guess at what was meant."""
     if path.is_dir():
         return f"holds no encoder.safetensors; a folder of transformers is hf:{path}."
+    if path.exists():
+        return "is a pipe or a device, not a file."
     name = str(path).partition(":")[2]
     known = [DEFAULT, *(f"random:{size}" for size in SIZES), *(f"{kind}:{name}" for kind in KINDS if name)]
     specs = "a run folder, a file, default, random:SIZE, timm:NAME, hf:NAME_OR_DIR or hub:REPO:NAME"
@@ -263,12 +264,20 @@ def load_transformers(name: str) -> Encoder:
     refuse_problems(problems, f"hf:{name}")
     known = {}
     with suppress(Exception):  # many models have no such file, and the report says what is used instead
-        file = transformers.utils.cached_file(name, "preprocessor_config.json")
-        known = json.loads(Path(file).read_text(encoding="utf-8"))
+        known = read_normalization(Path(transformers.utils.cached_file(name, "preprocessor_config.json")))
     encoder = adapt(model, f"hf:{name}", known.get("image_mean", MEAN), known.get("image_std", STD))
     if info["unexpected_keys"]:
         encoder.report += f"\nleft out: heads ({len(info['unexpected_keys'])} keys)"
     return encoder
+
+
+def read_normalization(path: Path) -> dict[str, list[float]]:
+    """Means and deviations of the colors, as preprocessor_config.json of transformers has them."""
+
+    def colors(value: Any) -> bool:
+        return isinstance(value, list) and len(value) == 3 and all(map(number, value))
+
+    return dict(read_json(path, "", {"image_mean?": colors, "image_std?": colors}))
 
 
 def load_hub(name: str) -> Encoder:

@@ -133,7 +133,8 @@ def run_benchmark(
             result["seconds"] = round(time.perf_counter() - begun, 3)
             if out is not None:
                 path = out / "clips" / benchmark.name / f"{clip.name}.json"
-                write_text(path, json.dumps({"key": key, "saved": save, "result": result}) + "\n")
+                kept = {"key": key, "saved": save, "sha256": digest(result), "result": result}
+                write_text(path, json.dumps(kept) + "\n")
         mine[clip.name] = (result, truth)
         progress.advance(f"{clip.name}  {result['seconds']} s")
     found = gather(mine) if count > 1 else mine
@@ -182,8 +183,26 @@ def read_result(folder: Path, benchmark: Benchmark, clip: str, key: str, save: b
         except InputError:
             continue
         if isinstance(found, dict) and found.get("key") == key and (found.get("saved") or not save):
-            return found.get("result")
+            result = found.get("result")
+            # Earlier versions wrote no checksum.
+            known = found.get("sha256")
+            if known == digest(result) or (known is None and _can_score(benchmark, result)):
+                return result
+            to_stderr(f"tcore: {folder / name / clip}.json is damaged: this clip is scored again.")
     return None
+
+
+def digest(result: Any) -> str:
+    """The checksum of a kept result."""
+    return hashlib.sha256(json.dumps(result).encode()).hexdigest()
+
+
+def _can_score(benchmark: Benchmark, result: Any) -> bool:
+    try:
+        per_clip(benchmark, result)
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError):
+        return False
+    return "seconds" in result
 
 
 def bootstrap(benchmark: Benchmark, results: list[Result]) -> dict[str, list[float]]:

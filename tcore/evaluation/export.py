@@ -195,7 +195,7 @@ def ship(encoder: Encoder, folder: Path) -> list[Path]:
     card: dict[str, Any] = {}
     file = source / "encoder.safetensors" if source.is_dir() else source
     if file.is_file() and (known := find_card(file)):  # not so for random:vitti16
-        card = dict(read_json(known))
+        card = dict(read_json(known, shape=dict))
         if kept := re.fullmatch(r"step-(\d+)", file.stem):  # kept during training, without a card
             card["step"] = int(kept[1])
     card |= {"format": CARD_FORMAT, "vit": vit.sizes(), "precision": "fp16"}
@@ -205,7 +205,7 @@ def ship(encoder: Encoder, folder: Path) -> list[Path]:
         save_safetensors(half(read_file(found), str(found)), files.matching)
         written.append(files.matching)
         # The module is from the end of the run, whichever step the encoder is from.
-        card["matching_step"] = read_json(found.with_name("encoder.json")).get("step")
+        card["matching_step"] = read_json(found.with_name("encoder.json"), shape=dict).get("step")
     _write_json(files.card, card)
     save_safetensors(weights, files.weights)
     return written

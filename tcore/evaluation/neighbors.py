@@ -18,6 +18,7 @@ from tcore.errors import InputError
 from tcore.evaluation.encoder import Encoder
 from tcore.evaluation.resize import normalize_images
 from tcore.evaluation.run_clip import ahead
+from tcore.files import check_regular
 from tcore.model.vit import Tokens, VisionTransformer
 from tcore.text import Progress, Say, silent
 
@@ -44,7 +45,7 @@ def find_all(
     device = next(encoder.parameters()).device
     budget = {"budget": GPU_BUDGET} if device.type == "cuda" else {}
     searched = Progress("neighbors of images", len(store), say=say)
-    found = search(torch.tensor(features).to(device), k, progress=searched.update, **budget)
+    found = search(torch.from_numpy(features).to(device), k, progress=searched.update, **budget)
     for line in report(found):
         say(line)
     indices, cosines = found.indices.cpu().numpy().astype(np.int32), found.cosines.cpu().numpy()
@@ -102,6 +103,7 @@ def encode_all(
     try:
         work.parent.mkdir(parents=True, exist_ok=True)
         work.touch()
+        check_regular(work)
     except OSError as error:
         raise InputError(
             f"cannot write {work} ({error.strerror}): give --out FILE, and train with --neighbors FILE."
@@ -123,7 +125,8 @@ def encode_all(
             os.fsync(file.fileno())
             done += len(features)
             progress.update(done)
-    return np.memmap(work, np.float32, "r", shape=(n, dim))
+    # Not mapped: a file that is cut off while in use would end the process.
+    return np.fromfile(work, np.float32, n * dim).reshape(n, dim)
 
 
 def report(found: Found) -> list[str]:

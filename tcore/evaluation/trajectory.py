@@ -10,17 +10,28 @@ from tcore.config import Reach
 from tcore.data.images import Frame
 from tcore.errors import InputError
 from tcore.evaluation.benchmarks import find_benchmark
-from tcore.evaluation.card import Card, rename_old
+from tcore.evaluation.card import Card, interval, rename_old
 from tcore.evaluation.cycle import cycle_consistency
 from tcore.evaluation.encoder import Encoder
 from tcore.evaluation.encoders import load_encoder
 from tcore.evaluation.evaluate import join
-from tcore.files import read_json, write_text
+from tcore.files import number_or_nan, read_json, whole, write_text
 from tcore.text import Say, silent
 
 CHECKPOINTS = "checkpoints.json"
 FOLDER = "checkpoints"  # inside a run, where no other place was given
 
+# What checkpoints.json holds.
+TABLE = {
+    "checkpoints": [
+        {
+            "step": whole,
+            "scores": {str: {str: number_or_nan}},
+            "interval": {str: {str: interval}},
+            "cycle?": number_or_nan,
+        }
+    ]
+}
 Scored = Callable[[Encoder, Path], Card]  # an encoder, and the folder for what is saved of it
 Row = dict[str, Any]
 
@@ -123,13 +134,15 @@ def _of_last_way(rows: list[Row]) -> dict[int, Row]:
 
 def _read_rows(path: Path) -> list[Row]:
     """What `add_row` wrote, in that order."""
-    try:
-        rows: list[Row] = read_json(path)["checkpoints"]
-        for row in rows:
-            row["scores"], row["interval"] = rename_old(row["scores"]), rename_old(row["interval"])
-        _of_last_way(rows)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InputError(f"cannot read scores of checkpoints from {path} ({error!r}): remove it.") from error
+    rows: list[Row] = read_json(path, "scores of checkpoints from ", TABLE, "remove it")["checkpoints"]
+    for row in rows:
+        row["scores"], row["interval"] = rename_old(row["scores"]), rename_old(row["interval"])
+    names = [{name: [*row["scores"][name]] for name in row["scores"]} for row in _of_last_way(rows).values()]
+    if any(
+        own != names[0] or any(find_benchmark(name).score_names[0] not in own[name] for name in own)
+        for own in names
+    ):
+        raise InputError(f"cannot read scores of checkpoints from {path}: scores are missing; remove it.")
     return rows
 
 

@@ -58,8 +58,13 @@ def load_matcher(run: str | Path) -> Matcher | None:
         file, card = Path(run) / "matching.safetensors", Path(run) / CONFIG
     if not file.is_file():
         return None
-    config = from_dict(read_json(card)["config"], f"{card}: ") if run == DEFAULT else load_config(card)
-    assert isinstance(config.method, TCoReSettings)  # no other method writes this file
+    default = run == DEFAULT
+    config = from_dict(read_json(card, shape=dict)["config"], f"{card}: ") if default else load_config(card)
+    vit, grid = config.vit, config.views.global_size // config.vit.patch_size
+    least = vit.dim * (12 * vit.dim * vit.depth + 3 * vit.patch_size**2 + grid**2)
+    # No other method writes this file; a number of 16 bits or more for each weight.
+    if not isinstance(config.method, TCoReSettings) or 2 * least > file.stat().st_size:
+        raise InputError(f"{file} does not fit {card}: these are not of one run.")
     with torch.random.fork_rng(devices=[]):
         backbone = build_vit(config.vit, config.views.global_size)
         match = build_matching(config.method, config.vit.dim)

@@ -19,12 +19,11 @@ from tcore.errors import InputError
 from tcore.evaluation.benchmarks import find_benchmark
 from tcore.evaluation.benchmarks.benchmark import Benchmark, Kind
 from tcore.evaluation.benchmarks.rendered import heldout_video, propagate_video, true_joints
-from tcore.evaluation.card import Card, rename_old, worst
+from tcore.evaluation.card import Card, worst
 from tcore.evaluation.encoder import Encoder
 from tcore.evaluation.masks import Ids, read_ids
 from tcore.evaluation.protocols import RENDERED, TCORE, Protocol
 from tcore.evaluation.scores import BOX_SHARE
-from tcore.files import read_json
 from tcore.show.plotting import COLORS, FAINT, check_out, drawing, show_picture
 from tcore.text import Say, did_you_mean, silent
 from tcore.video.propagate_video import propagate
@@ -225,18 +224,6 @@ class Failure:
     labels: PropagatedClip
 
 
-def read_card(path: Path) -> Card:
-    """A score card from results.json, or from the folder that holds it."""
-    file = path / "results.json" if path.is_dir() else path
-    try:
-        card: Card = read_json(file, "score card ")
-    except InputError as error:
-        raise InputError(f"{str(error).rstrip('.')}; tcore evaluate --out writes it.") from error
-    if not isinstance(card, dict) or "benchmarks" not in card:
-        raise InputError(f"{file} is not a score card of tcore evaluate: it has no benchmarks.")
-    return card | {"benchmarks": rename_old(card["benchmarks"])}
-
-
 def find_failures(
     card: Card, encoder: Encoder, roots: Mapping[str, Path], *, count: int = 4, say: Say = silent
 ) -> list[Failure]:
@@ -259,7 +246,7 @@ def find_failures(
         protocol = Protocol(**{name: value for name, value in result["protocol"].items() if name in known})
         for clip, score in worst(card, benchmark)[:count]:
             say(f"{benchmark}  {clip}")
-            size = tuple(result["clips"][clip]["input"])
+            size = tuple(result["clips"][clip].get("input", ())) or None
             source = roots.get(benchmark, len(result["clips"]))
             opened = find_benchmark(benchmark).open(source, protocol, binary=result["binary"], size=size)
             labels = label_clip(encoder, opened, clip)

@@ -15,6 +15,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from PIL import Image
 
 from tcore.config import OPERATIONAL, Config, flatten
+from tcore.data.images import read_image
 from tcore.errors import InputError
 from tcore.evaluation.benchmarks import find_benchmark
 from tcore.evaluation.card import PUBLISHED, worst
@@ -117,8 +118,10 @@ def panel_svg(lines: Sequence[Line], title: str) -> str:
 
 def picture_data(path: Path) -> str:
     """A picture as a JPEG in base64, no wider than a page needs."""
-    with Image.open(path) as image:
-        rgb = image.convert("RGB")
+    try:
+        rgb = Image.fromarray(read_image(path))
+    except InputError as error:
+        raise InputError(f"{str(error).rstrip('.')}; remove this picture.") from error
     rgb.thumbnail((WIDEST, 4 * WIDEST), Image.Resampling.LANCZOS)
     buffer = io.BytesIO()
     rgb.save(buffer, format="JPEG", quality=82, optimize=True)
@@ -271,13 +274,18 @@ def _cost(run: Run) -> dict[str, str]:
     seconds = run.seconds()
     if seconds is None or run.config is None:
         return {}
-    return {
+    found = {
         "training time": format_seconds(seconds),
         "samples": f"{len(run.metrics) * run.config.optim.batch:,}",
-        "samples/s, median": f"{median(line['samples_per_second'] for line in run.metrics):.1f}",
-        "waiting for data, median": f"{median(line['data_wait'] for line in run.metrics):.0%}",
-        "peak memory, GiB": f"{max(line['memory_gib'] for line in run.metrics):.2f}",
     }
+    for name, column, of, digits in (
+        ("samples/s, median", "samples_per_second", median, ".1f"),
+        ("waiting for data, median", "data_wait", median, ".0%"),
+        ("peak memory, GiB", "memory_gib", max, ".2f"),
+    ):
+        if values := run.series(column).values():
+            found[name] = f"{of(values):{digits}}"
+    return found
 
 
 def _pictures(runs: Sequence[Run]) -> Iterator[Block]:

@@ -1,7 +1,6 @@
 """A run folder, read for figures and reports, and how its training went: losses, health and scores."""
 
 import itertools
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,10 +14,12 @@ from matplotlib.ticker import MaxNLocator
 from tcore.config import Config, load_config
 from tcore.errors import InputError
 from tcore.evaluation.benchmarks import find_benchmark
-from tcore.evaluation.card import rename_old
+from tcore.evaluation.card import check_card
 from tcore.evaluation.trajectory import CHECKPOINTS, FOLDER, read_checkpoints
+from tcore.files import list_some, misfit, number_or_nan, parse_line, read_bytes, read_json, whole
 from tcore.show.plotting import COLORS, FAINT, GRID, drawing
-from tcore.training.journal import METRICS
+from tcore.text import to_stderr
+from tcore.training.journal import ENVIRONMENT, LARGEST_METRICS, METRICS
 
 GRADIENT_NORM = "gradient_norm_"
 STYLES = ("-", (0, (4, 2)), (0, (1, 1.5)))
@@ -26,6 +27,19 @@ COLUMNS = 4
 NOISY = 60  # a longer series is drawn faintly, with its means over it
 SPARSE = 12  # a shorter one has a mark for each value
 GROUPED = ("rank", "cosine")  # health figures that share a panel, by the last word of their name
+# What a line of metrics holds, and the results of a quickstart.
+LINE = {"step": whole, "health?": {str: lambda value: _can_draw(value)}, str: lambda value: _can_draw(value)}
+QUICKSTART = {
+    "heldout_videos": whole,
+    "scores": {
+        str: {
+            "region": number_or_nan,
+            "boundary": number_or_nan,
+            "part_iou": number_or_nan,
+            "pck": number_or_nan,
+        }
+    },
+}
 SCORES, CYCLE = "scores of checkpoints, percent", "cycle: labels that return, percent"
 
 
@@ -64,8 +78,8 @@ class Run:
         """The time that all steps took."""
         if self.config is None or not self.metrics:
             return None
-        speeds = [line["samples_per_second"] for line in self.metrics if line.get("samples_per_second")]
-        return float(sum(self.config.optim.batch / speed for speed in speeds))
+        speeds = self.series("samples_per_second").values()
+        return float(sum(self.config.optim.batch / speed for speed in speeds if speed > 0))
 
 
 def read_run(path: str | Path) -> Run:
@@ -83,10 +97,10 @@ def read_run(path: str | Path) -> Run:
         path=folder,
         config=config,
         metrics=read_metrics(folder / METRICS),
-        environment=_read_json(folder / "environment.json") or {},
+        environment=_read_environment(folder / ENVIRONMENT),
         cards=cards,
         quickstart=quickstart,
-        checkpoints=read_checkpoints(table) if table.is_file() else {},
+        checkpoints=read_checkpoints(table) if table.exists() else {},
     )
 
 
@@ -103,37 +117,47 @@ def read_runs(paths: Sequence[str | Path]) -> list[Run]:
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """Lines of metrics.jsonl, without a last line that is still being written."""
-    if not path.is_file():
+    if not path.exists():
         return []
-    found = []
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        try:
-            found.append(json.loads(line))
-        except ValueError:
-            break
-    return found
+    try:
+        lines = read_bytes(path, LARGEST_METRICS).split(b"\n")
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror or error}; move it away.") from error
+    found = [parse_line(line, LINE) for line in lines]
+    bad = [place for place, line in enumerate(lines[:-1], 1) if line and found[place - 1] is None]
+    if bad:
+        to_stderr(f"tcore: {path}: cannot read line {list_some(bad)}; left out.")
+    return [line for line in found if line is not None]
+
+
+def _can_draw(value: Any) -> bool:
+    """Whether a value is a number for a figure, or no number at all."""
+    return isinstance(value, bool) or not isinstance(value, int | float) or number_or_nan(value)
 
 
 def read_cards(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """Score cards in a folder or one folder below it, and the results of a quickstart."""
     cards, quickstart = {}, {}
     for file in [folder / "results.json", *sorted(folder.glob("*/results.json"))]:
-        values = _read_json(file)
+        values = read_json(file, "results ", remedy="remove it or evaluate again") if file.exists() else None
         if not isinstance(values, dict):
             continue
         if "benchmarks" in values:
-            values["benchmarks"] = rename_old(values["benchmarks"])
-            cards[str(file.parent.relative_to(folder))] = values
+            cards[str(file.parent.relative_to(folder))] = check_card(values, file)
         elif "heldout_videos" in values:
             quickstart = values
+            if wrong := misfit(values, QUICKSTART):
+                raise InputError(f"{file} is damaged ({wrong}): run tcore quickstart again, or remove it.")
     return cards, quickstart
 
 
-def _read_json(path: Path) -> Any:
+def _read_environment(path: Path) -> dict[str, Any]:
+    """What the run was made with; without it a report only says less."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
+        return dict(read_json(path, shape=dict)) if path.exists() else {}
+    except InputError as error:
+        to_stderr(f"tcore: {error} It is left out.")
+        return {}
 
 
 class Line(NamedTuple):

@@ -32,10 +32,8 @@ def sandwich_figure(run: str | Path, out: Path, *, frames: str | None = None, ro
 
 def _frames_of(environment: Path) -> str:
     """Where a run read its frames."""
-    try:
-        return str(read_json(environment)["frames"])
-    except (InputError, KeyError, TypeError) as error:
-        raise InputError(f"{environment} does not say where the frames are: give --frames.") from error
+    found = read_json(environment, "where the frames are from ", {"frames": str}, "give --frames")
+    return str(found["frames"])
 
 
 def neighbors_figure(images: str | Path, out: Path, *, number: int = 8, seed: int = 0) -> None:

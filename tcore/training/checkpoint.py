@@ -86,6 +86,11 @@ def save_checkpoint(
     distributed.on_first(write)
 
 
+def read_state(path: Path, device: torch.device | str) -> Any:
+    """What a checkpoint holds: tensors and plain values, nothing that would run."""
+    return torch.load(path, map_location=device, weights_only=True)
+
+
 def load_checkpoint(
     run: Path, method: Method, optimizer: Optimizer, fingerprint: str, say: Callable[[str], None]
 ) -> int:
@@ -93,11 +98,8 @@ def load_checkpoint(
     # The first of several processes reads it and sends the tensors to the others.
     device = next(method.parameters()).device if distributed.alone() else "cpu"
 
-    def load(path: Path) -> Any:
-        return torch.load(path, map_location=device, weights_only=True)
-
     def read() -> Any:
-        state = load_newest(run / CHECKPOINT, load, say)
+        state = load_newest(run / CHECKPOINT, lambda path: read_state(path, device), say)
         if state is not None and state["fingerprint"] != fingerprint:
             raise InputError(
                 f"run {run} was trained on other videos, images or neighbors ({state['fingerprint']}, "
@@ -319,11 +321,8 @@ def apply_init(init: Init, method: Method) -> None:
 def record_init(init: Init, run: Path) -> None:
     """Note in the run folder what it starts from; a restart before the first checkpoint needs the same."""
     path = run / RECORD
-    if path.is_file():
-        try:
-            was = read_json(path)["fingerprint"]
-        except (InputError, KeyError, TypeError) as error:
-            raise InputError(f"cannot read {path}: {error!r}; remove {run} to start over.") from error
+    if path.exists():
+        was = read_json(path, shape={"fingerprint": str}, remedy=f"remove {run} to start over")["fingerprint"]
         if was != init.fingerprint:
             raise InputError(
                 f"run {run} began with other weights of {init.spec} (fingerprint {was}, now "

@@ -18,9 +18,9 @@ from tcore.data.neighbors import ImageSource
 from tcore.data.source import Source
 from tcore.device import world
 from tcore.errors import InputError
-from tcore.files import read_bytes, read_json, write_bytes, write_text
+from tcore.files import list_some, parse_line, read_bytes, read_json, write_bytes, write_text
 from tcore.methods.health import Health
-from tcore.text import format_seconds
+from tcore.text import format_seconds, printable
 
 METRICS = "metrics.jsonl"
 LARGEST_METRICS = 2**32  # bytes
@@ -105,7 +105,7 @@ class Journal:
 
     def say(self, text: str) -> None:
         """Print a line for a person."""
-        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+        self._console.print(printable(text), highlight=False, markup=False, soft_wrap=True)
 
     def close(self) -> None:
         """Finish the files and the progress line."""
@@ -131,17 +131,16 @@ def forget_after(path: Path, last_step: int) -> str:
     """Drop lines of steps that the checkpoint has not seen: they are made again. A warning of bad lines."""
     if not path.exists():
         return ""
-    text = read_bytes(path, largest=LARGEST_METRICS)
+    try:
+        text = read_bytes(path, largest=LARGEST_METRICS)
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}; move it away to resume.") from error
     kept, bad = [], []
     for number, line in enumerate(text.split(b"\n"), 1):
-        try:
-            step = json.loads(line)["step"]
-            if not isinstance(step, int):
-                raise ValueError
-        except (ValueError, KeyError, TypeError, RecursionError):
+        found = parse_line(line, {"step": int})
+        if found is None:
             bad += [number] if line else []
-            continue
-        if step <= last_step:
+        elif found["step"] <= last_step:
             kept.append(line + b"\n")
     if bad == [text.count(b"\n") + 1]:
         bad = []  # the last line, cut off by a kill: its step is made again
@@ -149,10 +148,8 @@ def forget_after(path: Path, last_step: int) -> str:
     if bad:
         write_bytes(copy, text)
     write_bytes(path, b"".join(kept))
-    listed = ", ".join(map(str, bad[:5])) + (", ..." if len(bad) > 5 else "")
-    return (
-        f"warning: {path}: cannot read line {listed}; left out, a copy is kept in {copy.name}." if bad else ""
-    )
+    left_out = f"cannot read line {list_some(bad)}; left out, a copy is kept in {copy.name}"
+    return f"warning: {path}: {left_out}." if bad else ""
 
 
 def open_tensorboard(folder: Path, first_step: int) -> Any:

@@ -18,7 +18,7 @@ from tcore.evaluation.masks import VOID, Ids, as_binary, read_ids
 from tcore.evaluation.protocols import TCORE, Protocol, corrected
 from tcore.evaluation.resize import Size, input_size
 from tcore.evaluation.run_clip import run_masks
-from tcore.files import read_text
+from tcore.files import read_bytes, read_text
 from tcore.text import format_size
 
 Kind = Literal["objects", "parts", "joints"]
@@ -330,7 +330,10 @@ def fingerprint(files: Iterable[Path]) -> str:
     """A short name for the bytes of some files."""
     digest = hashlib.sha256()
     for path in files:
-        digest.update(hashlib.sha256(path.read_bytes()).digest())
+        try:
+            digest.update(hashlib.sha256(read_bytes(path)).digest())
+        except OSError as error:
+            raise InputError(f"cannot read {path}: {error.strerror or error}.") from error
     return digest.hexdigest()[:16]
 
 
