@@ -157,7 +157,7 @@ def misfit(value: Any, shape: Shape, where: str = "content") -> str:
         named = {name.removesuffix("?"): name for name in shape if name is not str}
         missing = (name for name, full in named.items() if name == full and name not in value)
         parts = ((name, one, shape.get(named.get(name, str), object)) for name, one in value.items())
-        found = (misfit(one, own, f"{where}.{name[:40]}") for name, one, own in parts)
+        found = (misfit(one, own, f"{where}.{str(name)[:40]}") for name, one, own in parts)
         return next((f"{where}.{name}" for name in missing), "") or next(filter(None, found), "")
     if isinstance(shape, list) and isinstance(value, list):
         return next(filter(None, (misfit(x, shape[0], f"{where}[{i}]") for i, x in enumerate(value))), "")

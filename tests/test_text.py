@@ -1,11 +1,19 @@
 import pytest
 
-from tcore.text import Progress, did_you_mean, format_seconds
+from tcore.text import Progress, did_you_mean, format_seconds, to_stderr, to_stdout
 
 
 def test_durations_read_as_people_write_them() -> None:
     found = [format_seconds(s) for s in (0, 9.96, 59.6, 61, 3600, 90_061)]
     assert found == ["0.0 s", "0:10", "1:00", "1:01", "1:00:00", "25:01:01"]
+
+
+def test_names_cannot_command_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    name = "a\x1b]0;owned\x07\r\x9b2J\u202egpj.\udcff\ud800.mp4"
+    to_stderr(name)
+    to_stdout(f"{name}\n\tü 文")
+    plain = r"a\x1b]0;owned\x07\x0d\x9b2J\u202egpj.\xff\ud800.mp4"
+    assert capsys.readouterr() == (f"{plain}\n\tü 文\n", f"{plain}\n")
 
 
 def test_only_a_near_word_is_suggested() -> None:

@@ -313,7 +313,8 @@ def _stated_rate(stream: Any) -> Fraction:
 def _faults() -> tuple[type[Exception], ...]:
     """What a bad file may raise; anything else is a bug of the program."""
     av = import_av("a video file")
-    return (av.FFmpegError, OSError, ValueError, EOFError, MemoryError, ArithmeticError, RuntimeError)
+    usual = (OSError, ValueError, EOFError, LookupError, MemoryError, ArithmeticError, RuntimeError)
+    return (av.FFmpegError, *usual)
 
 
 def _reason(error: Exception) -> str:

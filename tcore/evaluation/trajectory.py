@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -157,5 +158,5 @@ def trajectory_table(found: dict[int, Row]) -> list[str]:
             value, main = row["scores"][name][score], find_benchmark(name).score_names[0]
             best = score == main and value == max(each["scores"][name][score] for each in found.values())
             cells += f"{f'{100 * value:.1f}' + ('*' if best else ' '):>20}"
-        lines.append(f"{step:>8}{cells}{100 * row['cycle']:>9.1f} ")
+        lines.append(f"{step:>8}{cells}{100 * row.get('cycle', math.nan):>9.1f} ")
     return lines

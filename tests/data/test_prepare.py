@@ -1,7 +1,9 @@
 """tcore prepare: a folder of videos becomes a store."""
 
 import errno
+import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -158,6 +160,42 @@ def test_a_finished_store_is_described_not_made_again_and_another_one_is_refused
         with pytest.raises(InputError, match=rf"another store \({difference}"):
             prepare_here(source, whole, **changes)
     assert contents(whole) == before
+
+
+def test_a_source_that_changes_between_two_parts_is_noticed(videos: Path, tmp_path: Path) -> None:
+    source, store = tmp_path / "source", tmp_path / "store"
+    shutil.copytree(videos, source)
+    prepare(source, store, engine="here", part=(1, 2))
+    data = (source / "a" / "x.mp4").read_bytes()
+    (source / "a" / "x.mp4").write_bytes(data[:-1] + b"!")
+    with pytest.raises(InputError, match="sizes or dates"):
+        prepare(source, store, engine="here", part=(2, 2))
+    plan = json.loads((store / "plan.json").read_text())
+    plan.pop("dates")  # as earlier versions wrote it
+    (store / "plan.json").write_text(json.dumps(plan))
+    prepare(source, store, engine="here", part=(2, 2))
+    merge(store)
+    os.utime(source / "a" / "x.mp4")
+    prepare_here(source, store)  # a finished store is not tied to dates
+
+
+def test_pipes_links_and_names_with_escape_codes_are_listed(
+    videos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    shutil.copy(videos / "a" / "x.mp4", source / "good.mp4")
+    os.mkfifo(source / "pipe.mp4")
+    (source / "link.mp4").symlink_to("nowhere.mp4")
+    (source / "\x1b[2J\r.mp4").write_text("no video")
+    main(["prepare", str(source), str(tmp_path / "store"), "--engine", "here"])
+    out, err = capsys.readouterr()
+    listed = (tmp_path / "store" / "skipped.csv").read_text()
+    assert 'pipe.mp4,skipped,0,"it is a pipe or a device' in listed
+    assert re.search(r"link\.mp4,skipped,0,No such file", listed)
+    assert r"\x1b[2J\x0d.mp4" in listed
+    assert r"\x1b[2J\x0d.mp4" in out
+    assert "\x1b" not in listed + out + err
 
 
 def test_nothing_is_written_into_other_folders_or_the_source(folders: Path, tmp_path: Path) -> None:

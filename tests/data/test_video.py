@@ -1,5 +1,7 @@
 """Video files and folders of images as frames, at a rate too; and the video that is written."""
 
+import io
+import subprocess
 import sys
 from collections.abc import Sequence
 from fractions import Fraction
@@ -9,12 +11,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from tcore.data.cuts import CutFinder, find_cuts
 from tcore.data.rendered import render_video
 from tcore.data.video import SampledVideo, UnreadableError, _Clock, open_video, upright, video_writer
 from tcore.errors import InputError
 from tests.evaluation.clips import cut, need_av, turn, write_file, write_folder
+from tests.readers import write_video
 
 
 @pytest.fixture(scope="module")
@@ -114,6 +118,98 @@ def test_what_is_left_of_a_cut_video_is_read(
     assert difference(kept, frames[: len(kept)]) < 4
     assert len(kept) >= 2
     assert name == "clip.mkv" or "s of 0.8 s" in sampled.damage
+
+
+def test_an_mp4_cut_anywhere_in_its_header_is_one_line(tmp_path: Path) -> None:
+    need_av()
+    whole = write_video(tmp_path / "whole.mp4", "libx264").read_bytes()
+    path, refused = tmp_path / "cut.mp4", list[str]()
+    for length in range(0, len(whole), 5):
+        path.write_bytes(whole[:length])
+        for read in (lambda: list(open_video(path)), lambda: list(SampledVideo(path, Fraction(2), 32))):
+            try:
+                assert len(read()) > 0
+            except InputError as error:
+                refused.append(str(error))
+    assert len(refused) > len(whole) // 5
+    assert all("cut.mp4" in line and "\n" not in line for line in refused)
+
+
+def growing(path: Path, side: int) -> Path:
+    """A video of small frames that are followed by large ones."""
+    import av
+
+    with av.open(str(path), "w") as container:
+        stream: Any = container.add_stream("mjpeg", rate=8)
+        stream.width = stream.height = 64
+        stream.pix_fmt = "yuvj420p"
+        container.start_encoding()
+        for index in range(12):
+            buffer = io.BytesIO()
+            size = (64, 64) if index < 9 else (side, side)
+            Image.new("YCbCr", size, (9 * index, 128, 128)).save(buffer, "jpeg")
+            packet = av.Packet(buffer.getvalue())
+            packet.stream, packet.pts, packet.dts = stream, index, index
+            packet.time_base, packet.is_keyframe = Fraction(1, 8), True
+            container.mux(packet)
+    return path
+
+
+PEAK = """
+import sys
+from fractions import Fraction
+from pathlib import Path
+from tcore.data import video
+from tcore.errors import InputError
+path, most = Path(sys.argv[1]), int(sys.argv[2])
+video.LARGEST = most or video.LARGEST
+video.import_av("a test")
+read = {
+    "file": lambda: sum(1 for _ in video.FileVideo(path)),
+    "sampled": lambda: sum(1 for _ in video.SampledVideo(path, Fraction(8), 32)),
+    "probed": lambda: video.probe(path.parent, path.name, full=True).problem,
+}[sys.argv[3]]
+Path("/proc/self/clear_refs").write_text("5")  # the largest memory so far is forgotten
+def largest():
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
+before = largest()
+try:
+    print(read())
+except InputError as error:
+    print(error)
+print((largest() - before) // 1024)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux")
+@pytest.mark.parametrize("way", ["file", "sampled", "probed"])
+def test_frames_that_grow_after_the_header_take_no_memory(way: str, tmp_path: Path) -> None:
+    need_av()
+    path, grown = growing(tmp_path / "grows.avi", 4000), {}
+    for most in (2**20, 0):
+        run = [sys.executable, "-c", PEAK, str(path), str(most), way]
+        lines = subprocess.run(run, check=True, capture_output=True, text=True).stdout.splitlines()
+        grown[most] = int(lines[-1])
+        assert len(lines) == 2
+    print(grown, lines)
+    assert grown[2**20] < 12  # MB; a frame has 24
+    assert way != "file" or "frame 9 is 4000x4000, the first 64x64" in lines[0]
+    assert grown[0] > 24
+
+
+def test_frames_of_ten_bits_and_of_odd_sizes_are_decoded(tmp_path: Path) -> None:
+    need_av()
+    deep = write_video(tmp_path / "deep.mkv", "libx264", pixels="yuv420p10le")
+    odd = write_video(tmp_path / "odd.avi", "ffv1", (47, 63), pixels="yuv444p")
+    for path, shape in ((deep, (48, 64, 3)), (odd, (47, 63, 3))):
+        found = list(open_video(path))
+        assert [frame.shape for frame in found] == [shape] * 8
+        wanted = [20 * index for index in range(8)]
+        assert (
+            np.abs([int(frame[-1, -1].mean()) - w for frame, w in zip(found, wanted, strict=True)]).max() < 4
+        )
+        assert [pixels.shape for pixels, _ in SampledVideo(path, Fraction(2), None)] == [shape] * 2
 
 
 @pytest.mark.parametrize("data", [b"", b"\0" * 5000])
