@@ -351,8 +351,10 @@ def collect(out: Path, rows: Sequence[Row]) -> list[dict[str, Any]]:
             continue
         files = [folder / "scores" / "results.json" for folder in folders]
         cards = [read_json(file, "scores ", SCORED, f"remove {file.parent.parent / DONE}") for file in files]
-        benchmarks = [next(iter(card["benchmarks"].values()), None) for card in cards]
-        if len({None if one is None else tuple(one["clips"]) for one in benchmarks} | {None}) != 2:
+        benchmarks: list[dict[str, Any]] = [
+            next(iter(card["benchmarks"].values()), {"clips": {}}) for card in cards
+        ]
+        if not benchmarks[0]["clips"] or len({tuple(one["clips"]) for one in benchmarks}) > 1:
             raise InputError(f"{files[0]} holds no clips, or others than those of other seeds: remove it.")
         scores = {name: [100 * b["scores"][name] for b in benchmarks] for name in ("J&F", "J", "F")}
         clips = np.array([[100 * clip["J&F"] for clip in b["clips"].values()] for b in benchmarks])

@@ -28,6 +28,7 @@ from tcore.data.packing import Item, Settings, Task, record_path, write_shard
 from tcore.data.prepare import merge, prepare, summarize
 from tcore.data.stores import FolderStore, PackedStore
 from tcore.data.video import FileVideo, SampledVideo, probe
+from tcore.errors import InputError
 from tcore.evaluation.benchmarks.benchmark import fingerprint, read_list
 from tcore.evaluation.benchmarks.jhmdb import read_joints, read_mat
 from tcore.evaluation.benchmarks.rendered import Rendered
@@ -313,7 +314,7 @@ def write_video(
 def read_video(path: Path) -> None:
     """Read a video as `propagate`, `prepare` and `check` do; only the last never refuses one."""
     probe(path.parent, path.name, full=False)
-    with contextlib.suppress(files.InputError):
+    with contextlib.suppress(InputError):
         list(SampledVideo(path, Fraction(2), 32))
     list(FileVideo(path))
 

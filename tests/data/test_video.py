@@ -192,7 +192,6 @@ def test_frames_that_grow_after_the_header_take_no_memory(way: str, tmp_path: Pa
         lines = subprocess.run(run, check=True, capture_output=True, text=True).stdout.splitlines()
         grown[most] = int(lines[-1])
         assert len(lines) == 2
-    print(grown, lines)
     assert grown[2**20] < 12  # MB; a frame has 24
     assert way != "file" or "frame 9 is 4000x4000, the first 64x64" in lines[0]
     assert grown[0] > 24
