@@ -133,8 +133,7 @@ Shape = type | Callable[[Any], bool] | list[Any] | dict[Any, Any]
 
 def number(value: Any) -> bool:
     """Whether a value is a number that figures and sums can bear."""
-    known = isinstance(value, int | float) and not isinstance(value, bool)
-    return known and (value == 0 or 1e-30 <= abs(value) <= 1e30)
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= 1e30
 
 
 def number_or_nan(value: Any) -> bool:

@@ -76,7 +76,7 @@ _KNOBS = {"context?": whole, "radius?": number, "topk?": whole, "temperature?": 
 _RESULT = {
     "scores": {str: number_or_nan},
     "interval?": {str: interval},
-    "clips_from": str,
+    "clips_from?": str,
     "protocol": _KNOBS,
     "binary": bool,
     "clips": {str: {"input?": _size}},
@@ -85,9 +85,9 @@ _RESULT = {
 SHAPE = {
     "encoder": {"name": str, "weights": str},
     "benchmarks": {str: _RESULT},
-    "versions": {str: str},
-    "device": str,
-    "seconds": number,
+    "versions?": {str: str},
+    "device?": str,
+    "seconds?": number,
 }
 
 

@@ -212,7 +212,7 @@ def _scores(runs: Sequence[Run]) -> Iterator[Block]:
         }
         columns = list(dict.fromkeys(column for result in found.values() for column in result["scores"]))
         rows = [(name, *(_percent(result, column) for column in columns)) for name, result in found.items()]
-        source = next(iter(found.values()))["clips_from"]
+        source = next(iter(found.values())).get("clips_from", "clips")
         caption = f"{benchmark}: {source}, in percent, with 95% intervals over clips"
         published: list[tuple[Value, ...]] = []
         if find_benchmark(benchmark).official_clips:
@@ -261,6 +261,8 @@ def _worst(runs: Sequence[Run]) -> Iterator[Block]:
 
 def _environment(runs: Sequence[Run]) -> Iterator[Block]:
     for name, card in _cards(runs):
+        if not card.keys() >= {"versions", "seconds", "device"}:
+            continue
         versions = ", ".join(f"{package} {version}" for package, version in card["versions"].items())
         yield text(f"Evaluation {name}: {format_seconds(card['seconds'])} on {card['device']}, {versions}.")
     known = [run.environment | _cost(run) for run in runs]
