@@ -1,6 +1,7 @@
 """Files written at once or not at all, and read without trust in what they are."""
 
 import errno
+import hashlib
 import json
 import math
 import os
@@ -109,6 +110,15 @@ def open_regular(path: Path) -> BufferedReader:
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     raise OSError(errno.EINVAL, "it is a pipe or a device, not a file", str(path))
+
+
+def sha256(path: Path) -> str:
+    """Checksum of a file; of an unreadable one, a text that matches no checksum."""
+    try:
+        with open_regular(path) as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        return f"unreadable: {error.strerror}"
 
 
 def read_bytes(path: Path, largest: int = LARGEST) -> bytes:

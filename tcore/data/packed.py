@@ -21,7 +21,7 @@ import numpy as np
 from jaxtyping import Int64
 
 from tcore.errors import InputError
-from tcore.files import atomic, misfit, open_regular, read_json, whole, write_bytes, write_text
+from tcore.files import atomic, misfit, open_regular, read_json, sha256, whole, write_bytes, write_text
 
 STORE = "store.json"
 FORMAT = "tcore frames 1"
@@ -128,7 +128,7 @@ class PackedVideos:
             else:
                 problems.append(f"{path}: {found} bytes instead of {shard['bytes']}.")
         whole += [(index_path(self.root, name), self.about["index"].get(name)) for name in INDEX]
-        changed = [path for path, digest in whole if full and _sha256(path) != digest]
+        changed = [path for path, digest in whole if full and sha256(path) != digest]
         return problems + [f"{path}: changed since it was written (sha256 differs)." for path in changed]
 
     def _range(self, ends: str, video: int) -> tuple[int, int]:
@@ -223,14 +223,6 @@ def _load(root: Path, name: str) -> np.ndarray:
 
 def _damaged_index(root: Path, why: str) -> InputError:
     return InputError(f"the index of {root} is damaged ({why}): copy or prepare the store again.")
-
-
-def _sha256(path: Path) -> str:
-    try:
-        with open_regular(path) as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        return error.strerror or "unreadable"
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from tcore.config import Config, VitSpec, differences, load_config, save_config, to_dict
 from tcore.errors import InputError
-from tcore.files import LOCKS, TEMPORARY, atomic, open_regular, read_json, write_text
+from tcore.files import LOCKS, TEMPORARY, atomic, open_regular, read_json, sha256, write_text
 from tcore.methods.method import Method
 from tcore.model.vit import CARD_FORMAT, save_safetensors
 from tcore.text import short_path
@@ -280,15 +280,6 @@ def _check_zip(path: Path) -> None:
     with open_regular(path) as file, zipfile.ZipFile(file) as archive:
         if (part := archive.testzip()) is not None:
             raise ValueError(f"{part} is damaged")
-
-
-def sha256(path: Path) -> str:
-    """Checksum of a file; of an unreadable one, a text that matches no checksum."""
-    try:
-        with open_regular(path) as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        return f"unreadable: {error.strerror}"
 
 
 def _known(path: Path) -> list[str]:

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from tcore import InputError, train
+from tcore.files import sha256
 from tcore.training import checkpoint as checkpoints
 from tests.tiny import tiny
 from tests.training.faults import (
@@ -122,7 +123,7 @@ def test_a_kill_between_any_two_renames_leaves_a_checkpoint_that_is_known(
     def save(text: str) -> Any:
         def write(temporary: Path) -> str:
             temporary.write_text(text)
-            return checkpoints.sha256(temporary)
+            return sha256(temporary)
 
         return write
 
