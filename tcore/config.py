@@ -33,7 +33,7 @@ FrameSide = Annotated[int, Limit(lambda x: x >= 32, "need 32 or more")]
 Seed = Annotated[int, Limit(lambda x: 0 <= x < 2**63, "need a whole number from 0 to 2**63 - 1")]
 EncoderName = Annotated[str, Limit(lambda x: x != "", "need an encoder, as in --init runs/mine")]
 AuxiliaryBox = Literal["central", "current"]
-Photometry = Literal["tcore", "dino"]
+Photometry = Literal["tcore", "dino", "byol", "simclr"]
 Compile = Literal["auto", "on", "off"]
 Sharding = Literal["replicate", "shard"]
 Reach = int | Literal["everywhere"] | None
@@ -48,14 +48,14 @@ class ViewsConfig:
     """Side of the two global crops and of the auxiliary views, in pixels."""
     local_size: int = 96
     """Side of the local crops, in pixels."""
-    num_local: Count = 8
+    num_local: AtLeastZero = 8
     """Number of local crops."""
     global_area: Areas = (0.32, 1.0)
     """Area of a global crop, as a share of the frame."""
     local_area: Areas = (0.05, 0.32)
     """Area of a local crop, as a share of the frame."""
     photometry: Photometry = "tcore"
-    """How often views are blurred and solarized: as released with T-CoRe (and DINOv2), or as in DINO."""
+    """Colors, blur and solarization of views, by the method that published them; tcore is DINOv2's too."""
     flip_global: Share = 0.0
     """Probability with which a global crop is mirrored."""
     auxiliary_box: AuxiliaryBox = "central"
@@ -98,6 +98,12 @@ class VitSpec:
     """Positions on another grid: to its size with antialias, or by a factor without (DINO, iBOT, DINOv2)."""
     class_std: Weight = 1e-6
     """Spread of the frame token at the start."""
+    positions: Literal["learned", "sincos"] = "learned"
+    """A position embedding that is trained, or fixed sines and cosines (MoCo v3)."""
+    init: Literal["trunc-normal", "xavier"] = "trunc-normal"
+    """How matrices start: truncated normal of spread 0.02, or by Xavier's rule (MoCo v3)."""
+    train_patch_embed: bool = True
+    """Train the projection of patches, or leave it as it starts (MoCo v3)."""
     reach: Count | None = None
     """How far a patch looks, in patches up, down and to the sides, or everywhere, as published."""
 
@@ -112,6 +118,8 @@ class OptimConfig:
     """Length in steps; stands for epochs when given, and warm-ups become fractions of it."""
     warmup_epochs: AtLeastZero = 20
     """Linear warm-up of the learning rate (5 % of the run where it is given in steps)."""
+    warmup_peak: Literal["twice", "once"] = "twice"
+    """Whether the last step of the warm-up is at the peak already, or the first after it (MoCo v3)."""
     batch: Count = 256
     """Videos per step, over all processes."""
     accumulate: Count = 1
@@ -126,10 +134,12 @@ class OptimConfig:
     """Learning rate at the end, of both."""
     weight_decay: Decays = (0.04, 0.4)
     """Weight decay, first to last step."""
+    decay_all: bool = False
+    """Decay biases, norms and LayerScale too."""
     clip: Positive = 3.0
     """Largest gradient norm."""
-    clip_by: Literal["part", "parameter"] = "part"
-    """What is clipped by itself: each part (backbone, head, ...), or each parameter."""
+    clip_by: Literal["part", "parameter", "none"] = "part"
+    """What is clipped by itself: each part (backbone, head, ...), each parameter, or nothing."""
     betas: Betas = (0.9, 0.999)
     """Momenta of AdamW."""
     eps: Positive = 1e-8
@@ -332,6 +342,13 @@ def validate(config: Config) -> Config:
         raise InputError(f"optim.accumulate={optim.accumulate}: need a divisor of optim.batch={optim.batch}.")
     if optim.steps is None and optim.warmup_epochs >= optim.epochs:
         raise InputError(f"optim.warmup_epochs={optim.warmup_epochs}: need fewer than {optim.epochs} epochs.")
+    if vit.positions == "sincos" and vit.dim % 4:
+        raise InputError(f"vit.dim={vit.dim}: need a multiple of 4 for vit.positions=sincos.")
+    if optim.accumulate > 1 and config.method.whole_step:
+        raise InputError(
+            f"optim.accumulate={optim.accumulate}: {config.method.name} compares all samples of a step with "
+            "one another, and parts of it would be another method; use a smaller optim.batch, or more GPUs."
+        )
     config.method.check(config)
     return config
 

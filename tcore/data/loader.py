@@ -30,7 +30,7 @@ def render_batch(raw: RawBatch, device: torch.device, kernels: Kernels = PLAIN) 
         together = ViewPlan.concatenate(list(plans.values()))
         made = render(frames, together, side, kernels).split([len(plan) for plan in plans.values()])
         crops |= dict(zip(plans, made, strict=True))
-    return raw.sampling.batch(crops, raw.mask, raw.counts)
+    return raw.sampling.batch(crops, raw)
 
 
 def send(pixels: UInt8[Tensor, " bytes"], device: torch.device) -> UInt8[Tensor, " bytes"]:

@@ -59,9 +59,12 @@ def to_gray(images: Images) -> Images:
 
 def blur(images: Images, sigma: Float[Tensor, "n"]) -> Images:
     """Blur by a Gaussian of 9 x 9 pixels, the border reflected."""
-    height, width = images.shape[2:]
-    down, across = _blur_matrix(sigma, height), _blur_matrix(sigma, width)
-    return down[:, None] @ images @ across[:, None].transpose(2, 3)
+    return _blur(images, sigma, BLUR_REACH, reflect=True)
+
+
+def wide_blur(images: Images, sigma: Float[Tensor, "n"], reach: int | None = None) -> Images:
+    """SimCLR's blur (arXiv:2002.05709): as wide as a tenth of the image, black beyond the border."""
+    return _blur(images, sigma, images.shape[2] // 20 if reach is None else reach, reflect=False)
 
 
 def solarize(images: Images) -> Images:
@@ -78,12 +81,20 @@ def _luma(images: Images) -> Float[Tensor, "n 1 height width"]:
     return (GRAY[0] * red + GRAY[1] * green + GRAY[2] * blue)[:, None]
 
 
-def _blur_matrix(sigma: Float[Tensor, "n"], size: int) -> Float[Tensor, "n {size} {size}"]:
+def _blur(images: Images, sigma: Float[Tensor, "n"], reach: int, reflect: bool) -> Images:
+    down, across = (_blur_matrix(sigma, size, reach, reflect) for size in images.shape[2:])
+    return down[:, None] @ images @ across[:, None].transpose(2, 3)
+
+
+def _blur_matrix(
+    sigma: Float[Tensor, "n"], size: int, reach: int, reflect: bool
+) -> Float[Tensor, "n {size} {size}"]:
     """Write the blur along one axis of `size` pixels as a matrix, reflection at the borders included."""
-    offset = torch.arange(-BLUR_REACH, BLUR_REACH + 1, device=sigma.device)
+    offset = torch.arange(-reach, reach + 1, device=sigma.device)
     kernel = torch.exp(-0.5 * (offset / sigma[:, None]) ** 2)
     kernel = kernel / kernel.sum(1, keepdim=True)
-    read = (offset[:, None] + torch.arange(size, device=sigma.device)).abs()
-    read = size - 1 - (size - 1 - read).abs()
+    read = offset[:, None] + torch.arange(size, device=sigma.device)
+    if reflect:
+        read = size - 1 - (size - 1 - read.abs()).abs()
     taps = (read[:, :, None] == torch.arange(size, device=sigma.device)).to(kernel.dtype)
     return torch.einsum("no,ots->nts", kernel, taps)

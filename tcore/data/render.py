@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int64, Shaped, UInt8
 from torch import Tensor
 
-from tcore.data.photometry import JITTER, Images, blur, mirror, solarize, to_gray
+from tcore.data.photometry import JITTER, Images, blur, mirror, solarize, to_gray, wide_blur
 from tcore.data.views import NO_JITTER, ViewPlan
 from tcore.errors import InputError
 
@@ -69,7 +69,8 @@ def render_pixels(
             _apply(images, plan.gray, to_gray)
         else:
             images = kernels.colors(images, *_color_numbers(plan, images.device))
-        _apply(images, plan.blur > 0, blur, plan.blur)
+        _apply(images, (plan.blur > 0) & ~plan.wide_blur, blur, plan.blur)
+        _apply(images, (plan.blur > 0) & plan.wide_blur, wide_blur, plan.blur)
         _apply(images, plan.solarize, solarize)
     return images
 

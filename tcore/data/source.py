@@ -78,8 +78,8 @@ class Sampling(Protocol):
     def views(self, sizes: dict[str, Size], rng: np.random.Generator) -> dict[str, ViewPlan]:
         """Which crops of these frames, by name."""
 
-    def batch(self, crops: dict[str, Tensor], mask: Tensor, counts: Counts) -> Any:
-        """The batch that the method takes."""
+    def batch(self, crops: dict[str, Tensor], raw: "RawBatch") -> Any:
+        """The batch that the method takes: views by name, and masks, counts, boxes and flips of `raw`."""
 
     def warnings(self) -> list[str]:
         """Lines about settings without effect."""

@@ -31,6 +31,7 @@ class ViewPlan:
     gray: Bool[np.ndarray, "n"]
     blur: Float64[np.ndarray, "n"]  # sigma in pixels, 0 = none
     solarize: Bool[np.ndarray, "n"]
+    wide_blur: Bool[np.ndarray, "n"]  # by SimCLR's kernel, as wide as a tenth of the view
 
     def __len__(self) -> int:
         return len(self.frame)
@@ -62,16 +63,20 @@ class Photometry:
     blur: float = 0.0
     sigma: Range = (0.1, 2.0)
     solarize: float = 0.0
+    wide_blur: bool = False
 
 
 # The usual text says blur 1 / .1 / .5; the code that made the published models inverts the probabilities.
 GLOBAL_1 = Photometry()
 GLOBAL_2 = Photometry(blur=0.9, solarize=0.2)
 LOCAL = Photometry(flip=0.5, blur=0.5)
+SIMCLR = Photometry(strength=(0.8, 0.8, 0.8, 0.2), blur=0.5, wide_blur=True)
 # First and second global crop, and local crops, by name.
 PHOTOMETRY: dict[str, tuple[Photometry, Photometry, Photometry]] = {
     "tcore": (GLOBAL_1, GLOBAL_2, LOCAL),
     "dino": (Photometry(blur=1.0), Photometry(blur=0.1, solarize=0.2), LOCAL),
+    "byol": (Photometry(blur=1.0), Photometry(blur=0.1, solarize=0.2), LOCAL),  # MoCo v3's and ODIN's too
+    "simclr": (SIMCLR, SIMCLR, replace(SIMCLR, flip=0.5)),
 }
 
 
@@ -127,6 +132,7 @@ def sample_photometry(
         gray=gray,
         blur=np.where(blur, sigma, 0.0),
         solarize=solarize,
+        wide_blur=np.array([r.wide_blur for r in recipes], dtype=bool),
     )
 
 

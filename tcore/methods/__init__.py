@@ -27,9 +27,9 @@ def build(config: "Config") -> "Method":
 def build_sampling(config: "Config", fps: float | None = None) -> "Sampling":
     """How a run draws its samples from a store of this frame rate (unknown: `fps` of the settings)."""
     from tcore.methods.sampling import FrameSampling, SandwichSampling
-    from tcore.methods.settings import DinoSettings
+    from tcore.methods.settings import FrameSettings
 
-    if isinstance(config.method, DinoSettings):
+    if isinstance(config.method, FrameSettings):
         return FrameSampling(config.method.frame, config.views, config.optim.batch)
     return SandwichSampling.of(config, config.method, fps or config.fps)
 

@@ -81,7 +81,7 @@ class Batch:
 
 def make_batch(
     global_crops: Float[Tensor, "two_b 3 size size"],
-    local_crops: Float[Tensor, "local_b 3 small small"],
+    local_crops: Float[Tensor, "local_b 3 small small"] | None,
     mask: Bool[Tensor, "two_b n"],
     past: Float[Tensor, "m 3 size size"] | None = None,
     future: Float[Tensor, "m 3 size size"] | None = None,
@@ -109,7 +109,7 @@ def make_batch(
 
     return Batch(
         global_crops=global_crops,
-        local_crops=local_crops,
+        local_crops=global_crops[:0] if local_crops is None else local_crops,
         teacher_crops=global_crops if teacher_crops is None else teacher_crops,
         mask=send(mask),
         masked=send(torch.from_numpy(masked)),
@@ -209,12 +209,20 @@ class SelfDistillation(Method):
                 patches = self.teacher.backbone(batch.teacher_crops[:HEALTH_CROPS]).patches
                 self.take_health_sample(seen, patches, targets)
         global_ = self.student.backbone(batch.global_crops, None, generator, wanted="frames")
-        local = self.student.backbone(batch.local_crops, None, generator, wanted="frames")
-        frames = torch.cat([global_.frame, local.frame])
+        frames = self.student_frames(batch, global_.frame, generator)
         if not self.fused:
             return {"dino": self.plain_dino(batch, targets, frames)}
         head = self.student.head
         return {"dino": self.dino(batch, targets, head.project(frames), head.prototypes.weights())}
+
+    def student_frames(
+        self, batch: Batch, global_: Float[Tensor, "two_b d"], generator: torch.Generator | None
+    ) -> Float[Tensor, "f d"]:
+        """Frame tokens of all crops of the student, those of the local ones made here."""
+        if not len(batch.local_crops):
+            return global_
+        local = self.student.backbone(batch.local_crops, None, generator, wanted="frames")
+        return torch.cat([global_, local.frame])
 
     @torch.no_grad()
     def teach(

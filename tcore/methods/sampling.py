@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tcore.config import Config, ViewsConfig
 from tcore.data.masking import sample_step_masks
-from tcore.data.source import Counts
+from tcore.data.source import RawBatch
 from tcore.data.views import Size, ViewPlan, sample_views
 from tcore.errors import InputError
 from tcore.methods.distillation import Batch, make_batch
@@ -110,7 +110,7 @@ class SandwichSampling:
         """Views in the order they are rendered, with their sides in pixels."""
         views = self.view_settings
         wanted = ["global", *(["student"] if self._moves_student() else []), *self._auxiliary()]
-        return dict.fromkeys(wanted, views.global_size) | {"local": views.local_size}
+        return dict.fromkeys(wanted, views.global_size) | local_side(views)
 
     def _moves_student(self) -> bool:
         return not (self.view_settings.fixed_space and self.view_settings.fixed_time)
@@ -170,16 +170,16 @@ class SandwichSampling:
         plan = sample_views(rng, (past, current, future), self.view_settings)
         return {name: plan[name] for name in self.sides}
 
-    def batch(self, crops: dict[str, Tensor], mask: Bool[Tensor, "two_b n"], counts: Counts) -> Batch:
+    def batch(self, crops: dict[str, Tensor], raw: RawBatch) -> Batch:
         """The batch that the method takes."""
         return make_batch(
             crops.get("student", crops["global"]),
-            crops["local"],
-            mask,
+            crops.get("local"),
+            raw.mask,
             crops.get("past"),
             crops.get("future"),
             teacher_crops=crops["global"],
-            counts=counts,
+            counts=raw.counts,
         )
 
     def warnings(self) -> list[str]:
@@ -212,7 +212,7 @@ class FrameSampling:
     @property
     def sides(self) -> dict[str, int]:
         """Views in the order they are rendered, with their sides in pixels."""
-        return {"global": self.view_settings.global_size, "local": self.view_settings.local_size}
+        return {"global": self.view_settings.global_size} | local_side(self.view_settings)
 
     def usable(self, lengths: Integer[np.ndarray, "videos"]) -> Bool[np.ndarray, "videos"]:
         """Every video has a frame."""
@@ -241,13 +241,18 @@ class FrameSampling:
         # The views of a sandwich call its middle frame 1; here it is the only one.
         return {name: plan[name].with_frame(plan[name].frame * 0) for name in self.sides}
 
-    def batch(self, crops: dict[str, Tensor], mask: Bool[Tensor, "two_b n"], counts: Counts) -> Batch:
+    def batch(self, crops: dict[str, Tensor], raw: RawBatch) -> Batch:
         """The batch that the method takes."""
-        return make_batch(crops["global"], crops["local"], mask, counts=counts)
+        return make_batch(crops["global"], crops.get("local"), raw.mask, counts=raw.counts)
 
     def warnings(self) -> list[str]:
         """None."""
         return []
+
+
+def local_side(views: ViewsConfig) -> dict[str, int]:
+    """Local crops with their side in pixels, where there are any."""
+    return {"local": views.local_size} if views.num_local else {}
 
 
 def offset_in_frames(sandwich: SandwichConfig, fps: float) -> tuple[int, int] | None:

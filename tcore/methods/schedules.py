@@ -14,10 +14,12 @@ def cosine(step: int, start: float, end: float, num_steps: int) -> float:
     return end + (start - end) / 2 * (1 + math.cos(math.pi * step / num_steps))
 
 
-def warmup_cosine(step: int, peak: float, end: float, warmup_steps: int, num_steps: int) -> float:
-    """Linear from 0 to the peak, then a cosine that starts at the peak again."""
+def warmup_cosine(
+    step: int, peak: float, end: float, warmup_steps: int, num_steps: int, *, peak_once: bool = False
+) -> float:
+    """Linear from 0 to the peak, then a cosine that starts at the peak (again, unless `peak_once`)."""
     if step < warmup_steps:
-        return linear(step, 0.0, peak, warmup_steps)
+        return linear(step, 0.0, peak, warmup_steps + peak_once)
     return cosine(step - warmup_steps, peak, end, num_steps - warmup_steps)
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol, Self, runtime_checkable
 
 from tcore.errors import InputError
 
@@ -169,6 +169,8 @@ class TCoReSettings:
     name: ClassVar[str] = "tcore"
     unused: ClassVar[tuple[str, ...]] = ()
     """Shared settings that have no effect on this method; a value other than the default is refused."""
+    whole_step: ClassVar[bool] = False
+    """Whether all samples of a step must be there at once, so that it cannot be computed in parts."""
 
     auxiliary: Auxiliary = "both"
     """Sides that the auxiliary branch sees; none is the self-distillation baseline."""
@@ -255,6 +257,33 @@ class FrameConfig:
 
 
 @dataclass(frozen=True)
+class FrameSettings:
+    """What methods share that know no time: a sample is one frame of a video, or an image."""
+
+    name: ClassVar[str]
+    unused: ClassVar[tuple[str, ...]] = (
+        "views.auxiliary_box",
+        "views.fixed_space",
+        "views.fixed_time",
+        "vit.auxiliary_drop_path",
+        "optim.matching_lr",
+    )
+    whole_step: ClassVar[bool] = False
+    needs_neighbors: ClassVar[bool] = False
+
+    frame: FrameConfig = field(default_factory=FrameConfig)
+
+    def without_neighbors(self) -> Self:
+        """They never need any."""
+        return self
+
+    def check(self, shared: Shared) -> None:
+        """Refuse combinations that cannot work."""
+        if shared.source == "images" and self.frame != FrameConfig():
+            raise InputError("frame.* has no effect with source=images: leave those settings out.")
+
+
+@dataclass(frozen=True)
 class PredictionConfig:
     """The student's predictions."""
 
@@ -263,32 +292,14 @@ class PredictionConfig:
 
 
 @dataclass(frozen=True)
-class DinoSettings:
+class DinoSettings(FrameSettings):
     """DINO (arXiv:2104.14294): self-distillation of the frame token over crops of one frame."""
 
     name: ClassVar[str] = "dino"
-    unused: ClassVar[tuple[str, ...]] = (
-        "views.auxiliary_box",
-        "views.fixed_space",
-        "views.fixed_time",
-        "vit.auxiliary_drop_path",
-        "optim.matching_lr",
-    )
-    needs_neighbors: ClassVar[bool] = False
 
-    frame: FrameConfig = field(default_factory=FrameConfig)
     head: HeadConfig = field(default_factory=HeadConfig)
     teacher: TeacherConfig = field(default_factory=TeacherConfig)
     loss: PredictionConfig = field(default_factory=PredictionConfig)
-
-    def without_neighbors(self) -> "DinoSettings":
-        """DINO never needs any."""
-        return self
-
-    def check(self, shared: Shared) -> None:
-        """Refuse combinations that cannot work."""
-        if shared.source == "images" and self.frame != FrameConfig():
-            raise InputError("frame.* has no effect with source=images: leave those settings out.")
 
 
 MethodSettings = TCoReSettings | DinoSettings

@@ -78,7 +78,7 @@ class TCoRe(SelfDistillation):
 
         # The student sees the current frame with masked patches ...
         global_ = self.student.backbone(batch.global_crops, batch.mask, generator, wanted=batch.wanted())
-        local = self.student.backbone(batch.local_crops, None, generator, wanted="frames")
+        frames = self.student_frames(batch, global_.frame, generator)
 
         # ... and restores them by matching patches across time, once from each side.
         current = global_.patches
@@ -91,7 +91,6 @@ class TCoRe(SelfDistillation):
 
         self.take_health_sample(seen.frame, seen.patches, about_frames, about_patches, restored)
         compare = self._compare_fused if self.fused else self._compare_plainly
-        frames = torch.cat([global_.frame, local.frame])
         terms = compare(batch, about_frames, about_patches, frames, restored)
         peers = {"peers": self.peers} if self.koleo_global else {}
         koleo = [losses.koleo_loss(crop, batch.counts.videos, **peers) for crop in global_.frame.chunk(2)]

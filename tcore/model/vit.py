@@ -167,6 +167,9 @@ class VisionTransformer(nn.Module):
         position_std: float = 0.02,
         position_resize: Literal["size", "factor"] = "size",
         class_std: float = 1e-6,
+        positions: Literal["learned", "sincos"] = "learned",
+        init: Literal["trunc-normal", "xavier"] = "trunc-normal",
+        train_patch_embed: bool = True,
     ) -> None:
         super().__init__()
         self.dim, self.depth, self.num_heads, self.reach = dim, depth, num_heads, reach
@@ -184,16 +187,28 @@ class VisionTransformer(nn.Module):
         self.blocks = nn.ModuleList(Block(dim, num_heads, layer_scale) for _ in range(depth))
         self.norm = nn.LayerNorm(dim, eps=1e-6)
         self.run_block = run_block
-        self._initialize(position_std, class_std)
-
-    def _initialize(self, position_std: float, class_std: float) -> None:
-        nn.init.trunc_normal_(self.pos_embed, std=position_std)
+        if positions == "sincos":
+            self.pos_embed = nn.Parameter(sincos_positions(dim, self.native_grid), requires_grad=False)
+        else:
+            nn.init.trunc_normal_(self.pos_embed, std=position_std)
         nn.init.normal_(self.cls_token, std=class_std)
         nn.init.normal_(self.register_tokens, std=1e-6)
-        for module in self.modules():
+        self._initialize(init)
+        self.patch_embed.requires_grad_(train_patch_embed)
+
+    def _initialize(self, init: Literal["trunc-normal", "xavier"]) -> None:
+        """Start the matrices; by Xavier's rule that of q, k and v counts as three, and patches take part."""
+        for name, module in self.named_modules():
             if isinstance(module, nn.Linear):
-                nn.init.trunc_normal_(module.weight, std=0.02)
+                if init == "trunc-normal":
+                    nn.init.trunc_normal_(module.weight, std=0.02)
+                else:
+                    for matrix in module.weight.chunk(3 if name.endswith("qkv") else 1):
+                        nn.init.xavier_uniform_(matrix)
                 nn.init.zeros_(module.bias)
+        if init == "xavier":
+            nn.init.xavier_uniform_(self.patch_embed.proj.weight.view(self.dim, -1))
+            nn.init.zeros_(self.patch_embed.proj.bias)  # type: ignore[arg-type]
 
     def forward(
         self,
@@ -301,6 +316,15 @@ class VisionTransformer(nn.Module):
             grid = F.interpolate(grid, scale_factor=factors, mode="bicubic")
         patches = grid.flatten(2).transpose(1, 2)
         return torch.cat([self.pos_embed[:, :1], patches.to(self.pos_embed)], dim=1)
+
+
+def sincos_positions(dim: int, grid: int) -> Float[Tensor, "1 n {dim}"]:
+    """Fixed positions of MoCo v3 (arXiv:2104.02057): sines and cosines of row and column; 0 for the frame."""
+    rate = 10000.0 ** -(torch.arange(dim // 4, dtype=torch.float64) / (dim // 4))
+    angle = torch.arange(grid, dtype=torch.float64)[:, None] * rate
+    one = torch.cat([angle.sin(), angle.cos()], dim=1)
+    both = torch.cat([one[:, None].expand(-1, grid, -1), one.expand(grid, -1, -1)], dim=2)
+    return F.pad(both.flatten(0, 1), (0, 0, 1, 0)).float()[None]
 
 
 def build_vit(vit: VitSpec, image_size: int) -> VisionTransformer:

@@ -49,10 +49,12 @@ class Schedule:
     """The part that has a last layer."""
     frozen_last_layer_steps: int = 0
     frozen_backbone_steps: int = 0
+    peak_once: bool = False
 
     def rate(self, step: int, factor: float = 1.0) -> float:
         """Learning rate of a part with this factor at the peak; all parts end at the same rate."""
-        return warmup_cosine(step, self.lr * factor, self.end_lr, self.warmup_steps, self.num_steps)
+        peak, lengths = self.lr * factor, (self.warmup_steps, self.num_steps)
+        return warmup_cosine(step, peak, self.end_lr, *lengths, peak_once=self.peak_once)
 
     def at(self, step: int) -> StepValues:
         """The values of one step, all at the same index."""
@@ -93,6 +95,7 @@ def build_schedule(config: Config, method: Method, steps_per_epoch: int) -> Sche
         own=lambda step: method.values(step, length),
         frozen_last_layer_steps=optim.freeze_last_layer_epochs * steps_per_epoch,
         frozen_backbone_steps=optim.freeze_backbone_steps,
+        peak_once=optim.warmup_peak == "once",
     )
 
 
@@ -112,15 +115,16 @@ def parameter_rule(
     last_layer: str = "",
     layer_decay: float = 1.0,
     patch_embed_lr: float = 1.0,
+    decay_all: bool = False,
 ) -> Rule:
-    """The rule for a parameter by its name; no decay on biases, norms and LayerScale."""
+    """The rule for a parameter by its name; no decay on biases, norms and LayerScale unless on all."""
     multiplier = 1.0
     if part == "backbone":
         multiplier = layer_decay ** (depth + 1 - _layer(name, depth))
         if name.startswith("patch_embed."):
             multiplier *= patch_embed_lr
     exempt = name.endswith("bias") or "norm" in name or name.endswith("gamma")
-    return Rule(multiplier, not exempt, bool(last_layer) and name.startswith(last_layer))
+    return Rule(multiplier, decay_all or not exempt, bool(last_layer) and name.startswith(last_layer))
 
 
 def _layer(name: str, depth: int) -> int:
@@ -146,6 +150,7 @@ class Optimizer:
                     last_layer=part.last_layer,
                     layer_decay=settings.layer_decay,
                     patch_embed_lr=settings.patch_embed_lr,
+                    decay_all=settings.decay_all,
                 )
                 grouped.setdefault((name, rule), []).append(parameter)
         self._rules = list(grouped)
@@ -158,12 +163,12 @@ class Optimizer:
         )
 
     def clip(self) -> dict[str, Tensor]:
-        """Clip the gradients of each part or parameter by itself; the norms are those before clipping."""
+        """Clip the gradients of each part or parameter by itself; norms are those of parts before it."""
         norms = {part: _norm(parameters) for part, parameters in self.parameters.items()}
         for part, parameters in self.parameters.items():
             if self.settings.clip_by == "part":
                 torch.nn.utils.clip_grads_with_norm_(parameters, self.settings.clip, norms[part])
-            else:
+            elif self.settings.clip_by == "parameter":
                 for parameter in parameters:
                     torch.nn.utils.clip_grads_with_norm_([parameter], self.settings.clip, _norm([parameter]))
         return norms

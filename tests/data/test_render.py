@@ -44,6 +44,7 @@ def plain(boxes: list[tuple[int, int, int, int]], frame: int = 0) -> ViewPlan:
         gray=np.zeros(n, bool),
         blur=np.zeros(n),
         solarize=np.zeros(n, bool),
+        wide_blur=np.zeros(n, bool),
     )
 
 
@@ -218,3 +219,16 @@ def test_a_box_outside_the_frames_is_refused(box: tuple[int, int, int, int], fra
     frames = torch.zeros((3, 60, 80, 3), dtype=torch.uint8)
     with pytest.raises(InputError, match="inside one of the 3 frames of 60 x 80 pixels"):
         render(frames, plain([box], frame), 16)
+
+
+def test_the_wide_blur_is_a_tenth_of_the_view_and_black_beyond_its_border() -> None:
+    white = torch.full((1, 3, 60, 60), 1.0)
+    made = photometry.wide_blur(white, torch.tensor([2.0]))  # 7 taps: up to 3 pixels away
+    assert made[0, 0, 30, 30].item() == pytest.approx(1.0, abs=1e-6)
+    assert made[0, 0, 30, 3].item() == pytest.approx(1.0, abs=1e-6)
+    taps = torch.exp(-0.5 * (torch.arange(-3, 4) / 2.0) ** 2)
+    assert made[0, 0, 30, 0].item() == pytest.approx((taps[3:].sum() / taps.sum()).item(), abs=1e-6)
+    plan = replace(plain([(0, 0, 32, 32)]), blur=np.array([1.0]))
+    image = noise(32, 32, 3)
+    both = [draw(image, replace(plan, wide_blur=np.array([wide]))) for wide in (False, True)]
+    assert np.abs(both[0] - both[1]).max() > 1

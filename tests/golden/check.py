@@ -268,7 +268,7 @@ def logged_values(
     return [schedule.at(step).logged() for step in range(count)]
 
 
-def rule_deviation(part: str, name: str, golden: Mapping[str, Any], **decay: float) -> Deviation:
+def rule_deviation(part: str, name: str, golden: Mapping[str, Any], **decay: Any) -> Deviation:
     """One parameter's rule beside the golden one."""
     last_layer = "prototypes." if part == "head" else ""
     rule = optim.parameter_rule(part, name, depth=12, last_layer=last_layer, **decay)

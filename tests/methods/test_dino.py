@@ -7,13 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from tcore import Config, InputError, load_encoder, methods, recipe, train
 from tcore.config import validate
 from tcore.data.loader import render_batch
+from tcore.data.source import RawBatch, Source
 from tcore.data.stores import FrameStore
-from tcore.methods.distillation import SelfDistillation
+from tcore.methods.distillation import Batch, SelfDistillation
 from tcore.methods.sampling import FrameSampling
+from tcore.methods.settings import FrameConfig
 from tcore.training.optim import Optimizer, build_schedule
 from tests.tiny import TINY
 from tests.training.jobs import StoppedError, stopping_at
@@ -113,3 +116,31 @@ def test_the_mask_token_is_not_trained() -> None:
 def test_settings_that_mean_nothing_to_it_are_refused(changes: dict[str, Any], named: str) -> None:
     with pytest.raises(InputError, match=named):
         validate(small(**changes))
+
+
+def test_without_local_crops_two_pairs_remain() -> None:
+    config = small(views__num_local=0, vit__drop_path=0.0)
+    source = methods.build_source(FrameStore.rendered(videos=4, frames=10, size=32), validate(config))
+    batch = render_batch(source.read(0, 0), torch.device("cpu"))
+    assert len(batch.local_crops) == 0
+    model = build(config)
+    found = []
+    for model.fused in (True, False):
+        found.append(model(batch, {"teacher_temperature": 0.05})["dino"].item())
+    assert found[0] == pytest.approx(found[1], rel=1e-5)
+
+
+def test_boxes_and_flips_of_the_views_reach_whoever_makes_the_batch() -> None:
+    seen = []
+
+    class Asking(FrameSampling):
+        def batch(self, crops: dict[str, Tensor], raw: RawBatch) -> Batch:
+            seen.append((raw.plans["global"].box, raw.plans["global"].flip))
+            return super().batch(crops, raw)
+
+    config = small()
+    sampling = Asking(FrameConfig(), config.views, config.optim.batch)
+    source = Source(FrameStore.rendered(videos=4, frames=10, size=32), config, sampling)
+    batch = render_batch(source.read(0, 0), torch.device("cpu"))
+    assert seen[0][0].shape == (len(batch.global_crops), 4)
+    assert seen[0][1].shape == (len(batch.global_crops),)

@@ -75,3 +75,19 @@ def test_shared_settings_without_effect_on_the_method_are_refused(monkeypatch: p
     validate(Config())
     with pytest.raises(InputError, match=r"optim\.matching_lr=0\.5 has no effect on tcore"):
         validate(change(Config(), optim__matching_lr=0.5))
+
+
+def test_parts_of_a_step_are_refused_by_a_method_that_needs_all_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = change(Config(), optim__accumulate=2)
+    validate(config)
+    monkeypatch.setattr(TCoReSettings, "whole_step", True)
+    validate(change(config, optim__accumulate=1))
+    with pytest.raises(InputError, match=r"optim\.accumulate=2: tcore"):
+        validate(config)
+
+
+def test_sincos_positions_need_a_width_of_quarters() -> None:
+    with pytest.raises(InputError, match=r"vit\.dim=30"):
+        validate(change(Config(), vit__dim=30, vit__num_heads=2, vit__positions="sincos", auxiliary="none"))

@@ -298,3 +298,31 @@ def test_without_layer_scale_there_is_no_gain_and_the_card_says_so() -> None:
     assert not any("gamma" in name for name in vit.state_dict())
     sizes = vit.sizes()
     assert (sizes["layer_scale"], sizes["position_resize"]) == (None, "factor")
+
+
+def test_sincos_positions_and_a_frozen_projection_are_not_trained() -> None:
+    vit = VisionTransformer(dim=16, depth=1, num_heads=2, positions="sincos", train_patch_embed=False)
+    fixed = {name for name, p in vit.named_parameters() if not p.requires_grad}
+    assert fixed == {"pos_embed", "patch_embed.proj.weight", "patch_embed.proj.bias"}
+    grid = vit.pos_embed[0, 1:].view(14, 14, 16)
+    assert torch.equal(vit.pos_embed[0, 0], torch.zeros(16))
+    assert torch.equal(
+        grid[3, 5, :8], grid[3, 9, :8]
+    )  # the first half is of the row, the second of the column
+    assert torch.equal(grid[3, 5, 8:], grid[11, 5, 8:])
+    assert grid[3, 5, 0].item() == pytest.approx(math.sin(3), abs=1e-6)
+    assert grid[3, 5, 13].item() == pytest.approx(math.cos(5 * 10000**-0.25), abs=1e-6)
+
+
+def test_xavier_start_counts_queries_keys_and_values_as_three_matrices() -> None:
+    torch.manual_seed(0)
+    vit = VisionTransformer(dim=64, depth=1, num_heads=2, init="xavier")
+    weights = {name: p for name, p in vit.named_parameters() if p.ndim > 1}
+    for name, (inputs, outputs) in {
+        "blocks.0.attn.qkv.weight": (64, 64),
+        "blocks.0.mlp.fc1.weight": (64, 256),
+        "patch_embed.proj.weight": (768, 64),
+    }.items():
+        bound = math.sqrt(6 / (inputs + outputs))
+        assert 0.98 * bound < weights[name].abs().max().item() <= bound, name
+    assert not vit.patch_embed.proj.bias.any()  # type: ignore[union-attr]

@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -115,3 +116,24 @@ def test_matching_module_and_prototypes_follow_their_own_rates() -> None:
     assert moved["student.backbone.norm.bias"] == pytest.approx(1e-2, rel=1e-3)
     assert moved["match.blocks.0.linear.bias"] == pytest.approx(1e-3, rel=1e-3)
     assert all(p.grad is None for _, named in model.parts().items() for _, p in named.parameters)
+
+
+def test_a_peak_that_comes_once_is_the_first_step_after_the_warmup() -> None:
+    rates = [warmup_cosine(step, 1.0, 0.0, 4, 10, peak_once=True) for step in range(6)]
+    assert rates[:5] == [0.0, 0.25, 0.5, 0.75, 1.0]
+    assert rates[5] < 1.0
+    changes = {"optim.warmup_peak": "once", "optim.steps": 40}
+    schedule = schedule_of("quickstart", 10, changes)
+    assert [schedule.at(step).lr / schedule.lr for step in range(3)] == [0.0, 0.5, 1.0]
+
+
+def test_decay_on_everything_and_no_clip_are_settings() -> None:
+    model = build(tiny())
+    settings = replace(tiny().optim, decay_all=True, clip_by="none")
+    optimizer = Optimizer(model.parts(), settings, depth=2)
+    for p in model.parameters():
+        p.grad = torch.full_like(p, 100.0) if p.requires_grad else None
+    optimizer.clip()
+    assert all((p.grad == 100).all() for p in model.parameters() if p.grad is not None)
+    optimizer.step(VALUES)
+    assert {group["weight_decay"] for group in optimizer.adamw.param_groups} == {VALUES.weight_decay}
