@@ -1,12 +1,30 @@
 """Attention of tokens among themselves, everywhere or within reach."""
 
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+
+TILE = 8  # rows and columns of queries that share their keys
+LARGE = 1024  # patches of a grid above which attention is computed tile by tile, outside of training
+
+
+class Tiles(NamedTuple):
+    """Attention within reach, tile by tile: work and memory grow with the grid, not with its square.
+
+    Every number is that of a token; what is beyond the border of the grid is token 0.
+    """
+
+    queries: Int[Tensor, "tiles q"]
+    keys: Int[Tensor, "tiles k"]
+    """Tokens that are no patch, and patches of the tile with a halo of `reach`."""
+    seen: Bool[Tensor, "tiles 1 q k"]
+    order: Int[Tensor, "patches"]
+    """Where each patch is among all queries."""
+    num_prefix: int
 
 
 def scaled_attention(
@@ -14,7 +32,7 @@ def scaled_attention(
     k: Float[Tensor, "b heads m w"],
     v: Float[Tensor, "b heads m w"],
     scale: float | None = None,
-    seen: Bool[Tensor, "n m"] | None = None,
+    seen: Bool[Tensor, "*tiles n m"] | None = None,
 ) -> Float[Tensor, "b heads n w"]:
     """Scaled dot-product attention; an empty batch, which fused kernels refuse, stays empty."""
     return F.scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=scale) if q.shape[0] else q
@@ -24,6 +42,9 @@ def working_dtype(tensor: Tensor) -> torch.dtype:
     """The precision that products are computed in: the autocast's where there is one."""
     kind = tensor.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else tensor.dtype
+
+
+Seen = Bool[Tensor, "n n"] | Tiles | None  # which tokens each one looks at; None: all
 
 
 class Attention(nn.Module):
@@ -36,11 +57,13 @@ class Attention(nn.Module):
         self.proj = nn.Linear(dim, dim)
 
     def forward(
-        self, x: Float[Tensor, "b n d"], first_only: bool = False, seen: Bool[Tensor, "n n"] | None = None
+        self, x: Float[Tensor, "b n d"], first_only: bool = False, seen: Seen = None
     ) -> Float[Tensor, "b q d"]:
         """Let every token look at those it has seen, or the first alone at every other."""
         b, n, d = x.shape
         width = d // self.num_heads
+        if isinstance(seen, Tiles) and not first_only:
+            return self.proj(tiled_attention(self.qkv(x), seen, self.num_heads))
         if first_only:
             weight, bias = self.qkv.weight, self.qkv.bias
             q = F.linear(x[:, :1], weight[:d], bias[:d]).view(b, 1, self.num_heads, width).transpose(1, 2)
@@ -49,13 +72,31 @@ class Attention(nn.Module):
             )
         else:
             q, k, v = self.qkv(x).view(b, n, 3, self.num_heads, width).permute(2, 0, 3, 1, 4)
-        x = scaled_attention(q, k, v, seen=None if first_only else seen)
+        x = scaled_attention(q, k, v, seen=None if first_only or isinstance(seen, Tiles) else seen)
         return self.proj(x.transpose(1, 2).reshape(b, q.shape[2], d))
 
-    def map(self, x: Float[Tensor, "b n d"]) -> Float[Tensor, "b heads n n"]:
-        """How much every token looks at every other, per head; rows sum to 1."""
+    def first_map(self, x: Float[Tensor, "b n d"]) -> Float[Tensor, "b heads n"]:
+        """How much the first token looks at every other, per head; rows sum to 1."""
         q, k, _ = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
-        return (q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5).softmax(dim=-1)
+        return (q[:, :, :1] @ k.transpose(-1, -2) / q.shape[-1] ** 0.5).softmax(dim=-1)[:, :, 0]
+
+
+def tiled_attention(qkv: Float[Tensor, "b n triple"], tiles: Tiles, num_heads: int) -> Float[Tensor, "b n d"]:
+    """What masked attention computes, from the tokens that each tile sees; the twin of a mask of n x n."""
+    b, _, triple = qkv.shape
+    d, (count, side) = triple // 3, tiles.queries.shape
+
+    def heads(x: Tensor) -> Float[Tensor, "batch heads m w"]:
+        return x.unflatten(-1, (num_heads, -1)).transpose(1, 2)
+
+    # No patch sees everything, and is seen by all.
+    q, k, v = (heads(x) for x in qkv.split(d, dim=-1))
+    prefix = scaled_attention(q[:, :, : tiles.num_prefix], k, v)
+    q = heads(qkv[:, tiles.queries.flatten(), :d].view(b * count, side, d))
+    k, v = (heads(x) for x in qkv[:, tiles.keys.flatten(), d:].view(b * count, -1, 2 * d).split(d, dim=-1))
+    found = scaled_attention(q, k, v, seen=tiles.seen.repeat(b, 1, 1, 1) if b > 1 else tiles.seen)
+    patches = found.transpose(1, 2).reshape(b, count * side, d)[:, tiles.order]
+    return torch.cat([prefix.transpose(1, 2).reshape(b, tiles.num_prefix, d), patches], dim=1)
 
 
 def tokens_seen(
@@ -86,3 +127,32 @@ def within_reach(
     if reach >= max(rows, columns) - 1:
         return None
     return tokens_seen(reach, rows, columns, num_prefix, device)
+
+
+@lru_cache(maxsize=4)
+def tiles_within_reach(reach: int, rows: int, columns: int, num_prefix: int, device: torch.device) -> Tiles:
+    """The same as tiles of queries, each with its keys."""
+
+    def cut(halo: int) -> tuple[Tensor, Tensor]:
+        """Rows and columns of the tiles with a halo."""
+        around = torch.arange(-halo, TILE + halo, device=device)
+        starts = (torch.arange(0, side, TILE, device=device)[:, None] + around for side in (rows, columns))
+        down, right = starts
+        shape = (len(down), len(right), len(around), len(around))
+        row, column = down[:, None, :, None].expand(shape), right[None, :, None, :].expand(shape)
+        return row.flatten(2).flatten(0, 1), column.flatten(2).flatten(0, 1)
+
+    def tokens(row: Tensor, column: Tensor) -> tuple[Tensor, Tensor]:
+        inside = (row >= 0) & (row < rows) & (column >= 0) & (column < columns)
+        return inside, torch.where(inside, num_prefix + row * columns + column, 0)
+
+    (row, column), (key_row, key_column) = cut(0), cut(reach)
+    (real, queries), (inside, keys) = tokens(row, column), tokens(key_row, key_column)
+    near = ((row[:, :, None] - key_row[:, None]).abs() <= reach) & (
+        (column[:, :, None] - key_column[:, None]).abs() <= reach
+    )
+    seen = F.pad(near & inside[:, None], (num_prefix, 0), value=True)
+    prefix = torch.arange(num_prefix, device=device).expand(len(keys), -1)
+    order = real.flatten().nonzero()[:, 0]
+    order = order[queries.flatten()[order].argsort()]
+    return Tiles(queries, torch.cat([prefix, keys], dim=1), seen[:, None], order, num_prefix)

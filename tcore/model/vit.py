@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from tcore.config import VitSpec
 from tcore.errors import InputError
 from tcore.files import write_bytes
-from tcore.model.attention import Attention, within_reach, working_dtype
+from tcore.model.attention import LARGE, Attention, Seen, tiles_within_reach, within_reach, working_dtype
 from tcore.model.subset import (
     Share,
     Subset,
@@ -76,7 +76,7 @@ class Block(nn.Module):
         self.ls2 = nn.Identity() if layer_scale is None else LayerScale(dim, layer_scale)
 
     def attend(
-        self, x: Float[Tensor, "b n d"], first_only: bool = False, seen: Bool[Tensor, "n n"] | None = None
+        self, x: Float[Tensor, "b n d"], first_only: bool = False, seen: Seen = None
     ) -> Float[Tensor, "b q d"]:
         """Residual of the attention half."""
         return self.ls1(self.attn(self.norm1(x), first_only, seen))
@@ -92,7 +92,7 @@ class Block(nn.Module):
         transformed: Share = None,
         first_only: bool = False,
         some: Subset | None = None,
-        seen: Bool[Tensor, "n n"] | None = None,
+        seen: Seen = None,
     ) -> Float[Tensor, "m q d"]:
         """Add both residuals, each for its own share of the batch.
 
@@ -118,7 +118,7 @@ def run_block(
     transformed: Share,
     first_only: bool = False,
     some: Subset | None = None,
-    seen: Bool[Tensor, "n n"] | None = None,
+    seen: Seen = None,
 ) -> Float[Tensor, "m q d"]:
     """One block; compiled, a few graphs serve all blocks of a network."""
     result: Tensor = block(x, attended, transformed, first_only, some, seen)
@@ -232,9 +232,12 @@ class VisionTransformer(nn.Module):
         if mask is not None:
             x = torch.where(mask[..., None], self.mask_token.to(x.dtype), x)
         rows, columns = height // self.patch_size, width // self.patch_size
-        seen = (
-            None if self.reach is None else within_reach(self.reach, rows, columns, self.num_prefix, x.device)
-        )
+        seen: Seen = None
+        if self.reach is not None:
+            # Training keeps the form that its losses were computed with.
+            tiled = rows * columns > LARGE and not self.training and not torch.is_grad_enabled()
+            within = tiles_within_reach if tiled else within_reach
+            seen = within(self.reach, rows, columns, self.num_prefix, x.device)
         position = self.positions(rows, columns)
         frame = (self.cls_token + position[:, :1]).expand(x.shape[0], -1, -1)
         registers = self.register_tokens.expand(x.shape[0], -1, -1)
@@ -259,7 +262,7 @@ class VisionTransformer(nn.Module):
         attended: Float[Tensor, "b"] | None,
         transformed: Float[Tensor, "b"] | None,
         wanted: Wanted | Literal["frames"],
-        seen: Bool[Tensor, "n n"] | None,
+        seen: Seen,
     ) -> Tokens:
         """The last block, for what is wanted alone: keys and values of all tokens, queries and MLP of few."""
 
@@ -299,7 +302,7 @@ class VisionTransformer(nn.Module):
             self(images, stochastic_depth=False)
         finally:
             hook.remove()
-        return last.attn.map(normed[0])[:, :, 0, self.num_prefix :]
+        return last.attn.first_map(normed[0])[:, :, self.num_prefix :]
 
     def positions(self, rows: int, columns: int) -> Float[Tensor, "1 n d"]:
         """Position embedding for a grid; the native one as it is, others by bicubic resize in fp32."""

@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from tcore.model.attention import tokens_seen, within_reach
+from tcore.model import vit as vit_module
+from tcore.model.attention import TILE, tiles_within_reach, tokens_seen, within_reach
 from tcore.model.vit import VisionTransformer
 from tests.model.test_vit import wanted_of
 
@@ -72,3 +73,42 @@ def test_what_is_wanted_is_within_reach_too() -> None:
     whole, lean = vit(pixels), vit(pixels, wanted=wanted_of([1, 4], 6))
     torch.testing.assert_close(lean.patches, whole.patches[[1, 4]])
     torch.testing.assert_close(lean.frame, whole.frame)
+
+
+@pytest.mark.parametrize(
+    ("reach", "rows", "columns"), [(1, 1, 9), (2, 8, 16), (3, 9, 7), (1, 17, 8), (5, 13, 19), (3, 30, 55)]
+)
+def test_tiles_make_the_features_of_the_mask(
+    monkeypatch: pytest.MonkeyPatch, reach: int, rows: int, columns: int
+) -> None:
+    vit = network(reach, depth=2)
+    pixels = torch.randn(2, 3, 8 * rows, 8 * columns, generator=torch.Generator().manual_seed(3))
+    found = {}
+    for large in (0, 10**9):
+        monkeypatch.setattr(vit_module, "LARGE", large)
+        with torch.no_grad():
+            found[large] = vit(pixels)
+    torch.testing.assert_close(found[0], found[10**9], rtol=0, atol=1e-5)
+    assert not torch.equal(found[0].patches, found[10**9].patches)  # two computations, not one twice
+
+
+def test_keys_of_a_tile_do_not_grow_with_the_grid() -> None:
+    few, many = (tiles_within_reach(3, 8 * n, 8 * n, 5, CPU) for n in (4, 12))
+    assert few.seen.shape == (16, 1, TILE**2, 5 + (TILE + 6) ** 2)
+    assert many.seen.shape == (144, *few.seen.shape[1:])
+    # Every patch is a query once, in the order of the grid.
+    assert torch.equal(many.queries.flatten()[many.order], torch.arange(5, 5 + 96**2))
+
+
+def test_training_keeps_the_mask(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*sizes: object) -> None:
+        raise AssertionError(sizes)
+
+    monkeypatch.setattr(vit_module, "LARGE", 0)
+    monkeypatch.setattr(vit_module, "tiles_within_reach", refuse)
+    vit = network(reach=1)
+    vit(images())  # gradients may be wanted
+    with torch.no_grad():
+        vit.train()(images())
+        with pytest.raises(AssertionError, match="6, 8"):
+            vit.eval()(images())
