@@ -9,24 +9,33 @@ from tests.golden import check
 HERE = Path(__file__).parent
 
 
-@pytest.mark.parametrize("name", [*check.KNOWN, *(f"distil/{name}" for name in check.DISTIL)])
-def test_code_agrees_with_golden_file(name: str) -> None:
-    row = check.check_file(HERE / name)
+FILES = sorted(path for path in HERE.rglob("*") if path.suffix in (".npz", ".json"))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(HERE)))
+def test_code_agrees_with_golden_file(path: Path) -> None:
+    _, row = check.check_file(path)
     assert row.passed, row.text
 
 
 def test_files_that_are_missing_unknown_or_unreadable_are_failing_rows(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert all(row.passed for row in check.check_folder(HERE) if row.text in ("missing", "unknown file"))
+    names = {str(path.relative_to(HERE)) for path in FILES}
+    folders = {group: "" if group == "tcore" else f"{group}/" for group in check.SETS}
+    assert names == {folders[group] + name for group, files in check.SETS.items() for name in files}
     assert check.main([str(tmp_path)]) == 1
-    assert capsys.readouterr().out.count("missing") == len(check.KNOWN)
+    assert capsys.readouterr().out.count("missing") == len(check.SETS["tcore"])
     (tmp_path / "other.npz").write_bytes(b"")
     (tmp_path / "sinkhorn.npz").write_bytes(b"not an archive")
+    np.savez(tmp_path / "schedules.npz", something=np.zeros(3))  # a name that is known, of no known set
+    shutil.copy(HERE / "pck.npz", tmp_path / "pck.npz")
     rows = {row.file: row for row in check.check_folder(tmp_path)}
-    assert not any(row.passed for row in rows.values())
-    assert rows["other.npz"].text == "unknown file"
+    assert [name for name, row in rows.items() if row.passed] == ["pck.npz"]
+    assert rows["schedules.npz"].text == "unknown file"
+    assert "cannot be compared" in rows["other.npz"].text
     assert "cannot be compared" in rows["sinkhorn.npz"].text
+    assert rows["vip_miou.npz"].text == "missing"
 
 
 @pytest.mark.parametrize(
@@ -50,7 +59,7 @@ def test_one_changed_number_is_found(name: str, array: str, tmp_path: Path) -> N
     flat[np.abs(flat).argmax()] *= 1.001
     (tmp_path / name).parent.mkdir(exist_ok=True)
     np.savez(tmp_path / name, **(arrays | {array: changed}))
-    row = check.check_file(tmp_path / name)
+    _, row = check.check_file(tmp_path / name)
     assert not row.passed
     assert array in row.text
 
@@ -58,8 +67,9 @@ def test_one_changed_number_is_found(name: str, array: str, tmp_path: Path) -> N
 def test_check_runs_from_the_command_line_on_a_folder(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(check, "KNOWN", {"pck.npz": check.check_pck, "sinkhorn.npz": check.check_sinkhorn})
-    for name in check.KNOWN:
+    names = ("pck.npz", "sinkhorn.npz")
+    monkeypatch.setattr(check, "SETS", {"tcore": {name: check.SETS["tcore"][name] for name in names}})
+    for name in names:
         shutil.copy(HERE / name, tmp_path / name)
     assert check.main([str(tmp_path)]) == 0
     assert "2 passed, 0 failed" in capsys.readouterr().out
