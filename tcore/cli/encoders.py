@@ -181,11 +181,13 @@ class Propagate(WithProtocol):
     labels: UseAppendAction[tuple[tuple[Path, ...], ...]]
     """Mask PNG of frame 0 and others named by number (00012.png), or CSV or JSON of frame,name,x,y."""
     out: Path | None = None
-    """New folder for masks or tracks, confidence.csv and overlay.mp4 (unset: propagated/NAME-OF-VIDEO)."""
+    """New folder for the labels, confidence.csv and overlay.mp4 (unset: propagated/NAME-OF-VIDEO)."""
     long_side: int = 880
     """Shrink larger frames to this long side; smaller ones keep their size."""
     overlay: bool = True
     """Write overlay.mp4."""
+    format: Literal["davis", "tracks", "coco", "yolo", "cvat", "dlc"] | None = None
+    """Files of the labels (unset: davis, PNG masks, or tracks, a CSV of points); dlc is DeepLabCut's."""
 
     def execute(self) -> None:
         """Propagate the labels, and say where they are."""
@@ -206,6 +208,7 @@ class Propagate(WithProtocol):
             protocol=replace(protocol(self.protocol), precision=self.precision),
             long_side=self.long_side,
             overlay=self.overlay,
+            form=self.format,
             say=to_stderr,
         )
         to_stdout(f"{out}: {done.frames} frames, mean confidence {done.confidence:.3f}")

@@ -132,9 +132,9 @@ class Video:
     def __iter__(self) -> Iterator[Frame]:
         raise NotImplementedError
 
-    def name(self, index: int) -> str:
-        """The name of a frame: that of its image file without the suffix, or its number."""
-        return f"{index:05d}"
+    def file_name(self, index: int) -> str:
+        """The image file of a frame, or what it is called once frames are written to files."""
+        return f"{index:05d}.png"
 
 
 class FolderVideo(Video):
@@ -156,9 +156,9 @@ class FolderVideo(Video):
     def __iter__(self) -> Iterator[Frame]:
         return map(read_image, self.files)
 
-    def name(self, index: int) -> str:
-        """The name of the image file, without its suffix."""
-        return self.files[index].stem
+    def file_name(self, index: int) -> str:
+        """The name of the image file."""
+        return self.files[index].name
 
 
 class FileVideo(Video):

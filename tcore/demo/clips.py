@@ -69,6 +69,10 @@ class Clip:
     truth: tuple[Ids, dict[str, tuple[float, float]]] | None = None
     """Of the first frame of a sample: object ids, and x and y of the visible joints."""
 
+    def file_name(self, index: int) -> str:
+        """What a frame is called in downloads."""
+        return f"{index:05d}.png"
+
     def frame(self, index: int) -> Frame:
         """One frame."""
         return np.load(self.folder / f"frame-{index}.npy")

@@ -1,29 +1,23 @@
-"""Downloads: masks, tracks, COCO JSON at the size of the original frames, and a video."""
+"""Downloads: the formats of `tcore propagate` at the size of the original frames, and a video."""
 
-import csv
-import json
-import math
 import secrets
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
+from functools import partial
+from pathlib import Path, PurePath
 from threading import Event
-from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from PIL import Image
 
 from tcore.data.video import h264_encoder, video_writer
 from tcore.demo.job import Job
-from tcore.demo.messages import run_lengths
 from tcore.errors import InputError
-from tcore.evaluation.masks import Ids, encode_ids
+from tcore.evaluation.masks import Ids
+from tcore.video.formats import About, choose_format, write_files
 from tcore.video.labels import Points
-from tcore.video.tracked import POINT_COLUMNS, paint_labels, point_rows
-
-Mask = Bool[np.ndarray, "height width"]
-OBJECT_COLUMNS = ("frame", "object", "x", "y", "left", "top", "width", "height", "area")
+from tcore.video.tracked import paint_labels
 
 
 def write_export(job: Job, name: str, stop: Event) -> Path:
@@ -50,49 +44,19 @@ def write_export(job: Job, name: str, stop: Event) -> Path:
     return path
 
 
-def write_masks(job: Job, frames: Iterable[int], path: Path) -> None:
-    """A zip of palette PNGs, one per frame."""
-    if isinstance(job.given, Points):
-        raise InputError("points have no masks: download the tracks.")
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
-        for index in frames:
-            archive.writestr(f"{index:05d}.png", encode_ids(_ids(job, index)))
-
-
-def write_tracks(job: Job, frames: Iterable[int], path: Path) -> None:
-    """A row per point and frame, or the center, box and area of each object and frame."""
-    with path.open("w", newline="", encoding="utf-8") as file:
-        table = csv.writer(file, lineterminator="\n")
-        table.writerow(POINT_COLUMNS if isinstance(job.given, Points) else OBJECT_COLUMNS)
-        for index in frames:
-            if isinstance(job.given, Points):
-                table.writerows(point_rows(index, job.given.names, _points(job, index)))
-                continue
-            for label, mask in _objects(job, index):
-                rows, columns = np.nonzero(mask)
-                center = f"{columns.mean():.3f}", f"{rows.mean():.3f}"
-                table.writerow((index, label, *center, *_box(mask), len(rows)))
-
-
-def write_coco(job: Job, frames: Iterable[int], path: Path) -> None:
-    """COCO: a run-length mask per object and frame, or the points of a frame as keypoints."""
-    height, width = job.clip.original
-    images, categories = [], {}
-    annotations: list[dict[str, Any]] = []
-    for index in frames:
-        images.append({"id": index + 1, "file_name": f"{index:05d}.png", "height": height, "width": width})
-        if isinstance(job.given, Points):
-            found = [(1, _keypoints(job, index))]
-            categories[1] = {"name": "points", "keypoints": list(job.given.names), "skeleton": []}
-        else:
-            found = [(label, _segment(mask)) for label, mask in _objects(job, index)]
-            categories |= {label: {"name": f"object {label}"} for label, _ in found}
-        for label, values in found:
-            ids = {"id": len(annotations) + 1, "image_id": index + 1, "category_id": label}
-            annotations.append(ids | values)
-    named = [{"id": label} | categories[label] for label in sorted(categories)]
-    content = {"images": images, "annotations": annotations, "categories": named}
-    path.write_text(json.dumps(content), encoding="utf-8")
+def write_file(form: str, job: Job, frames: Iterable[int], path: Path) -> None:
+    """One file of a format of `tcore propagate`, or a zip of all."""
+    assert job.given is not None
+    chosen = choose_format(form, job.given)
+    about = About(job.given, job.clip.original, job.clip.file_name)
+    read = _points if isinstance(job.given, Points) else _ids
+    files = chosen.write(about, ((index, read(job, index)) for index in frames))
+    if path.suffix == ".zip":
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+            for name, content in files:
+                archive.writestr(PurePath(name).name, content)
+    else:
+        write_files(path.parent, ((path.name, content) for _, content in files))
 
 
 def write_overlay(job: Job, frames: Iterable[int], path: Path) -> None:
@@ -105,43 +69,14 @@ def write_overlay(job: Job, frames: Iterable[int], path: Path) -> None:
 
 
 EXPORTS: dict[str, Callable[[Job, Iterable[int], Path], None]] = {
-    "masks.zip": write_masks,
-    "tracks.csv": write_tracks,
-    "coco.json": write_coco,
+    "masks.zip": partial(write_file, "davis"),
+    "tracks.csv": partial(write_file, "tracks"),
+    "coco.json": partial(write_file, "coco"),
+    "yolo.zip": partial(write_file, "yolo"),
+    "cvat.xml": partial(write_file, "cvat"),
+    "dlc.csv": partial(write_file, "dlc"),
     "overlay.mp4": write_overlay,
 }
-
-
-def _segment(mask: Mask) -> dict[str, Any]:
-    lengths, values = run_lengths(mask.T)  # COCO counts down the columns, and starts with zeros
-    return {
-        "segmentation": {"size": list(mask.shape), "counts": int(values[0]) * [0] + lengths.tolist()},
-        "area": int(mask.sum()),
-        "bbox": list(_box(mask)),
-        "iscrowd": 1,  # COCO reads run lengths only for crowds
-    }
-
-
-def _keypoints(job: Job, index: int) -> dict[str, Any]:
-    points = _points(job, index).round(2)
-    visible = points[~np.isnan(points[:, 0]), :2]
-    flat = [value for x, y, _ in points.tolist() for value in ((0, 0, 0) if math.isnan(x) else (x, y, 2))]
-    low, high = (visible.min(axis=0), visible.max(axis=0)) if len(visible) else np.zeros((2, 2))
-    width, height = (high - low).round(2).tolist()
-    box = {"bbox": [*low.tolist(), width, height], "area": round(width * height, 2), "iscrowd": 0}
-    return {"keypoints": flat, "num_keypoints": len(visible)} | box
-
-
-def _box(mask: Mask) -> tuple[int, int, int, int]:
-    rows, columns = np.flatnonzero(mask.any(axis=1)), np.flatnonzero(mask.any(axis=0))
-    return int(columns[0]), int(rows[0]), int(np.ptp(columns)) + 1, int(np.ptp(rows)) + 1
-
-
-def _objects(job: Job, index: int) -> Iterator[tuple[int, Mask]]:
-    """Id and mask of every object of a frame."""
-    ids = _ids(job, index)
-    for label in np.unique(ids[ids > 0]).tolist():
-        yield label, ids == label
 
 
 def _ids(job: Job, index: int) -> Ids:

@@ -15,6 +15,7 @@ from tcore.errors import InputError
 from tcore.evaluation.masks import Ids
 from tcore.evaluation.propagate import LabelSource, label_sources
 from tcore.evaluation.resize import Size
+from tcore.video.formats import run_lengths
 from tcore.video.labels import Masks, Points
 from tcore.video.tracked import Found
 
@@ -68,17 +69,6 @@ def truth(ids: Ids, points: dict[str, tuple[float, float]]) -> dict[str, Any]:
     """The true labels of a sample: runs of ids, and the visible joints."""
     runs = np.column_stack(run_lengths(ids)).ravel().tolist()
     return {"runs": runs, "points": [[name, round(x, 2), round(y, 2)] for name, (x, y) in points.items()]}
-
-
-def run_lengths(labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Lengths and values of the runs of equal values, row by row.
-
-    >>> run_lengths(np.array([[0, 3], [3, 3]]))
-    (array([1, 3]), array([0, 3]))
-    """
-    flat = labels.ravel()
-    starts = np.flatnonzero(np.diff(flat.astype(np.int64), prepend=-1))
-    return np.diff(starts, append=flat.size), flat[starts]
 
 
 def state(job: Job) -> dict[str, Any]:

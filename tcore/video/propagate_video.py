@@ -3,7 +3,7 @@
 import csv
 import dataclasses
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import chain
 from pathlib import Path
@@ -16,14 +16,15 @@ from tcore.data.images import Frame
 from tcore.data.video import FolderVideo, Video, h264_encoder, open_video, video_writer
 from tcore.errors import InputError
 from tcore.evaluation.encoder import Encoder
-from tcore.evaluation.masks import encode_ids
+from tcore.evaluation.propagate import Labels
 from tcore.evaluation.protocols import TCORE, Protocol
 from tcore.evaluation.resize import Size, input_size
 from tcore.evaluation.run_clip import run_clip
 from tcore.files import check_writable, new_folder, write_text
 from tcore.text import Progress, Say, format_size, short_path, silent
+from tcore.video.formats import About, choose_format, write_files
 from tcore.video.labels import Masks, Points, read_labels
-from tcore.video.tracked import POINT_COLUMNS, paint_labels, point_rows, track_labels
+from tcore.video.tracked import TrackedMasks, TrackedPoints, paint_labels, track_labels
 
 LONG_SIDE = 880
 CONFIDENCE = ("frame", "confidence", "share", "given")
@@ -45,6 +46,7 @@ def propagate_video_file(
     protocol: Protocol = TCORE,
     long_side: int = LONG_SIDE,
     overlay: bool = True,
+    form: str | None = None,
     say: Say = silent,
 ) -> Propagation:
     """Propagate labels through a video file or a folder of images; `out` appears when all is written.
@@ -54,6 +56,7 @@ def propagate_video_file(
     One frame is in memory at a time, besides the context of the protocol. Labels of later frames replace
     what was propagated there, and propagation restarts from them. Frames go in at their own size, floored
     to the patch, with the long side at most `long_side`; the protocol's own size is for benchmarks.
+    `form` is the format of the labels (`tcore.video.formats`).
     """
     encoder.need_features()
     paths = [Path(labels)] if isinstance(labels, (str, Path)) else [Path(path) for path in labels]
@@ -61,6 +64,7 @@ def propagate_video_file(
     _check_files(source, paths, folder)
     check_writable(folder)
     given = read_labels(paths, source.stems, say)
+    chosen = choose_format(form, given)
     last = max(given.frames)
     if source.count is not None and last >= source.count:
         raise InputError(f"labels for frame {last}, but {source.path} has {source.count} frames, from 0 on.")
@@ -74,40 +78,22 @@ def propagate_video_file(
         overlay = False
     sizes = (format_size(*one) for one in (size, inside, track.grid))
     say("frames of {} go in at {}, a grid of {}.".format(*sizes))
-    progress = Progress("frame", source.count, say=say)
-    stopped: InputError | None = None
     with new_folder(folder) as made:
         with ExitStack() as files:
-            table = files.enter_context(_open_table(made / "confidence.csv", CONFIDENCE))
-            if isinstance(given, Points):
-                tracks = files.enter_context(_open_table(made / "tracks.csv", POINT_COLUMNS))
-            else:
-                (made / "masks").mkdir()
-            if overlay:
-                draw = files.enter_context(video_writer(made / "overlay.mp4", source.rate, size))
-            labeled = run_clip(encoder, chain([first], frames), track.given, inside, protocol, smooth=True)
-            done, total = 0, 0.0
-            try:
-                for frame, soft in labeled:
-                    found = track.read(done, soft)
-                    if isinstance(given, Points):
-                        tracks.writerows(point_rows(done, given.names, found.values))
-                    else:
-                        (made / "masks" / f"{source.name(done)}.png").write_bytes(encode_ids(found.values))
-                    given_here = int(done in given.frames)
-                    table.writerow((done, f"{found.confidence:.4f}", f"{found.share:.4f}", given_here))
-                    if overlay:
-                        draw(paint_labels(frame, found.values))
-                    done, total = done + 1, total + found.confidence
-                    progress.update(done)
-            except InputError as error:
-                if done == 0:
-                    raise
-                stopped = error  # what was done before is kept
-        remarks = list(_remarks(source, given, done))
-        if stopped is not None:
+            table = files.enter_context(_open_table(made / "confidence.csv"))
+            draw = (
+                files.enter_context(video_writer(made / "overlay.mp4", source.rate, size))
+                if overlay
+                else None
+            )
+            soft = run_clip(encoder, chain([first], frames), track.given, inside, protocol, smooth=True)
+            run = _Run(track, given, table, draw, Progress("frame", source.count, say=say))
+            about = About(given, size, source.file_name)
+            write_files(made, chosen.write(about, run.labels(soft)))
+        remarks = list(_remarks(source, given, run.done))
+        if run.stopped is not None:
             remarks.append(
-                f"stopped after {done} frames, whose labels are in {short_path(folder)}: {stopped}"
+                f"stopped after {run.done} frames, whose labels are in {short_path(folder)}: {run.stopped}"
             )
         for line in remarks:
             say(line)
@@ -119,21 +105,54 @@ def propagate_video_file(
             "protocol": knobs,
             "frame_size": list(size),
             "input_size": list(inside),
-            "frames": done,
+            "frames": run.done,
             "remarks": remarks,
         }
         write_text(made / "propagation.json", json.dumps(card, indent=1) + "\n")
-    if stopped is not None:
-        raise stopped
-    return Propagation(done, total / done)
+    if run.stopped is not None:
+        raise run.stopped
+    return Propagation(run.done, run.confidence / run.done)
+
+
+@dataclasses.dataclass
+class _Run:
+    """The labels of frame after frame, and what is written of each besides."""
+
+    track: TrackedMasks | TrackedPoints
+    given: Masks | Points
+    table: Any
+    draw: Callable[[Frame], None] | None
+    progress: Progress
+    done: int = 0
+    confidence: float = 0.0
+    """Of all frames together."""
+    stopped: InputError | None = None
+    """Why a later frame could not be read."""
+
+    def labels(self, soft: Iterable[tuple[Frame, Labels]]) -> Iterator[tuple[int, np.ndarray]]:
+        """Number and labels of every frame, up to one that cannot be read."""
+        try:
+            for frame, label in soft:
+                found = self.track.read(self.done, label)
+                yield self.done, found.values
+                row = (f"{found.confidence:.4f}", f"{found.share:.4f}", int(self.done in self.given.frames))
+                self.table.writerow((self.done, *row))
+                if self.draw:
+                    self.draw(paint_labels(frame, found.values))
+                self.done, self.confidence = self.done + 1, self.confidence + found.confidence
+                self.progress.update(self.done)
+        except InputError as error:
+            if self.done == 0:
+                raise
+            self.stopped = error  # what was done before is kept
 
 
 @contextmanager
-def _open_table(path: Path, header: Sequence[str]) -> Iterator[Any]:
+def _open_table(path: Path) -> Iterator[Any]:
     """A CSV that grows row by row."""
     with path.open("w", newline="", encoding="utf-8") as file:
         table = csv.writer(file, lineterminator="\n")
-        table.writerow(header)
+        table.writerow(CONFIDENCE)
         yield table
 
 

@@ -1,7 +1,6 @@
 """What is propagated through a video, masks or points: to the grid, back to frames, painted over them."""
 
 import math
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -19,7 +18,6 @@ from tcore.evaluation.resize import Size, grid_to_ids, ids_to_grid
 from tcore.text import format_size
 from tcore.video.labels import Masks, Points
 
-POINT_COLUMNS = ("frame", "name", "x", "y", "confidence")
 # Distinct hues for object ids 1, 2, ...; id 0 is not painted.
 HUES = (
     "000000 e63946 2a9d8f f4a261 457be5 b565e5 e9c46a 00b4d8 80b918 ff70a6 70483c 94d2bd 5e548e ffd60a adb5bd"
@@ -144,15 +142,6 @@ def track_labels(
     if isinstance(labels, Masks):
         return TrackedMasks(labels, size, inside, patch_size, protocol)
     return TrackedPoints(labels, size, inside, patch_size)
-
-
-def point_rows(
-    index: int, names: tuple[str, ...], points: Float[np.ndarray, "points 3"]
-) -> Iterator[tuple[int | str, ...]]:
-    """Rows of tracks.csv for one frame; coordinates are empty where a point is lost."""
-    for name, (x, y, confidence) in zip(names, points.tolist(), strict=True):
-        place = ("", "") if math.isnan(x) else (f"{x:.3f}", f"{y:.3f}")
-        yield index, name, *place, f"{confidence:.4f}"
 
 
 def paint_labels(frame: Frame, labels: np.ndarray) -> Frame:

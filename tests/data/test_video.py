@@ -65,7 +65,7 @@ def test_a_folder_gives_its_images_in_natural_order_one_at_a_time(frames: np.nda
         (folder / f"{index:05d}.png").rename(folder / f"{index if index < 7 else 10}.png")
     video = open_video(folder)
     np.testing.assert_array_equal(np.stack(list(video)), frames)
-    assert (video.count, video.stems["10"], video.name(7)) == (8, 7, "10")
+    assert (video.count, video.stems["10"], video.file_name(7)) == (8, 7, "10.png")
     iterator = iter(video)
     next(iterator)
     (folder / "1.png").write_bytes(b"damaged since")
@@ -88,7 +88,7 @@ def test_paths_without_frames_are_named(frames: np.ndarray, tmp_path: Path) -> N
 
 def test_a_file_gives_the_frames_that_were_written_each_time(frames: np.ndarray, tmp_path: Path) -> None:
     video = open_video(write_file(tmp_path / "clip.mp4", frames))
-    assert (video.count, int(video.rate), video.name(3)) == (8, 10, "00003")
+    assert (video.count, int(video.rate), video.file_name(3)) == (8, 10, "00003.png")
     for _ in range(2):
         assert difference(video, frames) < 2
         assert video.problem == ""

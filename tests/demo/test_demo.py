@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -85,6 +86,7 @@ def test_the_page_names_no_other_site_and_leaves_nothing_behind() -> None:
     assert not server.folder.exists()
 
 
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # of pycocotools
 def test_masks_are_those_of_the_library_and_downloads_hold_every_frame(visitor: Visitor) -> None:
     assert "nothing to download" in visitor.get("download/masks.zip")["error"]
     truth = visitor.get("truth")
@@ -106,15 +108,20 @@ def test_masks_are_those_of_the_library_and_downloads_hold_every_frame(visitor: 
         assert image_in(archive, index).mode == "P"
         np.testing.assert_array_equal(np.asarray(image_in(archive, index)), masks[index])
     coco = json.loads(visitor.fetch("download/coco.json"))
-    assert len(coco["images"]) == FRAMES
+    assert [image["file_name"] for image in coco["images"]] == [f"{index:05d}.png" for index in range(FRAMES)]
     for annotation in coco["annotations"]:
-        counts = annotation["segmentation"]["counts"]
-        values = np.repeat(np.arange(len(counts)) % 2, counts).reshape(256, 256).T  # down the columns
         mask = masks[annotation["image_id"] - 1] == annotation["category_id"]
-        np.testing.assert_array_equal(values.astype(bool), mask)
+        decoded = pytest.importorskip("pycocotools.mask").decode(annotation["segmentation"])
+        np.testing.assert_array_equal(decoded.astype(bool), mask)
+        assert annotation["iscrowd"] == 0
         left, top, width, height = annotation["bbox"]
         assert annotation["area"] == mask.sum() == mask[top : top + height, left : left + width].sum()
     assert [int(row["area"]) for row in table(visitor)] == [one["area"] for one in coco["annotations"]]
+    with zipfile.ZipFile(io.BytesIO(visitor.fetch("download/yolo.zip"))) as polygons:
+        assert polygons.namelist() == ["classes.txt", *(f"{index:05d}.txt" for index in range(FRAMES))]
+    shapes = ElementTree.fromstring(visitor.fetch("download/cvat.xml")).findall("track/polygon[@outside='0']")
+    assert len(shapes) == len(coco["annotations"])
+    assert "dlc" in visitor.get("download/dlc.csv")["error"]
 
 
 def test_a_corrected_frame_restarts_the_run_and_earlier_frames_stay(visitor: Visitor) -> None:
@@ -142,6 +149,7 @@ def test_points_are_propagated_and_written(visitor: Visitor) -> None:
     assert coco["categories"][0]["keypoints"] == ["head", "hidden", "foot"]
     assert coco["annotations"][0]["keypoints"] == [100.0, 90.5, 2, 0, 0, 0, 30.0, 200.0, 2]
     assert coco["annotations"][0]["bbox"] == [30.0, 90.5, 70.0, 109.5]
+    assert visitor.fetch("download/dlc.csv").decode().splitlines()[3].startswith("0,100.000,90.500,1.0000,,,")
     assert "tracks" in visitor.get("download/masks.zip")["error"]
 
 

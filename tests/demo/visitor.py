@@ -11,8 +11,8 @@ import numpy as np
 
 from tcore.demo.engine import Engine
 from tcore.demo.limits import Limits
-from tcore.demo.messages import run_lengths
 from tcore.demo.server import GUARD, Demo
+from tcore.video.formats import run_lengths
 from tests.show.browser import wait_for
 
 

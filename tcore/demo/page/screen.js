@@ -110,7 +110,8 @@ export class Screen {
     for (const button of byId("downloads").children) {
       const file = button.dataset.file;
       const here = Boolean(result && result.done && !busy);
-      button.disabled = !here || (file === "masks.zip" && result.kind !== "masks") || (file === "overlay.mp4" && !this.info.video);
+      const only = { "masks.zip": "masks", "yolo.zip": "masks", "dlc.csv": "points" }[file];
+      button.disabled = !here || (only && result.kind !== only) || (file === "overlay.mp4" && !this.info.video);
     }
     this.listObjects();
   }
