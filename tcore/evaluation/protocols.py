@@ -1,7 +1,8 @@
 """Published protocols of label propagation: settings of the propagation, and the size of input frames.
 
 T-CoRe (CVPR 2025), DINO (arXiv:2104.14294), RSP (arXiv:2406.07398) and CRW (arXiv:2006.14613), as their
-evaluation code has them.
+evaluation code has them; DINOv3 (arXiv:2508.10104, section 6.1.5). Scores on different grids do not compare:
+a finer one alone is worth some ten points.
 """
 
 from dataclasses import dataclass, replace
@@ -14,6 +15,13 @@ from tcore.evaluation.resize import input_size
 FirstFrame = Literal["repeated", "once"]
 Precision = Literal["fp32", "bf16"]
 Window = Literal["disk", "square"]
+Detail = Literal["coarse", "fine", "finest"]
+FINER: dict[Detail, int] = {
+    "coarse": 1,
+    "fine": 2,
+    "finest": 3,
+}  # patches over 16 pixels of a frame, each way
+CELL = 16  # pixels of a frame of 480 lines under a patch of the coarse grid
 
 
 @dataclass(frozen=True)
@@ -35,8 +43,11 @@ class Protocol:
     """Temperature of their softmax."""
     first_frame: FirstFrame = "repeated"
     """Pad a short past with copies of the first frame, as the published numbers do, or not."""
-    resize: Literal["480x880", "short480", "native"] = "480x880"
-    """Input size: fixed; short side 480 and long side floored to 64; or native, floored to the patch."""
+    resize: Literal["480x880", "60x110", "90x165", "short480", "native", "up480", "up960", "up1440"] = (
+        "480x880"
+    )
+    """Input size: fixed; that of a grid of patches; short side 480 and long side floored to 64; native,
+    floored to the patch; or a short side of 480, 960 or 1440, both sides rounded up to the patch."""
     labels: Literal["bilinear", "nearest"] = "bilinear"
     """How the first mask is brought to the grid."""
     stretch: bool = False
@@ -63,10 +74,38 @@ class Protocol:
             return input_size(frame, patch_size)
         if self.resize == "short480":
             return input_size(frame, patch_size, short=480, multiple=64)
-        return input_size((480, 880), patch_size)
+        if self.resize.startswith("up"):
+            short = int(self.resize[2:])
+            height, width = (-(-side * short // (min(frame) * patch_size)) for side in frame)
+            return height * patch_size, width * patch_size
+        return self.finer((480, 880), patch_size)
+
+    def finer(self, size: Size, patch_size: int) -> Size:
+        """A published input size, floored to the patch, or the one at which any patch makes the finer grid.
+
+        >>> protocol("tcore-fine").finer((480, 880), 16), protocol("tcore-fine").finer((480, 880), 14)
+        ((960, 1760), (840, 1540))
+        """
+        times = {"60x110": 2, "90x165": 3}.get(self.resize, 1)
+        if times == 1:
+            return input_size(size, patch_size)
+        return size[0] // CELL * times * patch_size, size[1] // CELL * times * patch_size
 
 
 TCORE = Protocol()
+# DINOv3's disk includes its rim, where ours (distance < radius) ends before it.
+DINOV3 = Protocol(
+    "dinov3",
+    context=7,
+    radius=12.01,
+    limit_first=True,
+    topk=5,
+    temperature=0.2,
+    first_frame="once",
+    resize="up480",
+    labels="nearest",
+    stretch=True,
+)
 
 PROTOCOLS = (
     TCORE,
@@ -87,6 +126,11 @@ PROTOCOLS = (
         "rsp", context=30, radius=30, window="square", limit_first=True, temperature=0.1, first_frame="once"
     ),
     Protocol("crw", radius=12, topk=10, temperature=0.05, resize="native"),
+    replace(TCORE, name="tcore-fine", resize="60x110"),
+    replace(TCORE, name="tcore-finest", resize="90x165"),
+    DINOV3,
+    replace(DINOV3, name="dinov3-fine", resize="up960"),
+    replace(DINOV3, name="dinov3-finest", resize="up1440"),
 )
 
 # The published protocol with its radius scaled from a grid of 55 columns to one of 16.

@@ -174,6 +174,15 @@ def test_input_sizes_are_those_of_the_protocols(encoder: Encoder) -> None:
     assert protocol("dino").input_size((480, 854), 16) == (480, 832)
     assert protocol("dino").input_size((854, 480), 16) == (832, 480)
     assert protocol("crw").input_size((480, 854), 16) == (480, 848)
+    # Finer grids are the same for every patch; DINOv3's sides are rounded up.
+    for patch, fine in ((16, (960, 1760)), (14, (840, 1540)), (8, (480, 880))):
+        assert protocol("tcore-fine").input_size((480, 854), patch) == fine
+        finest = protocol("tcore-finest").input_size((480, 854), patch)
+        assert finest == (90 * patch, 165 * patch)
+    for name, short in (("dinov3", 480), ("dinov3-fine", 960), ("dinov3-finest", 1440)):
+        assert protocol(name).input_size((480, 854), 16) == (short, -(-854 * short // 480 // 16) * 16)
+    assert protocol("dinov3").input_size((480, 854), 14) == (490, 854)
+    assert protocol("dinov3").input_size((854, 480), 16) == (864, 480)
     assert RENDERED.input_size((128, 128), 8) == (128, 128)
     vip, jhmdb = (find_benchmark(name)([], TCORE, "") for name in ("vip", "jhmdb"))
     assert vip.input_size(encoder, (720, 1280)) == (448, 880)

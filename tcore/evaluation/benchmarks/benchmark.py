@@ -100,7 +100,7 @@ class Benchmark(ABC):
     @classmethod
     def adapt(cls, chosen: Protocol) -> Protocol:
         """The protocol that this benchmark runs with: the published one, with the chosen corrections."""
-        return chosen if chosen.name == TCORE.name else corrected(TCORE, chosen)
+        return chosen if chosen.name.split("-")[0] == TCORE.name else corrected(TCORE, chosen)
 
     @classmethod
     def open(
@@ -169,11 +169,13 @@ class Benchmark(ABC):
 
     def input_size(self, encoder: Encoder, frame: Size) -> Size:
         """The size at which frames of a clip go in."""
-        return input_size(self.fixed_size or self.own_size(frame), encoder.patch_size)
+        if self.fixed_size is not None:
+            return input_size(self.fixed_size, encoder.patch_size)
+        return self.own_size(frame, encoder.patch_size)
 
-    def own_size(self, frame: Size) -> Size:
-        """The size of this benchmark's published protocol, before it is floored to the patch."""
-        return self.protocol.input_size(frame, 1)
+    def own_size(self, frame: Size, patch_size: int) -> Size:
+        """The size of this benchmark's published protocol, or of a finer grid."""
+        return self.protocol.input_size(frame, patch_size)
 
 
 class MaskBenchmark(Benchmark):

@@ -69,9 +69,9 @@ class Jhmdb(Benchmark):
             raise InputError(f"no clips under {images}: need folders ACTION/CLIP of frames.")
         return Layout(names, bool(splits), lambda name: _find_clip(name, images, joints))
 
-    def own_size(self, frame: Size) -> Size:
+    def own_size(self, frame: Size, patch_size: int) -> Size:
         """320x320, whatever the frame."""
-        return 320, 320
+        return self.protocol.finer((320, 320), patch_size)
 
     def predict(self, encoder: Encoder, clip: Clip) -> tuple[Joints, Joints, Size]:
         """Predicted and true joints of a clip, and the input size."""

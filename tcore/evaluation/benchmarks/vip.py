@@ -33,9 +33,9 @@ class Vip(MaskBenchmark):
         """Published scores mix labels from 10 keys here."""
         return replace(super().adapt(chosen), topk=10)
 
-    def own_size(self, frame: Size) -> Size:
+    def own_size(self, frame: Size, patch_size: int) -> Size:
         """Long side 880, the other one floored to a multiple of 64."""
-        return input_size(frame, 1, long=880, multiple=64)
+        return self.protocol.finer(input_size(frame, 1, long=880, multiple=64), patch_size)
 
     def first_labels(self, clip: Clip) -> tuple[Ids, int]:
         """The first mask of a clip, and the number of classes."""
