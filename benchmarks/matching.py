@@ -21,7 +21,7 @@ from tcore.data.loader import load, render_batch
 from tcore.device import choose_device
 from tcore.errors import InputError
 from tcore.methods import build
-from tcore.methods.distillation import Batch
+from tcore.methods.batch import Batch
 from tcore.methods.tcore import TCoRe
 from tcore.training.checkpoint import CHECKPOINT, CONFIG, load_newest
 from tcore.training.loop import open_store

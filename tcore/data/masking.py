@@ -5,7 +5,7 @@ import math
 import numpy as np
 from jaxtyping import Bool
 
-from tcore.methods.settings import MaskingConfig, MaskKind
+from tcore.methods.settings import MaskDraw, MaskingConfig, MaskKind
 
 
 def sample_masks(
@@ -16,26 +16,41 @@ def sample_masks(
     probability: float = 0.5,
     ratio: tuple[float, float] = (0.1, 0.5),
     kind: MaskKind = "block",
+    draw: MaskDraw = "stratified",
+    smallest_block: int = 4,
+    largest_block: int | None = None,
+    fill: bool = True,
 ) -> Bool[np.ndarray, "crops n"]:
-    """Masks of one group of crops: an exact share of the crops, with stratified ratios, in random order."""
-    num_masked = int(num_crops * probability)
-    masks = np.zeros((num_crops, grid * grid), dtype=bool)
+    """Masks of one group of crops.
+
+    Stratified: an exact share of the crops, with stratified ratios, in random order. Independent: every crop
+    draws for itself whether it has a mask, and how much of it is masked at most.
+    """
+    stratified, patches = draw == "stratified", grid * grid
+    num_masked = int(num_crops * probability) if stratified else int(rng.binomial(num_crops, probability))
+    masks = np.zeros((num_crops, patches), dtype=bool)
     edges = np.linspace(*ratio, num_masked + 1)
-    for row, low, high in zip(masks, edges[:-1], edges[1:], strict=False):
-        count = max(1, int(grid * grid * rng.uniform(low, high)))
-        if kind == "block":
-            row[:] = _block_mask(rng, grid, count)
+    for index, row in enumerate(masks[:num_masked]):
+        if stratified:
+            count: float = max(1, int(patches * rng.uniform(edges[index], edges[index + 1])))
         else:
-            row[rng.choice(grid * grid, size=count, replace=False)] = True
+            count = patches * rng.uniform(*ratio)
+        if kind == "block":
+            row[:] = _block_mask(rng, grid, count, smallest_block, largest_block or patches, fill)
+        else:
+            row[rng.choice(patches, size=int(count), replace=False)] = True
     return masks[rng.permutation(num_crops)]
 
 
-def _block_mask(rng: np.random.Generator, grid: int, count: int) -> Bool[np.ndarray, "n"]:
-    """Blocks of random area and aspect until exactly `count` patches are masked."""
+def _block_mask(
+    rng: np.random.Generator, grid: int, count: float, smallest: int, largest: int, fill: bool
+) -> Bool[np.ndarray, "n"]:
+    """Blocks of random area and aspect until `count` patches are masked, or 10 tries find no further one."""
     mask = np.zeros((grid, grid), dtype=bool)
     remaining, failures = count, 0
-    while remaining and failures < 10:
-        low, high = sorted((4.0, float(remaining)))
+    while remaining > 0 and failures < 10:
+        most = min(remaining, largest)
+        low, high = sorted((float(smallest), float(most)))
         area = rng.uniform(low, high)
         aspect = math.exp(rng.uniform(math.log(0.3), math.log(1 / 0.3)))
         height, width = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
@@ -46,13 +61,13 @@ def _block_mask(rng: np.random.Generator, grid: int, count: int) -> Bool[np.ndar
         left = int(rng.integers(0, grid - width + 1))
         block = mask[top : top + height, left : left + width]
         new = block.size - int(block.sum())
-        if 1 <= new <= remaining:
+        if 1 <= new <= most:
             block[:] = True
             remaining -= new
             failures = 0
-    if remaining:  # no block fits any more: single patches fill the rest
+    if fill and remaining >= 1:  # no block fits any more: single patches fill the rest
         free = np.flatnonzero(~mask)
-        mask.ravel()[rng.choice(free, size=remaining, replace=False)] = True
+        mask.ravel()[rng.choice(free, size=int(remaining), replace=False)] = True
     return mask.ravel()
 
 
@@ -70,6 +85,10 @@ def sample_step_masks(
             probability=masking.probability,
             ratio=masking.ratio,
             kind=masking.kind,
+            draw=masking.draw,
+            smallest_block=masking.smallest_block,
+            largest_block=masking.largest_block,
+            fill=masking.fill,
         )
         groups.append(masks.reshape(2, size, grid * grid))
     return np.concatenate(groups, axis=1)

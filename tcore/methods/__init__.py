@@ -13,14 +13,14 @@ def build(config: "Config") -> "Method":
     """The method of a run, with weights drawn from its seed."""
     import torch
 
-    from tcore.methods.distillation import build_dino
-    from tcore.methods.settings import DinoSettings
+    from tcore.methods.distillation import build_distillation
+    from tcore.methods.settings import DinoSettings, MaskedSettings
     from tcore.methods.tcore import build_tcore
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
-        if isinstance(config.method, DinoSettings):
-            return build_dino(config, config.method)
+        if isinstance(config.method, DinoSettings | MaskedSettings):
+            return build_distillation(config, config.method)
         return build_tcore(config, config.method)
 
 
@@ -30,7 +30,7 @@ def build_sampling(config: "Config", fps: float | None = None) -> "Sampling":
     from tcore.methods.settings import FrameSettings
 
     if isinstance(config.method, FrameSettings):
-        return FrameSampling(config.method.frame, config.views, config.optim.batch)
+        return FrameSampling.of(config, config.method)
     return SandwichSampling.of(config, config.method, fps or config.fps)
 
 

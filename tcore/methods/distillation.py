@@ -4,122 +4,39 @@ The parts that DINO (arXiv:2104.14294), iBOT (arXiv:2111.07832), DINOv2 (arXiv:2
 """
 
 import copy
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import replace
 
-import numpy as np
 import torch
-import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int64
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from tcore.config import Config
-from tcore.data.source import Counts
-from tcore.methods.health import Health, State, effective_rank, entropy, mean_cosine
+from tcore.methods.batch import Batch
+from tcore.methods.health import Health, measure_health
 from tcore.methods.method import Method, Part, named_parameters, own_shares, some_rows
 from tcore.methods.schedules import Length, cosine, warmup_linear
-from tcore.methods.settings import DinoSettings, HeadConfig, Targets, TeacherConfig
+from tcore.methods.settings import (
+    DinoSettings,
+    FrameMaskingConfig,
+    HeadConfig,
+    LossForm,
+    MaskedSettings,
+    MaskingConfig,
+    PatchHeadConfig,
+    PatchLossConfig,
+    PatchTeacherConfig,
+    Targets,
+    TeacherConfig,
+)
 from tcore.model import losses
 from tcore.model.attention import working_dtype
-from tcore.model.fused import fused_frame_sum
+from tcore.model.fused import fused_frame_sum, fused_patch_sums
 from tcore.model.heads import ProjectionHead
 from tcore.model.losses import TeacherTargets
-from tcore.model.subset import Subset, Wanted
-from tcore.model.vit import VisionTransformer, build_vit
+from tcore.model.vit import Tokens, VisionTransformer, build_vit
 
-# Targets that differ by less than this (in nats) distinguish nothing; this close to ln K they are uniform.
-NOTHING_DISTINGUISHED, UNIFORM = 0.01, 0.9
-# The student has learned something of the targets once it beats the uniform answer by this share.
-BETTER_THAN_UNIFORM = 0.005
-# Fewer prototypes than this in use, features that vary in fewer directions, or frames more alike than this.
-COLLAPSE_PROTOTYPES, COLLAPSE_RANK, COLLAPSE_COSINE = 2.0, 1.5, 0.999
-# From fewer frames than these no collapse can be told.
-FEWEST_FRAMES = 16
 HEALTH_CROPS = 16  # crops whose patches are looked at where the losses need none
-
-
-@dataclass(frozen=True)
-class Batch:
-    """Views of b videos, crop-major (index = crop * b + video), and what is masked of them.
-
-    `masked` lists the m global crops that carry a mask; past and future views exist for those alone.
-    `order` lists all global crops, those that carry a mask first.
-    `masked_patches` are positions in the m * n patches of those crops; a patch weighs
-    1 / (masked patches of its crop).
-    """
-
-    global_crops: Float[Tensor, "two_b 3 size size"]
-    local_crops: Float[Tensor, "local_b 3 small small"]
-    teacher_crops: Float[Tensor, "two_b 3 size size"]
-    mask: Bool[Tensor, "two_b n"]
-    masked: Int64[Tensor, "m"]
-    order: Int64[Tensor, "two_b"]
-    masked_patches: Int64[Tensor, "h"]
-    patch_weights: Float[Tensor, "h"]
-    counts: Counts
-    past: Float[Tensor, "m 3 size size"] | None = None
-    future: Float[Tensor, "m 3 size size"] | None = None
-
-    def wanted(self) -> Wanted | Literal["all"]:
-        """What losses need of the student: patches of masked crops; of the others, frame tokens alone."""
-        # Asked of the whole step: all its processes must go the same way through the network.
-        if self.counts.masked_crops == 2 * self.counts.videos:
-            return "all"
-        places, masked = self.order.argsort(), len(self.masked)
-        outside = torch.full_like(places, -1)
-        return Wanted(
-            Subset(self.masked, torch.where(places < masked, places, outside)),
-            Subset(self.order[masked:], torch.where(places < masked, outside, places - masked)),
-        )
-
-    def at_masked(self, patches: Float[Tensor, "m n d"]) -> Float[Tensor, "h d"]:
-        """The tokens of masked crops at their masked patches."""
-        return patches.flatten(0, 1)[self.masked_patches]
-
-
-def make_batch(
-    global_crops: Float[Tensor, "two_b 3 size size"],
-    local_crops: Float[Tensor, "local_b 3 small small"] | None,
-    mask: Bool[Tensor, "two_b n"],
-    past: Float[Tensor, "m 3 size size"] | None = None,
-    future: Float[Tensor, "m 3 size size"] | None = None,
-    *,
-    teacher_crops: Float[Tensor, "two_b 3 size size"] | None = None,
-    counts: Counts | None = None,
-) -> Batch:
-    """Index the masks of a batch; without `counts` it is the whole step."""
-    # In numpy: torch would wake all cores for it, which takes longer than the work.
-    every = mask.cpu().numpy()
-    number = every.sum(axis=1)
-    masked = np.flatnonzero(number)
-    weights = np.repeat(1.0 / number[masked], number[masked]).astype(np.float32)
-    patches = np.flatnonzero(every[masked])
-    order = np.concatenate([masked, np.flatnonzero(number == 0)])
-    for name, views in (("past", past), ("future", future)):
-        if views is not None and views.shape[0] != len(masked):
-            raise ValueError(f"{name} has {views.shape[0]} views for {len(masked)} masked crops.")
-    device = global_crops.device
-
-    def send(x: Tensor) -> Tensor:
-        # A copy from memory that is not pinned would wait for the pixels that are being made.
-        on_its_way = device.type == "cuda" and not x.is_cuda
-        return x.pin_memory().to(device, non_blocking=True) if on_its_way else x.to(device)
-
-    return Batch(
-        global_crops=global_crops,
-        local_crops=global_crops[:0] if local_crops is None else local_crops,
-        teacher_crops=global_crops if teacher_crops is None else teacher_crops,
-        mask=send(mask),
-        masked=send(torch.from_numpy(masked)),
-        order=send(torch.from_numpy(order)),
-        masked_patches=send(torch.from_numpy(patches)),
-        patch_weights=send(torch.from_numpy(weights)),
-        counts=counts or Counts(mask.shape[0] // 2, len(masked), len(patches)),
-        past=past,
-        future=future,
-    )
 
 
 class Network(nn.Module):
@@ -160,10 +77,13 @@ class Center(nn.Module):
 
 
 class SelfDistillation(Method):
-    """Student, teacher and centers: what all methods of self-distillation share; by itself it is DINO.
+    """Student, teacher and centers: DINO, and with masked patches iBOT and DINOv2; T-CoRe builds on it.
+
+    Which terms there are is said by their weights: dino, koleo, patch_teacher.
 
     >>> backbone = VisionTransformer(dim=48, depth=1, num_heads=3, image_size=32, num_registers=0)
     >>> head = ProjectionHead(dim=48, hidden=64, bottleneck=16, num_prototypes=32)
+    >>> from tcore.methods.batch import make_batch
     >>> crops, local = torch.zeros(4, 3, 32, 32), torch.zeros(2, 3, 16, 16)
     >>> batch = make_batch(crops, local, torch.zeros(4, 0, dtype=torch.bool))
     >>> list(SelfDistillation(backbone, head, {"dino": 1.0})(batch, {"teacher_temperature": 0.04}))
@@ -177,19 +97,25 @@ class SelfDistillation(Method):
         weights: Mapping[str, float],
         *,
         teacher: TeacherConfig | None = None,
+        masking: MaskingConfig | None = None,
+        form: LossForm = "release",
         targets: Targets = "centering",
         student_temperature: float = 0.1,
         center_momentum: float = 0.9,
+        koleo_global: bool = False,
         fused: bool = True,
     ) -> None:
         super().__init__(weights)
-        self.schedule = teacher or TeacherConfig()
-        self.targets, self.fused, self.student_temperature = targets, fused, student_temperature
+        self.schedule, self.masking = teacher or TeacherConfig(), masking or MaskingConfig()
+        self.form, self.targets, self.fused = form, targets, fused
+        self.student_temperature, self.koleo_global = student_temperature, koleo_global
         self.student = Network(backbone, head)
         self.teacher = copy.deepcopy(self.student).requires_grad_(False)
-        num_prototypes = head.prototypes.directions.shape[0]
-        self.frame_center = Center(num_prototypes, center_momentum)
-        self.patch_center = Center(num_prototypes, center_momentum)
+        self.frame_center, self.patch_center = (
+            Center(len(prototypes), center_momentum) for prototypes in head.weights()
+        )
+        self.whole_crops = self.masking.draw == "independent"
+        """Whether the last block makes all tokens of all global crops: their shapes are the same then."""
         self.train()
 
     def train(self, mode: bool = True) -> "SelfDistillation":
@@ -201,19 +127,41 @@ class SelfDistillation(Method):
     def forward(
         self, batch: Batch, values: Mapping[str, float], generator: torch.Generator | None = None
     ) -> dict[str, Tensor]:
-        """DINO: the student's frame tokens of all crops predict the teacher's of the global ones."""
+        """Run teacher and student on one batch and compare what they make of it."""
+        if values.get("masked") == 0:
+            batch = batch.unmasked()
+        # The teacher sees every patch of the global crops ...
         with torch.no_grad():
-            seen = self.teacher.backbone(batch.teacher_crops, wanted="frames").frame
-            targets, _ = self.teach(seen, seen[:0], values["teacher_temperature"])
-            if self.observing:  # losses need no patches: they are made for the health figures alone
-                patches = self.teacher.backbone(batch.teacher_crops[:HEALTH_CROPS]).patches
-                self.take_health_sample(seen, patches, targets)
-        global_ = self.student.backbone(batch.global_crops, None, generator, wanted="frames")
+            patches = self.compares_patches(batch)
+            seen = self.teacher.backbone(batch.teacher_crops, wanted="all" if patches else "frames")
+            about_frames, about_patches = self.teach(batch, seen, values)
+            context = self.context(batch, generator)
+
+        # ... the student sees them with masked patches, and all local crops.
+        wanted = ("all" if self.whole_crops else batch.wanted()) if patches else "frames"
+        mask = batch.mask if batch.mask.shape[1] else None
+        global_ = self.student.backbone(batch.global_crops, mask, generator, wanted=wanted)
         frames = self.student_frames(batch, global_.frame, generator)
-        if not self.fused:
-            return {"dino": self.plain_dino(batch, targets, frames)}
-        head = self.student.head
-        return {"dino": self.dino(batch, targets, head.project(frames), head.prototypes.weights())}
+        restored = self.restore(batch, global_.patches, context) if patches else {}
+
+        self.take_health_sample(batch, seen, about_frames, about_patches, restored)
+        compare = self._compare_fused if self.fused else self._compare_plainly
+        terms = compare(batch, about_frames, about_patches, frames, restored)
+        return {"dino": terms.pop("dino"), **self.koleo(batch, global_.frame), **terms}
+
+    def compares_patches(self, batch: Batch) -> bool:
+        """Whether there is a loss of patches."""
+        return batch.mask.shape[1] > 0 and self.weights.get("patch_teacher", 0.0) > 0
+
+    def context(self, batch: Batch, generator: torch.Generator | None) -> dict[str, Tensor]:
+        """What else the student restores patches from, without gradient: nothing."""
+        return {}
+
+    def restore(
+        self, batch: Batch, patches: Float[Tensor, "m n d"], context: Mapping[str, Tensor]
+    ) -> dict[str, Float[Tensor, "h d"]]:
+        """What the student makes of the masked patches, by side: its own tokens there."""
+        return {"patch": batch.at_masked(patches)}
 
     def student_frames(
         self, batch: Batch, global_: Float[Tensor, "two_b d"], generator: torch.Generator | None
@@ -226,28 +174,121 @@ class SelfDistillation(Method):
 
     @torch.no_grad()
     def teach(
-        self, frames: Float[Tensor, "f d"], patches: Float[Tensor, "h d"], temperature: float
+        self, batch: Batch, seen: Tokens, values: Mapping[str, float]
     ) -> tuple[TeacherTargets, TeacherTargets]:
         """What the teacher asks for, of frames and at masked patches; its centers take note."""
-        head = self.teacher.head
+        head, frames = self.teacher.head, seen.frame
+        every = self.centers_all_patches or not len(seen.patches)
+        patches = seen.patches.flatten(0, 1) if every else batch.at_masked(seen.patches)
         bottleneck = head.project(torch.cat([frames, patches])).to(working_dtype(frames))
-        prototypes = head.prototypes.weights().to(bottleneck.dtype)
-        centers = (self.frame_center, self.patch_center)
         rows = bottleneck.split([frames.shape[0], patches.shape[0]])
+        temperature = values["teacher_temperature"]
+        temperatures = (temperature, values.get("patch_teacher_temperature", temperature))
+        centers = (self.frame_center, self.patch_center)
         asked = [
-            TeacherTargets(part, prototypes, center.value, temperature)
-            for part, center in zip(rows, centers, strict=True)
+            TeacherTargets(part, prototypes.to(part.dtype), center.value, warmth)
+            for part, prototypes, center, warmth in zip(
+                rows, head.weights(), centers, temperatures, strict=True
+            )
         ]
-        if self.targets == "sinkhorn":
-            outputs = [targets.outputs(slice(None)) for targets in asked]
-            asked = [
-                losses.given_targets(losses.sinkhorn_targets(x, temperature, peers=self.peers))
-                for x in outputs
-            ]
-        else:
+        if self.targets == "centering":
             for targets, center in zip(asked, centers, strict=True):
                 center.observe(targets.total(), targets.count)
+        if every and len(patches):
+            masked = batch.at_masked(rows[1].unflatten(0, seen.patches.shape[:2]))
+            asked[1] = replace(asked[1], bottleneck=masked)
+        if self.targets == "sinkhorn":
+            asked = [
+                losses.given_targets(
+                    losses.sinkhorn_targets(x.outputs(slice(None)), x.temperature, peers=self.peers)
+                )
+                for x in asked
+            ]
         return asked[0], asked[1]
+
+    @property
+    def centers_all_patches(self) -> bool:
+        """Whether the patches' center is the mean of all patches, masked or not."""
+        teacher = self.schedule
+        return isinstance(teacher, PatchTeacherConfig) and teacher.patch_center == "all"
+
+    def _compare_fused(
+        self,
+        batch: Batch,
+        about_frames: TeacherTargets,
+        about_patches: TeacherTargets,
+        frames: Float[Tensor, "f d"],
+        restored: dict[str, Tensor],
+    ) -> dict[str, Tensor]:
+        """Predictions beside targets, a few rows of K numbers at a time."""
+        head = self.student.head
+        bottleneck = head.project(torch.cat([frames, *restored.values()]))
+        frame_rows, patch_rows = bottleneck.split([len(frames), len(bottleneck) - len(frames)])
+        prototypes, of_patches = head.weights()
+        terms = {"dino": self.dino(batch, about_frames, frame_rows, prototypes)}
+        if restored:
+            sides = patch_rows.unflatten(0, (len(restored), -1))
+            terms |= self.fused_patches(batch, about_patches, list(restored), sides, of_patches)
+        return terms
+
+    def _compare_plainly(
+        self,
+        batch: Batch,
+        about_frames: TeacherTargets,
+        about_patches: TeacherTargets,
+        frames: Float[Tensor, "f d"],
+        restored: dict[str, Tensor],
+    ) -> dict[str, Tensor]:
+        """The plain twin: all outputs at once, the losses as they are written down."""
+        head = self.student.head
+        terms = {"dino": self.plain_dino(batch, about_frames, frames)}
+        if restored:
+            own = head.weights()[1]
+            outputs = {side: head.project(tokens) @ own.T for side, tokens in restored.items()}
+            terms |= self.plain_patches(batch, about_patches, outputs)
+        return terms
+
+    def fused_patches(
+        self, batch: Batch, targets: TeacherTargets, sides: list[str], rows: Tensor, prototypes: Tensor
+    ) -> dict[str, Tensor]:
+        """Losses of patches from bottlenecks of what was restored, by side."""
+        return self.patch_sums(batch, targets, sides, rows, prototypes)[0]
+
+    def plain_patches(
+        self, batch: Batch, targets: TeacherTargets, outputs: Mapping[str, Tensor]
+    ) -> dict[str, Tensor]:
+        """The plain twin, from all outputs."""
+        probabilities, warmth = targets.targets(), self.student_temperature
+        return {
+            f"{side}_teacher": losses.patch_loss(
+                probabilities, output, batch.patch_weights, warmth, self.num_crops(batch)
+            )
+            for side, output in outputs.items()
+        }
+
+    def patch_sums(
+        self, batch: Batch, targets: TeacherTargets, sides: list[str], rows: Tensor, prototypes: Tensor
+    ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+        """Cross-entropy of each side with the teacher, and two sums of distances between two sides."""
+        weights, warmth = batch.patch_weights, self.student_temperature
+        entropies, distance, apart = fused_patch_sums(
+            rows, prototypes, targets, weights, warmth, kernels=self.kernels
+        )
+        crops = max(1, self.num_crops(batch))
+        terms = {f"{side}_teacher": x / crops for side, x in zip(sides, entropies, strict=True)}
+        return terms, distance, apart
+
+    def num_crops(self, batch: Batch) -> int:
+        """What losses of patches are divided by: all crops, in T-CoRe's paper those that carry a mask."""
+        return batch.counts.masked_crops if self.form == "paper" else 2 * batch.counts.videos
+
+    def koleo(self, batch: Batch, frames: Float[Tensor, "two_b d"]) -> dict[str, Tensor]:
+        """KoLeo of both global crops, where it has a weight."""
+        if not self.weights.get("koleo"):
+            return {}
+        peers = {"peers": self.peers} if self.koleo_global else {}
+        first, second = (losses.koleo_loss(x, batch.counts.videos, **peers) for x in frames.chunk(2))
+        return {"koleo": first + second}
 
     def dino(
         self, batch: Batch, targets: TeacherTargets, frame_rows: Tensor, prototypes: Tensor
@@ -268,15 +309,23 @@ class SelfDistillation(Method):
 
     def values(self, step: int, length: Length) -> dict[str, float]:
         """Momentum of the teacher and temperature of its targets."""
-        teacher, now = self.schedule, step
+        teacher, epoch = self.schedule, length.steps_per_epoch
         steps = length.warmup(teacher.temperature_epochs, 0.075)
-        if teacher.temperature_by == "epoch":
-            now, steps = step // length.steps_per_epoch, -(-steps // length.steps_per_epoch)
-        return {
+
+        def warmed(ends: tuple[float, float], step: int) -> float:
+            if teacher.temperature_by == "epoch":
+                return warmup_linear(max(0, step) // epoch, *ends, -(-steps // epoch))
+            return warmup_linear(max(0, step), *ends, steps)
+
+        values = {
             "momentum": cosine(step, *teacher.momentum, length.num_steps),
-            "teacher_temperature": warmup_linear(now, *teacher.temperature, steps),
+            "teacher_temperature": warmed(teacher.temperature, step),
             "student_temperature": self.student_temperature,
         }
+        start = epoch * self.masking.start_epoch if isinstance(self.masking, FrameMaskingConfig) else 0
+        if isinstance(teacher, PatchTeacherConfig) and teacher.patch_temperature is not None:
+            values["patch_teacher_temperature"] = warmed(teacher.patch_temperature, step - start)
+        return values | ({"masked": float(step >= start)} if start else {})
 
     def sums(self) -> list[Tensor]:
         """What the centers have noted of a step, to be summed over its processes before they move."""
@@ -299,7 +348,9 @@ class SelfDistillation(Method):
         """Backbone and head of the student."""
         return {
             "backbone": Part(named_parameters(self.student.backbone)),
-            "head": Part(named_parameters(self.student.head), last_layer="prototypes."),
+            "head": Part(
+                named_parameters(self.student.head), last_layer=("prototypes.", "patch_prototypes.")
+            ),
         }
 
     def encoder(self) -> VisionTransformer:
@@ -310,17 +361,32 @@ class SelfDistillation(Method):
         """Those of student and teacher."""
         return [self.student.backbone, self.teacher.backbone]
 
+    def fixed_shapes(self, videos: int, batch: int) -> bool:
+        """Without `whole_crops` the number of masked crops counts: fixed where a part has whole groups."""
+        exact = self.masking.draw == "stratified"
+        return self.whole_crops or (exact and (videos % self.masking.group == 0 or videos == batch))
+
+    def warnings(self, videos: int) -> list[str]:
+        """KoLeo needs neighbors."""
+        if self.weights.get("koleo") and videos == 1 and not (self.koleo_global and self.peers.size > 1):
+            return ["warning: one video at a time has no neighbors: koleo is 0 throughout."]
+        return []
+
     def take_health_sample(
         self,
-        frames: Tensor,
-        patches: Tensor,
+        batch: Batch,
+        seen: Tokens,
         about_frames: TeacherTargets,
-        about_patches: TeacherTargets | None = None,
-        restored: Mapping[str, Tensor] | None = None,
+        about_patches: TeacherTargets,
+        restored: Mapping[str, Tensor],
     ) -> None:
         """Keep a few rows of everything, where the step is observed."""
         if not self.observing:
             return
+        patches = seen.patches
+        if not len(patches):  # losses need none: they are made for the health figures alone
+            with torch.no_grad():
+                patches = self.teacher.backbone(batch.teacher_crops[:HEALTH_CROPS]).patches
 
         def rows(x: Tensor) -> Tensor:
             return x.detach()[some_rows(len(x), self.health_rows)].float().clone()
@@ -328,72 +394,16 @@ class SelfDistillation(Method):
         def targets(asked: TeacherTargets) -> Tensor:
             return asked.targets(some_rows(asked.count, self.health_rows))
 
-        self.health_sample = {"frames": rows(frames), "patches": rows(patches.flatten(0, 1))}
+        self.health_sample = {"frames": rows(seen.frame), "patches": rows(patches.flatten(0, 1))}
         self.health_sample["frame_targets"] = targets(about_frames)
-        if about_patches is not None:
+        if restored:
             self.health_sample["patch_targets"] = targets(about_patches)
-        if restored is not None and "past" in restored and "future" in restored:
+        if "past" in restored and "future" in restored:
             self.health_sample |= {f"from_{side}": rows(restored[side]) for side in ("past", "future")}
 
     def health(self, rows: Mapping[str, Tensor], losses: Mapping[str, float]) -> Health:
         """Ranks of the features, and what the targets distinguish."""
         return measure_health(rows, losses["dino"])
-
-
-def measure_health(rows: Mapping[str, Tensor], dino: float) -> Health:
-    """The health figures of one step from a sample of its rows and its DINO loss."""
-    targets, uniform = rows["frame_targets"], math.log(rows["frame_targets"].shape[1])
-    target_entropy = float(entropy(targets).mean())
-    entropy_of_mean = float(entropy(targets.mean(dim=0)))
-    figures = {
-        # Effective ranks of the teacher's frame and patch tokens.
-        "frame_rank": effective_rank(rows["frames"]),
-        "patch_rank": effective_rank(rows["patches"]),
-        # Effective number of prototypes in the mean target: exp of its entropy.
-        "prototypes_used": math.exp(entropy_of_mean),
-        # Mean entropy of a target, in nats; ln K is uniform.
-        "target_entropy": target_entropy,
-        # Entropy of the mean target minus mean entropy of the targets, in nats: what targets distinguish.
-        "target_information": entropy_of_mean - target_entropy,
-        # Mean cosine between the frame tokens of different crops.
-        "frame_cosine": mean_cosine(rows["frames"]),
-    }
-    if len(rows.get("from_past", ())):
-        # Cosine of what is restored from the past and from the future.
-        cosines = F.cosine_similarity(rows["from_past"], rows["from_future"], dim=-1)
-        figures["past_future_cosine"] = float(cosines.mean())
-    ranks = (figures["frame_rank"], figures["patch_rank"])
-    collapsed = len(targets) >= FEWEST_FRAMES and (
-        figures["prototypes_used"] < COLLAPSE_PROTOTYPES
-        or min(ranks) < COLLAPSE_RANK
-        or figures["frame_cosine"] > COLLAPSE_COSINE
-    )
-    information = figures["target_information"]
-    state = judge(collapsed, target_entropy / uniform, information, dino / uniform)
-    line = (
-        f"dino {dino:.3f} (ln K {uniform:.2f})  {state} (rank {ranks[0]:.1f}/{ranks[1]:.1f}, "
-        f"targets {target_entropy:.2f} nats each, {information:.2f} distinguished)"
-    )
-    warning = (
-        f"collapse: {figures['prototypes_used']:.1f} prototypes in use, effective rank {ranks[0]:.1f} "
-        f"(frames) and {ranks[1]:.1f} (patches). The encoder distinguishes nothing; try "
-        "--teacher.targets sinkhorn, a lower --optim.base-lr or a higher --teacher.temperature."
-    )
-    return Health(state, figures, line, warning if state == "collapse" else None)
-
-
-def judge(collapsed: bool, entropy_share: float, information: float, dino_share: float) -> State:
-    """Plateau: targets distinguish nothing, or the student does no better than the uniform answer.
-
-    Shares are of ln K. At the start of a long run all frames are alike and all targets uniform: a plateau,
-    not a collapse. Early losses can lie below ln K while all targets are the same: no learning either.
-    """
-    nothing = information < NOTHING_DISTINGUISHED
-    if nothing and entropy_share > UNIFORM:
-        return "plateau"
-    if collapsed:
-        return "collapse"
-    return "plateau" if nothing or dino_share > 1 - BETTER_THAN_UNIFORM else "learning"
 
 
 def build_head(head: HeadConfig, dim: int) -> ProjectionHead:
@@ -404,19 +414,24 @@ def build_head(head: HeadConfig, dim: int) -> ProjectionHead:
         bottleneck=head.bottleneck,
         num_prototypes=head.prototypes,
         train_gains=head.train_gains,
+        num_patch_prototypes=head.patch_prototypes if isinstance(head, PatchHeadConfig) else None,
     )
 
 
-def build_dino(config: Config, settings: DinoSettings) -> SelfDistillation:
-    """DINO's networks, with weights drawn from torch's generator."""
+def build_distillation(config: Config, settings: DinoSettings | MaskedSettings) -> SelfDistillation:
+    """The networks of DINO, iBOT or DINOv2, with weights drawn from torch's generator."""
     backbone = build_vit(config.vit, config.views.global_size)
-    backbone.mask_token.requires_grad_(False)  # nothing is masked
+    masking = settings.masking if isinstance(settings, MaskedSettings) else None
+    if masking is None or not masking.probability:
+        backbone.mask_token.requires_grad_(False)
     return SelfDistillation(
         backbone,
         build_head(settings.head, config.vit.dim),
-        {"dino": 1.0},
+        settings.loss.weights(),
         teacher=settings.teacher,
+        masking=masking,
         targets=settings.teacher.targets,
         student_temperature=settings.loss.student_temperature,
         center_momentum=settings.teacher.center_momentum,
+        koleo_global=isinstance(settings.loss, PatchLossConfig) and settings.loss.koleo_global,
     )

@@ -25,8 +25,8 @@ class Part:
     """By their names within the part."""
     lr: float = 1.0
     """Factor on the peak learning rate."""
-    last_layer: str = ""
-    """Prefix of the names that `optim.freeze_last_layer_epochs` applies to; empty: none."""
+    last_layer: tuple[str, ...] = ()
+    """Prefixes of the names that `optim.freeze_last_layer_epochs` applies to; empty: none."""
 
 
 class Method(nn.Module):

@@ -1,7 +1,7 @@
 """Which frames, views and masks make a sample: plain numbers, no pixels, picklable to reading processes."""
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 from jaxtyping import Bool, Integer
@@ -12,8 +12,17 @@ from tcore.data.masking import sample_step_masks
 from tcore.data.source import RawBatch
 from tcore.data.views import Size, ViewPlan, sample_views
 from tcore.errors import InputError
-from tcore.methods.distillation import Batch, make_batch
-from tcore.methods.settings import FrameConfig, Range, SandwichConfig, Sides, TCoReSettings
+from tcore.methods.batch import Batch, make_batch
+from tcore.methods.settings import (
+    FrameConfig,
+    FrameSettings,
+    MaskedSettings,
+    MaskingConfig,
+    Range,
+    SandwichConfig,
+    Sides,
+    TCoReSettings,
+)
 
 MASKS = 3  # the stream of randomness that masks are drawn from; data/source.py has the others
 
@@ -184,25 +193,36 @@ class SandwichSampling:
 
     def warnings(self) -> list[str]:
         """Lines about settings without effect."""
-        masking = self.settings.masking
-        crops = 2 * min(masking.group, self.batch_size)
-        if masking.probability > 0 and int(crops * masking.probability) == 0:
-            share = masking.probability
-            return [f"warning: masking.probability={share} of {crops} crops masks none: no patch losses."]
-        return []
+        return masks_none(self.settings.masking, self.batch_size)
 
 
 @dataclass(frozen=True)
 class FrameSampling:
-    """One frame of a video and crops of it, nothing masked: for methods that know no time."""
+    """One frame of a video and crops of it: for methods that know no time."""
 
     settings: FrameConfig
     view_settings: ViewsConfig
+    seed: int
     batch_size: int
+    grid: int
+    masking: MaskingConfig | None = None
+    """Of the global crops; None: nothing is masked."""
 
     names = ("current",)
     only_masked = ()
     repeats_short = False
+
+    @classmethod
+    def of(cls, config: Config, settings: FrameSettings) -> Self:
+        """The sampling of a run."""
+        return cls(
+            settings.frame,
+            config.views,
+            config.seed,
+            config.optim.batch,
+            config.views.global_size // config.vit.patch_size,
+            settings.masking if isinstance(settings, MaskedSettings) else None,
+        )
 
     @property
     def split_at_cuts(self) -> bool:
@@ -223,8 +243,10 @@ class FrameSampling:
         return "a sample; give a store that holds videos."
 
     def masks(self, step: int) -> Bool[np.ndarray, "2 videos n"]:
-        """None."""
-        return np.zeros((2, self.batch_size, 0), dtype=bool)
+        """The masks of a whole step, for both global crops of each video."""
+        if self.masking is None or not self.masking.probability:
+            return np.zeros((2, self.batch_size, 0), dtype=bool)
+        return sample_step_masks((self.seed, MASKS, step), self.batch_size, self.grid, self.masking)
 
     def needs(self, masked: bool) -> tuple[str, ...]:
         """The one frame."""
@@ -246,8 +268,16 @@ class FrameSampling:
         return make_batch(crops["global"], crops.get("local"), raw.mask, counts=raw.counts)
 
     def warnings(self) -> list[str]:
-        """None."""
-        return []
+        """Lines about settings without effect."""
+        return [] if self.masking is None else masks_none(self.masking, self.batch_size)
+
+
+def masks_none(masking: MaskingConfig, batch: int) -> list[str]:
+    """A line where so few crops make a group that their share with a mask is none."""
+    crops, share = 2 * min(masking.group, batch), masking.probability
+    if masking.draw == "stratified" and share > 0 and int(crops * share) == 0:
+        return [f"warning: masking.probability={share} of {crops} crops masks none: no patch losses."]
+    return []
 
 
 def local_side(views: ViewsConfig) -> dict[str, int]:

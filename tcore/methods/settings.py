@@ -28,6 +28,7 @@ Temperatures = Annotated[Range, Limit(lambda x: min(x) > 0, "need two values abo
 TwoOrMore = Annotated[int, Limit(lambda x: x >= 2, "need 2 or more")]
 
 MaskKind = Literal["block", "random"]
+MaskDraw = Literal["stratified", "independent"]
 Sides = Literal["past-future", "past-past", "future-future"]
 Auxiliary = Literal["none", "past", "future", "both"]
 LossForm = Literal["paper", "release"]
@@ -85,6 +86,14 @@ class MaskingConfig:
     """Blocks, or independent patches."""
     group: Count = 32
     """Videos that share one set of stratified masks."""
+    draw: MaskDraw = "stratified"
+    """An exact share of the crops with evenly spread ratios, or every crop draws for itself (iBOT)."""
+    smallest_block: Count = 4
+    """Patches of the smallest block (iBOT: 16, on a grid of 14 x 14)."""
+    largest_block: Count | None = None
+    """Patches of the largest block (DINOv2: 98), or no limit."""
+    fill: bool = True
+    """Mask single patches where no block fits any more; without it, such masks fall short of their ratio."""
 
 
 @dataclass(frozen=True)
@@ -195,13 +204,12 @@ class TCoReSettings:
         if shared.source == "images":
             self._check_images(shared)
         self._check_sandwich(shared)
-        vit, grid = shared.vit, shared.views.global_size // shared.vit.patch_size
+        vit = shared.vit
         if self.auxiliary != "none" and vit.dim % self.matching.num_heads:
             raise InputError(
                 f"matching.num_heads={self.matching.num_heads}: need a divisor of vit.dim={vit.dim}."
             )
-        if self.masking.kind == "block" and grid < 2 and self.masking.probability > 0:
-            raise InputError(f"views.global_size={shared.views.global_size}: block masks need 2 x 2 patches.")
+        check_blocks(self.masking, shared)
 
     def _check_images(self, shared: Shared) -> None:
         """An image has a neighbor in the place of the past: no future, no offsets, no other moment."""
@@ -284,11 +292,59 @@ class FrameSettings:
 
 
 @dataclass(frozen=True)
+class FrameMaskingConfig(MaskingConfig):
+    """What the student does not see, and from when on."""
+
+    start_epoch: AtLeastZero = 0
+    """First epoch with masks, from which the warm-up of the patches' own temperature counts too."""
+
+
+@dataclass(frozen=True)
+class PatchHeadConfig(HeadConfig):
+    """The projection head of frames and patches."""
+
+    patch_prototypes: TwoOrMore | None = None
+    """Number of prototypes that patches have for themselves; None: those of frames."""
+
+
+@dataclass(frozen=True)
+class PatchTeacherConfig(TeacherConfig):
+    """The teacher of frames and patches."""
+
+    patch_temperature: Temperatures | None = None
+    """Temperature of the patches' targets, before and after the warm-up; None: that of frames."""
+    patch_center: Literal["masked", "all"] = "masked"
+    """Which patches the patches' center is the mean of."""
+
+
+@dataclass(frozen=True)
 class PredictionConfig:
     """The student's predictions."""
 
     student_temperature: Positive = 0.1
     """Temperature of the student's predictions."""
+
+    def weights(self) -> dict[str, float]:
+        """The weights by the names of the losses."""
+        return {"dino": 1.0}
+
+
+@dataclass(frozen=True)
+class PatchLossConfig(PredictionConfig):
+    """Weights of the losses of frames and patches; a weight of 0 leaves a term out."""
+
+    dino: Weight = 1.0
+    """Weight of the loss of frames."""
+    patch_teacher: Weight = 1.0
+    """Weight of the loss of masked patches."""
+    koleo: Weight = 0.0
+    """Weight of KoLeo."""
+    koleo_global: bool = False
+    """Neighbors of KoLeo among the videos of all processes, not of the own process (as published)."""
+
+    def weights(self) -> dict[str, float]:
+        """The weights by the names of the losses."""
+        return {"dino": self.dino, "koleo": self.koleo, "patch_teacher": self.patch_teacher}
 
 
 @dataclass(frozen=True)
@@ -302,5 +358,63 @@ class DinoSettings(FrameSettings):
     loss: PredictionConfig = field(default_factory=PredictionConfig)
 
 
-MethodSettings = TCoReSettings | DinoSettings
-METHODS: tuple[type[MethodSettings], ...] = (TCoReSettings, DinoSettings)
+@dataclass(frozen=True)
+class MaskedSettings(FrameSettings):
+    """What iBOT and DINOv2 share: self-distillation of the frame token and of masked patches."""
+
+    masking: FrameMaskingConfig = field(default_factory=FrameMaskingConfig)
+    head: PatchHeadConfig = field(default_factory=PatchHeadConfig)
+    teacher: PatchTeacherConfig = field(default_factory=PatchTeacherConfig)
+    loss: PatchLossConfig = field(default_factory=PatchLossConfig)
+
+    def check(self, shared: Shared) -> None:
+        """Refuse combinations that cannot work."""
+        super().check(shared)
+        check_blocks(self.masking, shared)
+
+
+@dataclass(frozen=True)
+class IbotSettings(MaskedSettings):
+    """iBOT (arXiv:2111.07832): DINO, and masked patches predict the teacher's answer at their place."""
+
+    name: ClassVar[str] = "ibot"
+
+    masking: FrameMaskingConfig = field(
+        default_factory=lambda: FrameMaskingConfig(draw="independent", smallest_block=16, fill=False)
+    )
+    head: PatchHeadConfig = field(default_factory=lambda: PatchHeadConfig(prototypes=8192))
+    teacher: PatchTeacherConfig = field(
+        default_factory=lambda: PatchTeacherConfig(
+            momentum=(0.996, 1.0), temperature_by="epoch", patch_center="all"
+        )
+    )
+
+
+@dataclass(frozen=True)
+class Dinov2Settings(MaskedSettings):
+    """DINOv2 (arXiv:2304.07193) without distillation: iBOT's losses and KoLeo, with T-CoRe's schedules."""
+
+    name: ClassVar[str] = "dinov2"
+
+    masking: FrameMaskingConfig = field(
+        default_factory=lambda: FrameMaskingConfig(largest_block=98, fill=False)
+    )
+    loss: PatchLossConfig = field(default_factory=lambda: PatchLossConfig(koleo=0.1))
+
+
+def check_blocks(masking: MaskingConfig, shared: Shared) -> None:
+    """Refuse blocks that no grid of the run has room for."""
+    grid = shared.views.global_size // shared.vit.patch_size
+    if masking.kind == "random" or not masking.probability:
+        return
+    if grid < 2:
+        raise InputError(f"views.global_size={shared.views.global_size}: block masks need 2 x 2 patches.")
+    if masking.largest_block is not None and masking.largest_block < masking.smallest_block:
+        raise InputError(
+            f"masking.largest_block={masking.largest_block}: "
+            f"need masking.smallest_block={masking.smallest_block} or more."
+        )
+
+
+MethodSettings = TCoReSettings | DinoSettings | IbotSettings | Dinov2Settings
+METHODS: tuple[type[MethodSettings], ...] = (TCoReSettings, DinoSettings, IbotSettings, Dinov2Settings)

@@ -26,7 +26,10 @@ class Prototypes(nn.Module):
 
 
 class ProjectionHead(nn.Module):
-    """Three linear layers, a normalized bottleneck, prototypes; one head for frame and patch tokens."""
+    """Three linear layers, a normalized bottleneck, prototypes; one head for frame and patch tokens.
+
+    Patches may have prototypes of their own; `forward` is for those of frames.
+    """
 
     def __init__(
         self,
@@ -36,6 +39,7 @@ class ProjectionHead(nn.Module):
         bottleneck: int = 256,
         num_prototypes: int = 65536,
         train_gains: bool = True,
+        num_patch_prototypes: int | None = None,
     ) -> None:
         super().__init__()
         self.mlp = nn.Sequential(
@@ -50,6 +54,13 @@ class ProjectionHead(nn.Module):
                 nn.init.trunc_normal_(layer.weight, std=0.02)
                 nn.init.zeros_(layer.bias)
         self.prototypes = Prototypes(bottleneck, num_prototypes, train_gains)
+        own = num_patch_prototypes
+        self.patch_prototypes = None if own is None else Prototypes(bottleneck, own, train_gains)
+
+    def weights(self) -> tuple[Float[Tensor, "k z"], Float[Tensor, "own z"]]:
+        """The prototypes of frames and those of patches, which may be the same."""
+        frames = self.prototypes.weights()
+        return frames, frames if self.patch_prototypes is None else self.patch_prototypes.weights()
 
     def project(self, tokens: Float[Tensor, "n d"]) -> Float[Tensor, "n z"]:
         """The normalized bottleneck."""

@@ -112,7 +112,7 @@ def parameter_rule(
     name: str,
     *,
     depth: int,
-    last_layer: str = "",
+    last_layer: tuple[str, ...] = (),
     layer_decay: float = 1.0,
     patch_embed_lr: float = 1.0,
     decay_all: bool = False,
@@ -124,7 +124,7 @@ def parameter_rule(
         if name.startswith("patch_embed."):
             multiplier *= patch_embed_lr
     exempt = name.endswith("bias") or "norm" in name or name.endswith("gamma")
-    return Rule(multiplier, decay_all or not exempt, bool(last_layer) and name.startswith(last_layer))
+    return Rule(multiplier, decay_all or not exempt, name.startswith(last_layer))
 
 
 def _layer(name: str, depth: int) -> int:

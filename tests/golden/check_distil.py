@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tcore.methods.distillation import SelfDistillation, make_batch
+from tcore.methods.batch import make_batch
+from tcore.methods.distillation import SelfDistillation
 from tcore.model import losses
 from tcore.model.heads import ProjectionHead
 from tcore.model.vit import VisionTransformer

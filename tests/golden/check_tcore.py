@@ -12,7 +12,7 @@ from tcore.evaluation import pose, resize, scores
 from tcore.evaluation.checkpoints import translate
 from tcore.evaluation.propagate import propagate_features
 from tcore.evaluation.protocols import Protocol
-from tcore.methods.distillation import Batch, make_batch
+from tcore.methods.batch import Batch, make_batch
 from tcore.methods.matching import PatchMatchingModule
 from tcore.methods.settings import LossForm
 from tcore.methods.tcore import TCoRe
@@ -204,7 +204,7 @@ def check_schedules(arrays: Arrays) -> Iterator[Deviation]:
 
 def rule_deviation(part: str, name: str, golden: Mapping[str, Any], **decay: Any) -> Deviation:
     """One parameter's rule beside the golden one."""
-    last_layer = "prototypes." if part == "head" else ""
+    last_layer = ("prototypes.",) if part == "head" else ()
     rule = optim.parameter_rule(part, name, depth=12, last_layer=last_layer, **decay)
     # The release decays the matching module's in_proj_bias by accident of its name; ours does not.
     decayed = 0.0 if name.endswith("in_proj_bias") else golden["wd_multiplier"]

@@ -12,7 +12,7 @@ from tcore.data.source import Counts, RawBatch
 from tcore.data.stores import FrameStore
 from tcore.data.views import NO_JITTER, ViewPlan, central_box
 from tcore.methods import build_source
-from tcore.methods.distillation import Batch, make_batch
+from tcore.methods.batch import Batch, make_batch
 from tcore.methods.settings import Auxiliary, MaskingConfig
 from tests.data.painted import ALL_MASKED, GRID, TINY, Painted, colors_of, samples_of
 from tests.tiny import change

@@ -14,9 +14,10 @@ from tcore.config import validate
 from tcore.data.loader import render_batch
 from tcore.data.source import RawBatch, Source
 from tcore.data.stores import FrameStore
-from tcore.methods.distillation import Batch, SelfDistillation
+from tcore.methods.batch import Batch
+from tcore.methods.distillation import SelfDistillation
 from tcore.methods.sampling import FrameSampling
-from tcore.methods.settings import FrameConfig
+from tcore.methods.settings import DinoSettings
 from tcore.training.optim import Optimizer, build_schedule
 from tests.tiny import TINY
 from tests.training.jobs import StoppedError, stopping_at
@@ -139,7 +140,8 @@ def test_boxes_and_flips_of_the_views_reach_whoever_makes_the_batch() -> None:
             return super().batch(crops, raw)
 
     config = small()
-    sampling = Asking(FrameConfig(), config.views, config.optim.batch)
+    assert isinstance(config.method, DinoSettings)
+    sampling = Asking.of(config, config.method)
     source = Source(FrameStore.rendered(videos=4, frames=10, size=32), config, sampling)
     batch = render_batch(source.read(0, 0), torch.device("cpu"))
     assert seen[0][0].shape == (len(batch.global_crops), 4)

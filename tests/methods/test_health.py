@@ -10,8 +10,7 @@ import torch
 
 from tcore import train
 from tcore.methods import build_source
-from tcore.methods.distillation import measure_health
-from tcore.methods.health import Health, effective_rank
+from tcore.methods.health import Health, effective_rank, measure_health
 from tcore.training.loop import open_store
 from tcore.training.optim import build_schedule
 from tcore.training.step import Trainer

@@ -54,7 +54,7 @@ def test_student_does_not_see_masked_pixels_but_the_teacher_does() -> None:
 def test_auxiliary_branch_is_the_student_without_mask() -> None:
     tcore, made = model(), batch()
     perturb(tcore.student)
-    found = tcore._auxiliary_patches(made, None)
+    found = tcore.context(made, None)
     assert set(found) == {"past", "future"}
     for side, crops in (("past", made.past), ("future", made.future)):
         assert crops is not None
@@ -109,7 +109,7 @@ def test_stochastic_depth_of_the_auxiliary_branch_is_a_setting() -> None:
 
     def past(auxiliary_drop_path: bool, seed: int) -> Tensor:
         tcore = model(drop_path=0.5, auxiliary_drop_path=auxiliary_drop_path)
-        return tcore._auxiliary_patches(made, seeded(seed))["past"]
+        return tcore.context(made, seeded(seed))["past"]
 
     assert torch.equal(past(False, 0), past(False, 1))
     assert not torch.equal(past(True, 0), past(True, 1))

@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from tcore.methods.distillation import Batch, Center
+from tcore.methods.batch import Batch
+from tcore.methods.distillation import Center
 from tests.methods.tiny_models import (
     PROTOTYPES,
     STAY,

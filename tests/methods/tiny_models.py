@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from tcore.methods.distillation import Batch, make_batch
+from tcore.methods.batch import Batch, make_batch
 from tcore.methods.matching import PatchMatchingModule
 from tcore.methods.settings import Auxiliary, LossForm, Targets
 from tcore.methods.tcore import TCoRe

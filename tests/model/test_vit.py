@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from tcore.config import VitSpec
 from tcore.data.source import Counts
 from tcore.errors import InputError
-from tcore.methods.distillation import make_batch
+from tcore.methods.batch import make_batch
 from tcore.model.subset import Share, Subset, Wanted, add_residual, draw_gates, draw_subsets
 from tcore.model.vit import Block, LayerScale, Tokens, VisionTransformer, build_vit
 from tcore.recipes import VIT_B, VIT_L, VIT_S, VIT_TI

@@ -1,0 +1,103 @@
+"""What methods of self-distillation take: views of videos, and which of their patches are masked."""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int64
+from torch import Tensor
+
+from tcore.data.source import Counts
+from tcore.model.subset import Subset, Wanted
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Views of b videos, crop-major (index = crop * b + video), and what is masked of them.
+
+    `masked` lists the m global crops that carry a mask; past and future views exist for those alone.
+    `order` lists all global crops, those that carry a mask first.
+    `masked_patches` are positions in the m * n patches of those crops; a patch weighs
+    1 / (masked patches of its crop).
+    """
+
+    global_crops: Float[Tensor, "two_b 3 size size"]
+    local_crops: Float[Tensor, "local_b 3 small small"]
+    teacher_crops: Float[Tensor, "two_b 3 size size"]
+    mask: Bool[Tensor, "two_b n"]
+    masked: Int64[Tensor, "m"]
+    order: Int64[Tensor, "two_b"]
+    masked_patches: Int64[Tensor, "h"]
+    patch_weights: Float[Tensor, "h"]
+    counts: Counts
+    past: Float[Tensor, "m 3 size size"] | None = None
+    future: Float[Tensor, "m 3 size size"] | None = None
+
+    def wanted(self) -> Wanted | Literal["all"]:
+        """What losses need of the student: patches of masked crops; of the others, frame tokens alone."""
+        # Asked of the whole step: all its processes must go the same way through the network.
+        if self.counts.masked_crops == 2 * self.counts.videos:
+            return "all"
+        places, masked = self.order.argsort(), len(self.masked)
+        outside = torch.full_like(places, -1)
+        return Wanted(
+            Subset(self.masked, torch.where(places < masked, places, outside)),
+            Subset(self.order[masked:], torch.where(places < masked, outside, places - masked)),
+        )
+
+    def at_masked(self, patches: Float[Tensor, "crops n d"]) -> Float[Tensor, "h d"]:
+        """The tokens of masked crops, or of all crops, at their masked patches."""
+        if len(patches) == len(self.masked):
+            return patches.flatten(0, 1)[self.masked_patches]
+        n = patches.shape[1]
+        return patches.flatten(0, 1)[self.masked[self.masked_patches // n] * n + self.masked_patches % n]
+
+    def unmasked(self) -> "Batch":
+        """The same views with nothing masked."""
+        none = {name: getattr(self, name)[:0] for name in ("masked", "masked_patches", "patch_weights")}
+        order = torch.arange(len(self.order), device=self.order.device)
+        return replace(self, mask=torch.zeros_like(self.mask), order=order, **none)
+
+
+def make_batch(
+    global_crops: Float[Tensor, "two_b 3 size size"],
+    local_crops: Float[Tensor, "local_b 3 small small"] | None,
+    mask: Bool[Tensor, "two_b n"],
+    past: Float[Tensor, "m 3 size size"] | None = None,
+    future: Float[Tensor, "m 3 size size"] | None = None,
+    *,
+    teacher_crops: Float[Tensor, "two_b 3 size size"] | None = None,
+    counts: Counts | None = None,
+) -> Batch:
+    """Index the masks of a batch; without `counts` it is the whole step."""
+    # In numpy: torch would wake all cores for it, which takes longer than the work.
+    every = mask.cpu().numpy()
+    number = every.sum(axis=1)
+    masked = np.flatnonzero(number)
+    weights = np.repeat(1.0 / number[masked], number[masked]).astype(np.float32)
+    patches = np.flatnonzero(every[masked])
+    order = np.concatenate([masked, np.flatnonzero(number == 0)])
+    for name, views in (("past", past), ("future", future)):
+        if views is not None and views.shape[0] != len(masked):
+            raise ValueError(f"{name} has {views.shape[0]} views for {len(masked)} masked crops.")
+    device = global_crops.device
+
+    def send(x: Tensor) -> Tensor:
+        # A copy from memory that is not pinned would wait for the pixels that are being made.
+        on_its_way = device.type == "cuda" and not x.is_cuda
+        return x.pin_memory().to(device, non_blocking=True) if on_its_way else x.to(device)
+
+    return Batch(
+        global_crops=global_crops,
+        local_crops=global_crops[:0] if local_crops is None else local_crops,
+        teacher_crops=global_crops if teacher_crops is None else teacher_crops,
+        mask=send(mask),
+        masked=send(torch.from_numpy(masked)),
+        order=send(torch.from_numpy(order)),
+        masked_patches=send(torch.from_numpy(patches)),
+        patch_weights=send(torch.from_numpy(weights)),
+        counts=counts or Counts(mask.shape[0] // 2, len(masked), len(patches)),
+        past=past,
+        future=future,
+    )
