@@ -20,7 +20,7 @@ class Prepare:
     """Pack a folder of videos, frame folders or images into a store for `tcore train`."""
 
     source: Positional[str]
-    """A folder of video files, frame folders or images (--images), at any depth; or rendered:N videos."""
+    """A folder of video files, frame folders or images (--images), at any depth; or rendered:N, varied:N."""
     store: Positional[Path | None] = None
     """New folder for the store; rerun the same command to resume."""
     fps: float | None = None

@@ -18,6 +18,7 @@ from tcore.data.cuts import CutFinder
 from tcore.data.images import BAD_IMAGE, Frame, decode_image, encode_jpeg, image_problem, open_image
 from tcore.data.packed import PackedVideo, Shard, ShardWriter, shard_path, shard_writer
 from tcore.data.rendered import render_video
+from tcore.data.rendered_varied import render_varied
 from tcore.data.video import SampledVideo, UnreadableError
 from tcore.errors import InputError
 from tcore.files import TEMPORARY, read_bytes, read_json, read_text, whole, write_text
@@ -206,7 +207,9 @@ def _pack_video(task: Task, item: Item, writer: ShardWriter, beat: Beat) -> str:
 def _pack_rendered(task: Task, item: Item, writer: ShardWriter, beat: Beat) -> str:
     """Render a training video and encode its frames."""
     side = task.settings.short_side or 0
-    for pixels in render_video(0, int(item.path), size=side).frames:
+    number, varied = int(item.path), item.name.startswith("varied")
+    frames = render_varied(0, number, size=side) if varied else render_video(0, number, size=side).frames
+    for pixels in frames:
         writer.add(item.name, encode_jpeg(pixels, task.settings.quality))
         beat()
     writer.finish(item.name, (side, side), [])

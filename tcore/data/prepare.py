@@ -348,11 +348,11 @@ def list_source(source: Path, images: bool) -> tuple[Path, str, list[Item]]:
 
     These are video files, or else folders of frames; with `images`, every image by itself.
     """
-    if str(source).startswith("rendered:") and not source.exists():
-        count = re.fullmatch(r"rendered:([0-9]{1,7})", str(source))
-        if count is None or int(count[1]) < 1:
+    if str(source).startswith(("rendered:", "varied:")) and not source.exists():
+        count = re.fullmatch(r"(rendered|varied):([0-9]{1,7})", str(source))
+        if count is None or int(count[2]) < 1:
             raise InputError(f"{source}: need a number of videos from 1, as in rendered:512.")
-        items = [Item(f"rendered-{n:05d}", str(n), (), RENDERED_BYTES, 0) for n in range(int(count[1]))]
+        items = [Item(f"{count[1]}-{n:05d}", str(n), (), RENDERED_BYTES, 0) for n in range(int(count[2]))]
         return Path(), "rendered", items
     if not source.exists():
         raise InputError(f"source {source} does not exist: give a folder of videos or of frame folders.")

@@ -76,8 +76,8 @@ def render_video(
     # The split is part of the key, so that held-out videos are never training videos.
     key = (SPLITS.index(split), video)
     rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(*key, 0)))
-    scene = _draw_scene(rng)
-    stamps, light = _draw_stamps(rng, len(scene.shapes), size), _draw_light(rng)
+    scene = draw_scene(rng)
+    stamps, light = _draw_stamps(rng, len(scene.shapes), size), draw_light(rng)
     noise_rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(*key, 1)))
     noise = noise_rng.standard_normal((3, 2 * size * size), np.float32) * np.float32(255 * SENSOR_NOISE)
     starts = (noise_rng.random(num_frames) * size * size).astype(int)
@@ -87,12 +87,12 @@ def render_video(
     for first in range(0, num_frames, PIECE):
         piece = slice(first, min(first + PIECE, num_frames))
         t = np.arange(piece.start, piece.stop, dtype=float)
-        colors = _paint(scene, stamps, t, objects[piece], parts[piece])
-        _develop(colors, light, t, noise, starts[piece], frames[piece])
+        colors = paint(scene, stamps, t, objects[piece], parts[piece])
+        develop(colors, light, t, noise, starts[piece], frames[piece])
     return RenderedVideo(frames, objects, parts, _joints(scene, parts))
 
 
-def _paint(
+def paint(
     scene: Scene,
     stamps: dict[tuple[int, int], Stamp],
     t: Float[np.ndarray, " time"],
@@ -117,7 +117,7 @@ def _paint(
     return colors.reshape(objects.shape)
 
 
-def _develop(
+def develop(
     colors: UInt32[np.ndarray, "time size size"],
     light: Light,
     t: Float[np.ndarray, " time"],
@@ -155,7 +155,7 @@ def _joints(scene: Scene, parts: UInt8[np.ndarray, "time size size"]) -> Float32
     return np.stack([pixels.real, pixels.imag, visible], 2).astype(np.float32)
 
 
-def _draw_scene(rng: np.random.Generator) -> Scene:
+def draw_scene(rng: np.random.Generator) -> Scene:
     """Draw scenes until every object is well visible at the start and often enough later."""
     size, t = 32, np.array([0.0, 5.0, 10.0, 15.0, 19.0])
     while True:
@@ -185,7 +185,7 @@ def _draw_candidate(rng: np.random.Generator, count: int) -> Scene:
     )
     around = rng.uniform(0, 2 * np.pi)
     journeys = tuple(
-        _draw_journey(rng, around + 2 * np.pi * k / (count + 1), figure=k == count) for k in range(count + 1)
+        draw_journey(rng, around + 2 * np.pi * k / (count + 1), figure=k == count) for k in range(count + 1)
     )
     waving = rng.integers(-1, 2)
     figure = Figure(
@@ -198,11 +198,11 @@ def _draw_candidate(rng: np.random.Generator, count: int) -> Scene:
         splay=(rng.uniform(0.3, 0.6), rng.uniform(0.05, 0.2)),
         raised=(float(waving == 0), float(waving == 1)),
     )
-    shapes = tuple(_draw_shape(rng) for _ in range(count))
+    shapes = tuple(draw_shape(rng) for _ in range(count))
     return Scene(camera, shapes, journeys, figure, tuple(int(i) for i in rng.permutation(count + 1)))
 
 
-def _draw_journey(rng: np.random.Generator, start: float, *, figure: bool) -> Journey:
+def draw_journey(rng: np.random.Generator, start: float, *, figure: bool) -> Journey:
     """Draw a trajectory; the figure stays upright and closer to the middle."""
     wide, tall = ((0.18, 0.26), (0.05, 0.09)) if figure else ((0.24, 0.34), (0.2, 0.3))
     tilt = rng.uniform(-0.3, 0.3) if figure else rng.uniform(0, np.pi)
@@ -221,7 +221,7 @@ def _draw_journey(rng: np.random.Generator, start: float, *, figure: bool) -> Jo
     )
 
 
-def _draw_shape(rng: np.random.Generator) -> Radial:
+def draw_shape(rng: np.random.Generator) -> Radial:
     """Draw an ellipse, rounded box, polygon, star, blob or ring of 4.5 to 9 hundredths of the image."""
     angle = np.arange(2048) * (2 * np.pi / 2048)
     kind = rng.choice(("ellipse", "box", "polygon", "star", "blob", "ring"))
@@ -265,7 +265,7 @@ def _draw_stamps(rng: np.random.Generator, count: int, size: int) -> dict[tuple[
     return {ids: make_stamp(tile, size) for ids, tile in tiles.items()}
 
 
-def _draw_light(rng: np.random.Generator) -> Light:
+def draw_light(rng: np.random.Generator) -> Light:
     """Draw how the light changes."""
     tint = (draw_wave(rng, 1.0, 0.08, (0.05, 0.2)) for _ in range(3))
     return Light(

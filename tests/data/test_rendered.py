@@ -9,6 +9,7 @@ from jaxtyping import Bool, Float
 
 from tcore.data import rendered
 from tcore.data.rendered import JOINT_NAMES, LIMBS, PART_NAMES, RenderedVideo
+from tcore.data.rendered_varied import draw_photograph, render_varied
 from tcore.errors import InputError
 
 render_video = inspect.unwrap(rendered.render_video)  # rendered anew every time, unlike in other tests
@@ -164,3 +165,22 @@ def test_numbers_out_of_range_are_refused_by_name(seed: int, video: int, num_fra
         InputError, match=rf"video {video} of seed {seed}, {num_frames} frames of {size} pixels"
     ):
         render_video(seed, video, num_frames=num_frames, size=size)
+
+
+def test_varied_videos_are_a_function_of_their_number_and_move() -> None:
+    first, again, other = (render_varied(0, number, num_frames=6, size=64) for number in (0, 0, 1))
+    np.testing.assert_array_equal(first, again)
+    for frames in (first, other):
+        assert frames.shape == (6, 64, 64, 3)
+        assert frames.dtype == np.uint8
+        assert frames.std() > 8
+        assert np.abs(frames[5].astype(int) - frames[0]).mean() > 2
+    assert (first != other).any()
+
+
+def test_varied_textures_have_the_falling_spectrum_of_photographs() -> None:
+    tile = draw_photograph(np.random.default_rng(0), 128, np.full(3, 0.5, np.float32)).mean(axis=0)
+    power = np.abs(np.fft.fft2(tile - tile.mean())) ** 2
+    radii = np.hypot(*np.meshgrid(np.fft.fftfreq(128), np.fft.fftfreq(128)))
+    low, high = (power[(radii > a) & (radii < b)].mean() for a, b in ((0.02, 0.05), (0.2, 0.5)))
+    assert low > 20 * high

@@ -9,6 +9,7 @@ import pytest
 from PIL import Image
 
 from tcore.data.prepare import prepare
+from tcore.data.rendered_varied import render_varied
 from tcore.data.stores import (
     FrameStore,
     MixedStore,
@@ -256,3 +257,8 @@ def test_rendered_videos_can_be_packed_beforehand(tmp_path: Path) -> None:
     assert np.abs(store.read(2, [7])[0].astype(int) - expected).mean() < 12  # JPEG
     with pytest.raises(InputError, match="--fps 3"):
         prepare(Path("rendered:3"), tmp_path / "other", fps=3)
+    prepare(Path("varied:2"), tmp_path / "varied", short_side=64, engine="here")
+    varied = FrameStore.open(tmp_path / "varied")
+    assert varied.lengths.tolist() == [20, 20]
+    expected = render_varied(0, 1, size=64)[7]
+    assert np.abs(varied.read(1, [7])[0].astype(int) - expected).mean() < 12

@@ -1,0 +1,96 @@
+"""Labels from the grid to pixels: the filters look at the frame, and mix what is around."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from experiments.edge_filter import save_filter
+from tcore.errors import InputError
+from tcore.evaluation.edges import REACH, EdgeFilter, guided_labels, load_filter, mix_neighbors
+
+
+def mix_plainly(queries: Tensor, keys: Tensor, values: Tensor, falloff: float) -> Tensor:
+    """The plain twin: one pixel and one cell at a time."""
+    batch, _, rows, columns = keys.shape
+    side = queries.shape[2] // rows
+    found = torch.zeros(batch, values.shape[1], *queries.shape[2:])
+    for y in range(queries.shape[2]):
+        for x in range(queries.shape[3]):
+            scores, mixed = [], []
+            for row in range(max(0, y // side - REACH), min(rows, y // side + REACH + 1)):
+                for column in range(max(0, x // side - REACH), min(columns, x // side + REACH + 1)):
+                    down, right = (y + 0.5) / side - 0.5 - row, (x + 0.5) / side - 0.5 - column
+                    near = (queries[:, :, y, x] * keys[:, :, row, column]).sum(1)
+                    scores.append(near - falloff * (down**2 + right**2))
+                    mixed.append(values[:, :, row, column])
+            weights = torch.stack(scores).softmax(0)
+            found[:, :, y, x] = (weights[:, :, None] * torch.stack(mixed)).sum(0)
+    return found
+
+
+def two_colors(height: int, width: int, edge: int) -> Tensor:
+    """A frame that is dark left of a column and light right of it."""
+    frame = torch.full((height, width, 3), 40, dtype=torch.uint8)
+    frame[:, edge:] = 210
+    return frame
+
+
+def test_mixing_in_rows_equals_mixing_pixel_by_pixel() -> None:
+    generator = torch.Generator().manual_seed(0)
+    queries = torch.randn(2, 3, 12, 14, generator=generator)
+    keys, values = torch.randn(2, 3, 6, 7, generator=generator), torch.rand(2, 4, 6, 7, generator=generator)
+    fast = mix_neighbors(queries, keys, values, torch.tensor(0.5))
+    torch.testing.assert_close(fast, mix_plainly(queries, keys, values, 0.5), atol=1e-6, rtol=1e-5)
+
+
+def test_large_grids_are_mixed_in_chunks_with_the_same_result() -> None:
+    generator = torch.Generator().manual_seed(0)
+    queries = torch.randn(1, 2, 200, 400, generator=generator)
+    keys, values = (
+        torch.randn(1, 2, 50, 100, generator=generator),
+        torch.rand(1, 1, 50, 100, generator=generator),
+    )
+    whole = mix_neighbors(queries, keys, values, torch.tensor(1.0))
+    # The middle rows by themselves, with all the neighbors that they have.
+    part = mix_neighbors(queries[:, :, 40:120], keys[:, :, 10:30], values[:, :, 10:30], torch.tensor(1.0))
+    torch.testing.assert_close(whole[:, :, 56:104], part[:, :, 16:64])
+
+
+@pytest.mark.parametrize("way", ["guided", "learned"])
+def test_filtered_labels_are_shares_of_one_at_the_size_of_the_guide(way: str) -> None:
+    labels = torch.rand(6, 8, 3, generator=torch.Generator().manual_seed(0)).softmax(dim=2)
+    frame = torch.randint(0, 256, (96, 128, 3), dtype=torch.uint8)
+    found = guided_labels(labels, frame) if way == "guided" else EdgeFilter(4, 4).refine(labels, frame)
+    assert found.shape == (48, 64, 3)
+    assert found.min() >= 0
+    torch.testing.assert_close(found.sum(dim=2), torch.ones(48, 64), atol=1e-3, rtol=0)
+
+
+def test_guided_filter_moves_a_blurred_border_to_the_edge_of_the_frame() -> None:
+    # Cells of 16 pixels; the object begins at pixel 56, half way through cell 3.
+    frame, labels = two_colors(96, 128, 56), torch.zeros(6, 8, 2)
+    labels[:, :, 1] = torch.tensor([0, 0, 0.1, 0.5, 0.9, 1, 1, 1])
+    labels[:, :, 0] = 1 - labels[:, :, 1]
+    found = guided_labels(labels, frame, radius=1, strength=1e-4)[..., 1] > 0.5
+    assert (found == (torch.arange(64) >= 28)).float().mean() > 0.97
+
+
+def test_keys_like_the_query_decide_whose_label_counts() -> None:
+    keys = torch.tensor([-1.0, -1, 1, 1]).expand(1, 1, 4, 4) * 20
+    values = (keys > 0).float()
+    queries = torch.full((1, 1, 8, 8), 1.0)
+    assert mix_neighbors(queries, keys, values, torch.tensor(0.1)).min() > 0.99
+    assert mix_neighbors(-queries, keys, values, torch.tensor(0.1)).max() < 0.01
+
+
+def test_saved_filter_loads_with_its_sizes_and_a_missing_one_names_the_remedy(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    made, file = EdgeFilter(4, 6), tmp_path / "filter.safetensors"
+    save_filter(made, file)
+    loaded = load_filter(torch.device("cpu"), file)
+    labels, frame = torch.rand(4, 5, 2), torch.randint(0, 256, (64, 80, 3), dtype=torch.uint8)
+    torch.testing.assert_close(loaded.refine(labels, frame), made.refine(labels, frame), atol=2e-3, rtol=0)
+    with pytest.raises(InputError, match="--edges off"):
+        load_filter(torch.device("cpu"), tmp_path / "none.safetensors")
