@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from step import NoiseStore, now, pinned
 
 from tcore import methods
-from tcore.config import Config
+from tcore.config import Config, flatten
 from tcore.device import peak_memory_gib
 from tcore.files import read_json, write_text
 from tcore.recipes import recipe
@@ -212,7 +212,7 @@ def measure(config: Config, steps: int) -> dict[str, float]:
     seconds = (now(trainer) - started) / steps
     return {
         "batch": config.optim.batch,
-        "K": config.method.head.prototypes,
+        "K": flatten(config)["head.prototypes"],
         "locals": config.views.num_local,
         "size": config.vit.dim,
         "speed": config.optim.batch / seconds,

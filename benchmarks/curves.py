@@ -27,7 +27,7 @@ import numpy as np
 import torch
 
 from tcore import methods
-from tcore.config import Compile, Config
+from tcore.config import Compile, Config, flatten
 from tcore.data.loader import load
 from tcore.data.stores import FrameStore
 from tcore.methods.distillation import SelfDistillation
@@ -110,7 +110,7 @@ def main() -> None:
         )
     if options.out:
         draw(plain, fast, options.out)
-    raise SystemExit(0 if report(plain, fast, math.log(config.method.head.prototypes)) else 1)
+    raise SystemExit(0 if report(plain, fast, math.log(flatten(config)["head.prototypes"])) else 1)
 
 
 def form(config: Config, name: str, wish: Compile = "auto") -> Config:

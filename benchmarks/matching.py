@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from tcore import methods
-from tcore.config import Config, load_config
+from tcore.config import Config, flatten, load_config
 from tcore.data.loader import load, render_batch
 from tcore.device import choose_device
 from tcore.errors import InputError
@@ -82,7 +82,7 @@ def main() -> None:
     source = methods.build_source(open_store(config, given.frames), config)
     raw = load(source, FIRST_STEP, FIRST_STEP + given.batches, device)
     batches = (render_batch(part, device) for part in raw)
-    found = measure(model, batches, config.method.teacher.temperature[1])
+    found = measure(model, batches, flatten(config)["teacher.temperature"][1])
     print("| the module looks at | cross-entropy at masked patches |\n|---|---|")
     for name, value in found.items():
         print(f"| {name} | {value:.3f} |")

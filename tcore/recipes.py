@@ -4,14 +4,34 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tcore.config import Config, OptimConfig, RenderedConfig, RuntimeConfig, ViewsConfig, VitSpec, override
+from tcore.config import (
+    Config,
+    OptimConfig,
+    Photometry,
+    RenderedConfig,
+    RuntimeConfig,
+    ViewsConfig,
+    VitSpec,
+    override,
+)
 from tcore.errors import InputError
 from tcore.methods.settings import (
+    ContrastConfig,
+    ContrastSettings,
+    CrocSettings,
     DinoSettings,
     HeadConfig,
     LossConfig,
     MaskingConfig,
     MatchingConfig,
+    MethodSettings,
+    ObjectContrastConfig,
+    OdinSettings,
+    PatchHeadConfig,
+    PatchTeacherConfig,
+    PredictorConfig,
+    ProjectorConfig,
+    RegionConfig,
     TCoReSettings,
     TeacherConfig,
 )
@@ -52,11 +72,11 @@ QUICKSTART = Config(
 
 # Found by search (docs/LOG.md): small crops and a reach that keeps large frames from being anything new,
 # positions that differ from the start, colors left alone, masks in every crop, few prototypes, LayerScale 1.
+SHORT_HEAD = HeadConfig(hidden=1024, prototypes=1024, train_gains=False)
+SHORT_TEACHER = TeacherConfig(targets="sinkhorn", momentum=(0.98, 1.0), temperature=(0.01, 0.01))
 VITS16_SHORT = Config(
     TCoReSettings(
-        masking=MaskingConfig(probability=1.0, ratio=(0.3, 0.7)),
-        head=HeadConfig(hidden=1024, prototypes=1024, train_gains=False),
-        teacher=TeacherConfig(targets="sinkhorn", momentum=(0.98, 1.0), temperature=(0.01, 0.01)),
+        masking=MaskingConfig(probability=1.0, ratio=(0.3, 0.7)), head=SHORT_HEAD, teacher=SHORT_TEACHER
     ),
     vit=replace(VIT_S, layer_scale=1.0, drop_path=0.0, position_std=0.3, reach=3),
     views=ViewsConfig(global_size=128, local_size=64, color=0.0),
@@ -88,6 +108,49 @@ VITS16_DINO_K400 = Config(
         freeze="gradient",
     ),
 )
+
+# Two crops of BYOL's kind, and AdamW as in MoCo v3 (arXiv:2104.02057), which decays everything and clips
+# nothing. How the published rows of SimCLR and MoCo v3 on Kinetics-400 were trained is not known: batch 1,024
+# is MoCo v3's on one machine, the warm-up takes its 40 epochs.
+TWO_VIEWS = ViewsConfig(num_local=0, global_area=(0.08, 1.0), photometry="byol", flip_global=0.5)
+MOCO_OPTIM = OptimConfig(
+    batch=1024,
+    warmup_epochs=40,
+    warmup_peak="once",
+    base_lr=1.5e-4,
+    lr_rule="linear/256",
+    end_lr=0.0,
+    weight_decay=(0.1, 0.1),
+    decay_all=True,
+    clip_by="none",
+)
+PLAIN_VIT_S = replace(VIT_S, num_registers=0, layer_scale=None, drop_path=0.0)
+SIMCLR = ContrastSettings(
+    projector=ProjectorConfig(hidden=384, out=128, last_norm="scale"),
+    predictor=PredictorConfig(layers=0),
+    contrast=ContrastConfig(
+        temperature=0.1, negatives="both-views", norm_over="both", scale="mean", momentum=None
+    ),
+)
+
+# CrOC's optimizer, encoder and views are DINO's (arXiv:2303.13245; the defaults of its code, the released
+# run's own are not known). There is no row on Kinetics-400: batch, epochs and warm-up are T-CoRe's.
+VITS16_CROC_K400 = replace(
+    VITS16_DINO_K400,
+    method=CrocSettings(
+        head=PatchHeadConfig(train_gains=False, patch_prototypes=8192),
+        teacher=PatchTeacherConfig(momentum=(0.996, 1.0), temperature=(0.04, 0.04), temperature_epochs=0),
+    ),
+    views=ViewsConfig(num_local=0, global_area=(0.25, 1.0), photometry="dino", flip_global=0.5),
+)
+
+
+def short(method: MethodSettings, photometry: Photometry) -> Config:
+    """Budget, crops, encoder and data of `vits16-short` for a method of two views, with its own colors."""
+    views = replace(VITS16_SHORT.views, num_local=0, photometry=photometry, color=1.0, flip_global=0.5)
+    optim = replace(VITS16_SHORT.optim, matching_lr=OptimConfig.matching_lr)
+    return replace(VITS16_SHORT, method=method, views=views, optim=optim)
+
 
 RECIPES: dict[str, Recipe] = {
     "vits16-k400": Recipe(
@@ -132,6 +195,63 @@ RECIPES: dict[str, Recipe] = {
     "vits16-dino-k400": Recipe(
         VITS16_DINO_K400,
         "DINO, ViT-S/16 on Kinetics-400, 400 epochs: 59.5 J&F on DAVIS in the paper's table.",
+    ),
+    "vits16-simclr-k400": Recipe(
+        Config(SIMCLR, vit=PLAIN_VIT_S, views=replace(TWO_VIEWS, photometry="simclr"), optim=MOCO_OPTIM),
+        "SimCLR, ViT-S/16 on Kinetics-400, 400 epochs: 53.9 J&F on DAVIS in the paper's table.",
+    ),
+    "vits16-mocov3-k400": Recipe(
+        Config(
+            ContrastSettings(),
+            vit=replace(
+                PLAIN_VIT_S, num_heads=12, positions="sincos", init="xavier", train_patch_embed=False
+            ),
+            views=TWO_VIEWS,
+            optim=MOCO_OPTIM,
+        ),
+        "MoCo v3, ViT-S/16 on Kinetics-400, 400 epochs: 57.7 J&F on DAVIS in the paper's table.",
+    ),
+    "vits16-croc-k400": Recipe(
+        VITS16_CROC_K400,
+        "CrOC, ViT-S/16 on Kinetics-400, 400 epochs; 44.7 J&F on DAVIS in the table is from ImageNet.",
+    ),
+    # ODIN2: --discovery.init RUN --discovery.momentum 1 1, RUN one of this recipe.
+    "vits16-odin-k400": Recipe(
+        Config(OdinSettings(), vit=PLAIN_VIT_S, views=TWO_VIEWS, optim=replace(MOCO_OPTIM, batch=256)),
+        "ODIN's form on ViT-S/16, Kinetics-400, 400 epochs; 54.1 J&F in the table is ResNet-50 on ImageNet.",
+    ),
+    "vits16-simclr-short": Recipe(
+        short(replace(SIMCLR, contrast=replace(SIMCLR.contrast, temperature=0.2)), "simclr"),
+        "SimCLR on a few hundred clips of your own, minutes on one GPU.",
+    ),
+    "vits16-mocov3-short": Recipe(
+        short(
+            ContrastSettings(projector=ProjectorConfig(hidden=1024), predictor=PredictorConfig(hidden=1024)),
+            "byol",
+        ),
+        "MoCo v3, the same.",
+    ),
+    "vits16-croc-short": Recipe(
+        short(
+            CrocSettings(
+                head=PatchHeadConfig(**vars(SHORT_HEAD), patch_prototypes=1024),
+                teacher=PatchTeacherConfig(**vars(SHORT_TEACHER)),
+                regions=RegionConfig(cost_range="image", mean_over="all"),
+            ),
+            "dino",
+        ),
+        "CrOC, the same.",
+    ),
+    "vits16-odin-short": Recipe(
+        short(
+            OdinSettings(
+                projector=ProjectorConfig(layers=2, hidden=1024, last_norm="none"),
+                predictor=PredictorConfig(hidden=1024, last_norm="none"),
+                contrast=ObjectContrastConfig(momentum=(0.99, 1.0)),
+            ),
+            "byol",
+        ),
+        "ODIN, the same.",
     ),
     "vits16-short": Recipe(
         VITS16_SHORT,

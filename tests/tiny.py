@@ -3,7 +3,7 @@
 from typing import Any
 
 from tcore import Config, methods, recipe
-from tcore.config import override
+from tcore.config import flatten, override
 from tcore.methods.method import Method
 from tcore.methods.settings import TCoReSettings
 from tcore.methods.tcore import TCoRe
@@ -34,6 +34,26 @@ TINY: dict[str, Any] = {
 def tiny(**changes: Any) -> Config:
     """Tiny settings, some of them changed; a dot in a name is written as two underscores."""
     return recipe("quickstart", TINY | {name.replace("__", "."): value for name, value in changes.items()})
+
+
+# What else some recipes have that must be small.
+NARROW: dict[str, Any] = {
+    "projector.hidden": 32,
+    "projector.out": 16,
+    "predictor.hidden": 32,
+    "head.patch_prototypes": 32,
+    "discovery.clusters": 4,
+}
+
+
+def shrunk(name: str, **changes: Any) -> Config:
+    """A recipe with the sizes of a tiny run, as far as it has them, some settings changed as in `tiny`."""
+    config = recipe(name)
+    known = flatten(config)
+    sizes = {setting: value for setting, value in (TINY | NARROW).items() if setting in known}
+    for setting in ("views.num_local", "vit.drop_path"):  # 0 stays 0
+        sizes[setting] = sizes[setting] if known[setting] else known[setting]
+    return change(override(config, sizes), **changes)
 
 
 def change(config: Config, **values: Any) -> Config:

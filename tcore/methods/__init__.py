@@ -13,22 +13,38 @@ def build(config: "Config") -> "Method":
     """The method of a run, with weights drawn from its seed."""
     import torch
 
+    from tcore.methods.contrast import build_contrast
     from tcore.methods.distillation import build_distillation
-    from tcore.methods.settings import DinoSettings, MaskedSettings
+    from tcore.methods.regions import build_croc, build_odin
+    from tcore.methods.settings import (
+        ContrastSettings,
+        CrocSettings,
+        DinoSettings,
+        MaskedSettings,
+        OdinSettings,
+    )
     from tcore.methods.tcore import build_tcore
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         if isinstance(config.method, DinoSettings | MaskedSettings):
             return build_distillation(config, config.method)
+        if isinstance(config.method, ContrastSettings):
+            return build_contrast(config, config.method)
+        if isinstance(config.method, CrocSettings):
+            return build_croc(config, config.method)
+        if isinstance(config.method, OdinSettings):
+            return build_odin(config, config.method)
         return build_tcore(config, config.method)
 
 
 def build_sampling(config: "Config", fps: float | None = None) -> "Sampling":
     """How a run draws its samples from a store of this frame rate (unknown: `fps` of the settings)."""
-    from tcore.methods.sampling import FrameSampling, SandwichSampling
-    from tcore.methods.settings import FrameSettings
+    from tcore.methods.sampling import FrameSampling, RegionSampling, SandwichSampling
+    from tcore.methods.settings import CrocSettings, FrameSettings, OdinSettings
 
+    if isinstance(config.method, CrocSettings | OdinSettings):
+        return RegionSampling.of(config, config.method)
     if isinstance(config.method, FrameSettings):
         return FrameSampling.of(config, config.method)
     return SandwichSampling.of(config, config.method, fps or config.fps)

@@ -62,7 +62,7 @@ class Center(nn.Module):
         self.register_buffer("waiting", torch.zeros(num_prototypes), persistent=False)
         self.register_buffer("count", torch.zeros(()), persistent=False)
 
-    def observe(self, total: Float[Tensor, "k"], count: int) -> None:
+    def observe(self, total: Float[Tensor, "k"], count: int | Tensor) -> None:
         """Note the raw outputs of a part of the step: their sum and number."""
         self.waiting += total
         self.count += count

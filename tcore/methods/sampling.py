@@ -1,23 +1,27 @@
 """Which frames, views and masks make a sample: plain numbers, no pixels, picklable to reading processes."""
 
-from dataclasses import dataclass
+import zlib
+from dataclasses import dataclass, replace
 from typing import NamedTuple, Self
 
 import numpy as np
-from jaxtyping import Bool, Integer
+import torch
+from jaxtyping import Bool, Int64, Integer
 from torch import Tensor
 
 from tcore.config import Config, ViewsConfig
 from tcore.data.masking import sample_step_masks
 from tcore.data.source import RawBatch
-from tcore.data.views import Size, ViewPlan, sample_views
+from tcore.data.views import Photometry, Size, ViewPlan, sample_photometry, sample_views
 from tcore.errors import InputError
 from tcore.methods.batch import Batch, make_batch
+from tcore.methods.regions import RegionBatch
 from tcore.methods.settings import (
     FrameConfig,
     FrameSettings,
     MaskedSettings,
     MaskingConfig,
+    OdinSettings,
     Range,
     SandwichConfig,
     Sides,
@@ -261,7 +265,7 @@ class FrameSampling:
         """Global and local crops of the frame."""
         plan = sample_views(rng, (sizes["current"],) * 3, self.view_settings)
         # The views of a sandwich call its middle frame 1; here it is the only one.
-        return {name: plan[name].with_frame(plan[name].frame * 0) for name in self.sides}
+        return {name: plan[name].with_frame(plan[name].frame * 0) for name in ("global", "local")}
 
     def batch(self, crops: dict[str, Tensor], raw: RawBatch) -> Batch:
         """The batch that the method takes."""
@@ -278,6 +282,60 @@ def masks_none(masking: MaskingConfig, batch: int) -> list[str]:
     if masking.draw == "stratified" and share > 0 and int(crops * share) == 0:
         return [f"warning: masking.probability={share} of {crops} crops masks none: no patch losses."]
     return []
+
+
+@dataclass(frozen=True)
+class RegionSampling(FrameSampling):
+    """The same for methods that must know where the crops of a frame lie; `around` adds a view of both."""
+
+    around: bool = False
+
+    @classmethod
+    def of(cls, config: Config, settings: FrameSettings) -> Self:
+        """The sampling of a run."""
+        return replace(super().of(config, settings), around=isinstance(settings, OdinSettings))
+
+    @property
+    def sides(self) -> dict[str, int]:
+        """Views in the order they are rendered, with their sides in pixels."""
+        return super().sides | ({"around": self.view_settings.global_size} if self.around else {})
+
+    def views(self, sizes: dict[str, Size], rng: np.random.Generator) -> dict[str, ViewPlan]:
+        """Crops of the frame, and the smallest box around the global ones, its colors left alone."""
+        plans = super().views(sizes, rng)
+        if not self.around:
+            return plans
+        box = plans["global"].box
+        start, end = box[:, :2].min(axis=0), (box[:, :2] + box[:, 2:]).max(axis=0)
+        whole = np.concatenate([start, end - start])[None]
+        plain = Photometry(jitter=0.0, gray=0.0)
+        return {**plans, "around": sample_photometry(rng, np.zeros(1, np.int64), whole, [plain])}
+
+    def batch(self, crops: dict[str, Tensor], raw: RawBatch) -> RegionBatch:  # type: ignore[override]
+        """Crops with their boxes and flips, and a seed of each sample."""
+        plan, views = raw.plans["global"], super().batch(crops, raw)
+        videos = len(plan) // 2
+        numbers = [plan.box[:videos], plan.box[videos:], plan.flip.reshape(2, -1).T]
+        numbers += [sample_seeds(plan)[:, None], *([raw.plans["around"].box] if self.around else [])]
+        # In one go, from pinned memory: any other copy would wait for the pixels that are being made.
+        sent = torch.from_numpy(np.concatenate(numbers, axis=1, dtype=np.float64))
+        device = views.global_crops.device
+        sent = sent.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else sent
+        boxes = sent[:, :8].reshape(videos, 2, 4).transpose(0, 1).float()
+        flips, seeds = sent[:, 8:10].T.bool(), sent[:, 10].long()
+        return RegionBatch(
+            views, boxes, flips, seeds, crops.get("around"), sent[:, 11:].float() if self.around else None
+        )
+
+
+def sample_seeds(plan: ViewPlan) -> Int64[np.ndarray, "videos"]:
+    """A seed for what is random about a sample later on: a checksum of how its two views were drawn.
+
+    So it follows from (seed, step, place in the batch), like the views, whatever process computes it.
+    """
+    drawn = np.concatenate([plan.box, plan.order, plan.jitter], axis=1, dtype=np.float64)
+    by_sample = drawn.reshape(2, len(plan) // 2, -1).transpose(1, 0, 2)
+    return np.array([zlib.crc32(row.tobytes()) for row in by_sample], dtype=np.int64)
 
 
 def local_side(views: ViewsConfig) -> dict[str, int]:

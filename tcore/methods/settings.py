@@ -33,6 +33,7 @@ Sides = Literal["past-future", "past-past", "future-future"]
 Auxiliary = Literal["none", "past", "future", "both"]
 LossForm = Literal["paper", "release"]
 Targets = Literal["centering", "sinkhorn"]
+LastNorm = Literal["none", "plain", "scale"]
 
 
 @runtime_checkable
@@ -42,6 +43,10 @@ class Shared(Protocol):
     @property
     def source(self) -> str:
         """Videos or images."""
+
+    @property
+    def init(self) -> str | None:
+        """Encoder to start from."""
 
     @property
     def views(self) -> Any:
@@ -416,5 +421,190 @@ def check_blocks(masking: MaskingConfig, shared: Shared) -> None:
         )
 
 
-MethodSettings = TCoReSettings | DinoSettings | IbotSettings | Dinov2Settings
-METHODS: tuple[type[MethodSettings], ...] = (TCoReSettings, DinoSettings, IbotSettings, Dinov2Settings)
+@dataclass(frozen=True)
+class ProjectorConfig:
+    """The projector: linear layers, with batch norm and ReLU between them."""
+
+    layers: Count = 3
+    """Number of linear layers."""
+    hidden: Count = 4096
+    """Width between them."""
+    out: Count = 256
+    """Width of what is compared."""
+    last_norm: LastNorm = "plain"
+    """Batch norm after the last layer: none, one without parameters, or one with a scale."""
+
+
+@dataclass(frozen=True)
+class PredictorConfig:
+    """The predictor behind the student's projector."""
+
+    layers: AtLeastZero = 2
+    """Number of linear layers; 0 is no predictor."""
+    hidden: Count = 4096
+    """Width between them."""
+    last_norm: LastNorm = "plain"
+    """Batch norm after the last layer."""
+
+
+@dataclass(frozen=True)
+class ContrastConfig:
+    """How views are compared."""
+
+    temperature: Positive = 0.2
+    """Temperature of the similarities."""
+    negatives: Literal["other-view", "both-views"] = "other-view"
+    """What a view is compared with: the other views of all samples (MoCo v3), or both (SimCLR)."""
+    norm_over: Literal["view", "both"] = "view"
+    """Rows that a batch norm counts: those of each view by itself, or of both."""
+    scale: Literal["mean", "2 tau"] = "2 tau"
+    """The loss: mean over both views, or 2 * temperature times the sum of their means (MoCo v3)."""
+    momentum: Momenta | None = (0.99, 1.0)
+    """Momentum of the encoder that makes the keys, first to last step; None: there is none (SimCLR)."""
+
+
+@dataclass(frozen=True)
+class ContrastSettings(FrameSettings):
+    """SimCLR (arXiv:2002.05709) and MoCo v3 (arXiv:2104.02057): two views of a frame find each other."""
+
+    name: ClassVar[str] = "contrast"
+    whole_step: ClassVar[bool] = True
+
+    projector: ProjectorConfig = field(default_factory=ProjectorConfig)
+    predictor: PredictorConfig = field(default_factory=PredictorConfig)
+    contrast: ContrastConfig = field(default_factory=ContrastConfig)
+
+    def check(self, shared: Shared) -> None:
+        """Refuse combinations that cannot work."""
+        super().check(shared)
+        refuse_local_crops(self.name, shared)
+
+
+@dataclass(frozen=True)
+class RegionConfig:
+    """CrOC's regions: how the patches of two views are clustered, and what is asked of a region."""
+
+    weight: Weight = 1.0
+    """Weight of the region loss."""
+    seeds: TwoOrMore = 5
+    """Tokens that clusters start from; two clusters at a time become one."""
+    most: TwoOrMore = 4
+    """Largest number of regions of a head; the cheapest number from 2 to it is taken."""
+    position_weight: Weight = 4.0
+    """Weight of the distance in the frame beside the similarity of keys."""
+    sharpness: Positive = 20.0
+    """Factor on costs in the exponent of Sinkhorn's plan."""
+    iterations: Count = 5
+    """Rounds of Sinkhorn."""
+    marginal_temperature: Positive = 2.0
+    """Temperature of the likeness to the frame token, by which patches weigh."""
+    cost_range: Literal["process", "image"] = "process"
+    """What costs are brought to [0, 1] by: their range over all images of a process, or in each image."""
+    mean_over: Literal["process", "all"] = "process"
+    """What the loss is a mean over: regions of each process (as published), or of all processes."""
+
+
+@dataclass(frozen=True)
+class CrocSettings(FrameSettings):
+    """CrOC (arXiv:2303.13245): DINO, plus regions clustered across two views, in the place of patches."""
+
+    name: ClassVar[str] = "croc"
+
+    head: PatchHeadConfig = field(default_factory=lambda: PatchHeadConfig(patch_prototypes=8192))
+    teacher: PatchTeacherConfig = field(default_factory=PatchTeacherConfig)
+    loss: PredictionConfig = field(default_factory=PredictionConfig)
+    regions: RegionConfig = field(default_factory=RegionConfig)
+
+    def check(self, shared: Shared) -> None:
+        """Refuse combinations that cannot work."""
+        super().check(shared)
+        if self.teacher.patch_center != "masked":
+            raise InputError("teacher.patch_center has no effect on croc: leave it out.")
+        regions, patches = self.regions, 2 * (shared.views.global_size // shared.vit.patch_size) ** 2
+        if not regions.most <= regions.seeds <= patches:
+            raise InputError(
+                f"regions.seeds={regions.seeds}: need at least regions.most={regions.most}, and at most the "
+                f"{patches} patches of two views."
+            )
+
+
+@dataclass(frozen=True)
+class ObjectContrastConfig:
+    """How regions are compared."""
+
+    temperature: Positive = 0.1
+    """Temperature of the similarities."""
+    momentum: Momenta = (0.996, 1.0)
+    """Momentum of the teacher, first to last step."""
+
+
+@dataclass(frozen=True)
+class DiscoveryConfig:
+    """How ODIN discovers regions: by k-means on the features of a discovery network."""
+
+    clusters: TwoOrMore = 8
+    """Regions of an image."""
+    iterations: Count = 10
+    """Rounds of k-means."""
+    momentum: Momenta | None = None
+    """Momentum of a discovery network of its own; None: it is the teacher's encoder. 1 1 keeps it fixed."""
+    init: str | None = None
+    """A run folder whose encoder the discovery network starts from (ODIN2, with --discovery.momentum 1 1)."""
+
+
+@dataclass(frozen=True)
+class OdinSettings(FrameSettings):
+    """ODIN (arXiv:2203.08777): regions that one network discovers are what another learns to distinguish."""
+
+    name: ClassVar[str] = "odin"
+    whole_step: ClassVar[bool] = True
+
+    projector: ProjectorConfig = field(default_factory=lambda: ProjectorConfig(layers=2, last_norm="none"))
+    predictor: PredictorConfig = field(default_factory=lambda: PredictorConfig(last_norm="none"))
+    contrast: ObjectContrastConfig = field(default_factory=ObjectContrastConfig)
+    discovery: DiscoveryConfig = field(default_factory=DiscoveryConfig)
+
+    def check(self, shared: Shared) -> None:
+        """Refuse combinations that cannot work."""
+        super().check(shared)
+        refuse_local_crops(self.name, shared)
+        discovery, patches = self.discovery, (shared.views.global_size // shared.vit.patch_size) ** 2
+        if discovery.clusters > patches:
+            raise InputError(f"discovery.clusters={discovery.clusters}: need at most {patches}, the patches.")
+        if discovery.init is not None and discovery.momentum is None:
+            raise InputError(
+                f"discovery.init={discovery.init} needs a network of its own: add --discovery.momentum 1 1."
+            )
+        if discovery.init is not None and shared.init is not None:
+            raise InputError(
+                f"init={shared.init} sets every encoder, and discovery.init={discovery.init} one of them: "
+                "leave one out."
+            )
+
+
+def refuse_local_crops(method: str, shared: Shared) -> None:
+    """Refuse local crops where a method has no use for them."""
+    if shared.views.num_local:
+        raise InputError(
+            f"views.num_local={shared.views.num_local} has no effect on {method}: add --views.num-local 0."
+        )
+
+
+MethodSettings = (
+    TCoReSettings
+    | DinoSettings
+    | IbotSettings
+    | Dinov2Settings
+    | ContrastSettings
+    | CrocSettings
+    | OdinSettings
+)
+METHODS: tuple[type[MethodSettings], ...] = (
+    TCoReSettings,
+    DinoSettings,
+    IbotSettings,
+    Dinov2Settings,
+    ContrastSettings,
+    CrocSettings,
+    OdinSettings,
+)

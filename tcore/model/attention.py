@@ -75,6 +75,11 @@ class Attention(nn.Module):
         x = scaled_attention(q, k, v, seen=None if first_only or isinstance(seen, Tiles) else seen)
         return self.proj(x.transpose(1, 2).reshape(b, q.shape[2], d))
 
+    def keys(self, x: Float[Tensor, "b n d"]) -> Float[Tensor, "b n d"]:
+        """The keys of all heads side by side."""
+        d = x.shape[2]
+        return F.linear(x, self.qkv.weight[d : 2 * d], self.qkv.bias[d : 2 * d])
+
     def first_map(self, x: Float[Tensor, "b n d"]) -> Float[Tensor, "b heads n"]:
         """How much the first token looks at every other, per head; rows sum to 1."""
         q, k, _ = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)

@@ -82,21 +82,32 @@ def centering_targets(
 
 
 def sinkhorn_targets(
-    outputs: Float[Tensor, "n k"], temperature: float, iterations: int = 3, peers: Peers = ALONE
+    outputs: Float[Tensor, "n k"],
+    temperature: float,
+    iterations: int = 3,
+    peers: Peers = ALONE,
+    counted: Float[Tensor, "n"] | None = None,
 ) -> Float[Tensor, "n k"]:
     """Teacher targets that use all prototypes equally: rows and columns normalized in turn.
 
-    The rows are those of all processes, of which one may have none.
+    The rows are those of all processes, of which one may have none. Where `counted` is 0, a row is left out
+    (1 elsewhere); its target is uniform.
     """
     rows, k = outputs.shape
     scaled = outputs.double() / temperature
-    n = peers.total(scaled.new_full((), rows))
+    if counted is not None:
+        scaled = torch.where(counted[:, None] > 0, scaled, -math.inf)
+    n = peers.total(scaled.new_full((), rows) if counted is None else counted.sum(dtype=scaled.dtype))
     # A common factor cancels; without it exp overflows.
     q = (scaled - peers.largest(scaled.max() if rows else scaled.new_full((), -math.inf))).exp()
     q = q / peers.total(q.sum())
     for _ in range(iterations):
         q = q / (peers.total(q.sum(dim=0, keepdim=True)) * k)
         q = q / (q.sum(dim=1, keepdim=True) * n)
+        if counted is not None:
+            q = torch.where(counted[:, None] > 0, q, 0.0)
+    if counted is not None:
+        q = torch.where(counted[:, None] > 0, q, 1 / (n * k))
     return (q * n).float()
 
 

@@ -36,6 +36,8 @@ class Tokens(NamedTuple):
     frame: Float[Tensor, "b d"]
     registers: Float[Tensor, "b r d"]
     patches: Float[Tensor, "b n d"]
+    keys: Float[Tensor, "b n d"] | None = None
+    """Where asked for: keys of the last block of all tokens, heads side by side."""
 
 
 class Mlp(nn.Module):
@@ -93,11 +95,15 @@ class Block(nn.Module):
         first_only: bool = False,
         some: Subset | None = None,
         seen: Seen = None,
+        keys: bool = False,
     ) -> Float[Tensor, "m q d"]:
         """Add both residuals, each for its own share of the batch.
 
-        The last block may be asked for `some` samples, with gates as shares, and for the first token alone.
+        The last block may be asked for `some` samples, with gates as shares, for the first token alone, or
+        for nothing but its `keys`.
         """
+        if keys:
+            return self.attn.keys(self.norm1(x))
         if some is not None:
             attended, transformed = (
                 None if gate is None else gate[some.rows] for gate in (attended, transformed)
@@ -119,9 +125,10 @@ def run_block(
     first_only: bool = False,
     some: Subset | None = None,
     seen: Seen = None,
+    keys: bool = False,
 ) -> Float[Tensor, "m q d"]:
     """One block; compiled, a few graphs serve all blocks of a network."""
-    result: Tensor = block(x, attended, transformed, first_only, some, seen)
+    result: Tensor = block(x, attended, transformed, first_only, some, seen, keys)
     return result
 
 
@@ -216,11 +223,12 @@ class VisionTransformer(nn.Module):
         mask: Bool[Tensor, "b n"] | None = None,
         generator: torch.Generator | None = None,
         stochastic_depth: bool = True,
-        wanted: Wanted | Literal["all", "frames"] = "all",
+        wanted: Wanted | Literal["all", "frames", "keys"] = "all",
     ) -> Tokens:
         """Encode images of any size that is a multiple of the patch; masked patches are not seen.
 
-        Patches and registers that nobody wants are not made by the last block, and are not there.
+        Patches and registers that nobody wants are not made by the last block, and are not there. Wanted
+        "keys" are all tokens and the keys of the last block.
         """
         height, width = images.shape[-2:]
         if height % self.patch_size or width % self.patch_size:
@@ -251,6 +259,10 @@ class VisionTransformer(nn.Module):
         in_full = len(pairs) - (wanted != "all")
         for block, pair in zip(self.blocks[:in_full], pairs[:in_full], strict=True):
             x = self.run_block(block, x, *pair, seen=seen)
+        if wanted == "keys":
+            keys = self.run_block(self.blocks[-1], x, None, None, keys=True)
+            x = self.norm(self.run_block(self.blocks[-1], x, *pairs[-1], seen=seen))
+            return self._tokens(x[:, 0], x)._replace(keys=keys)
         if wanted != "all":
             return self._finish(x, gates(pairs[-1][0]), gates(pairs[-1][1]), wanted, seen)
         x = self.norm(x)

@@ -53,7 +53,7 @@ def test_changes_reach_shared_settings_and_those_of_the_method_alike() -> None:
     config = override(Config(), {"optim.batch": 8, "loss.koleo": 0.0, "auxiliary": "past", "seed": 3})
     assert (config.optim.batch, config.seed) == (8, 3)
     assert (settings_of(config).loss.koleo, settings_of(config).auxiliary) == (0.0, "past")
-    assert change(Config(), loss=LossConfig(koleo=0.0)).method.loss == config.method.loss
+    assert settings_of(change(Config(), loss=LossConfig(koleo=0.0))).loss == settings_of(config).loss
     assert differences(Config(), config)["loss.koleo"] == (0.1, 0.0)
     assert override(Config(), {"views.colour": 0.5}).views.color == 0.5  # as in commands of earlier versions
 

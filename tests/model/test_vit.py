@@ -217,7 +217,7 @@ def test_stochastic_depth_is_a_function_of_the_generator_alone() -> None:
 
 def test_empty_batch_gives_empty_tokens() -> None:
     tokens = encoder(drop_path=0.1)(images(0), torch.zeros(0, 16, dtype=torch.bool))
-    assert [part.shape for part in tokens] == [(0, DIM), (0, 4, DIM), (0, 16, DIM)]
+    assert [part.shape for part in tokens[:3]] == [(0, DIM), (0, 4, DIM), (0, 16, DIM)]
 
 
 def wanted_of(masked: list[int], batch: int) -> Wanted:

@@ -28,7 +28,7 @@ from tcore.data import render
 from tcore.evaluation.evaluate import leave
 from tcore.training import distributed
 from tcore.training.optim import Optimizer
-from tests.tiny import tiny
+from tests.tiny import shrunk, tiny
 
 ROOT = Path(__file__).parents[2]
 RANK, ATTEMPT = (int(os.environ.get(name, "0")) for name in ("RANK", "TORCHELASTIC_RESTART_COUNT"))
@@ -131,9 +131,11 @@ def work(
     gradients: bool = False,
     watch: int | None = None,
     quiet: bool = True,
+    recipe: str | None = None,
     **changes: Any,
 ) -> None:
     """Train in a run folder and meet faults; on demand the first gradients are written beside it."""
+    config = tiny(**changes) if recipe is None else shrunk(recipe, **changes)
     ours = [fault for fault in (Fault(*fault) for fault in faults) if fault[2:] == (RANK, ATTEMPT)]
     due = {fault.step: ACTS[fault.act] for fault in ours}
     clip = Optimizer.clip
@@ -159,7 +161,7 @@ def work(
             due[-1](undo)
         scoring = None if watch is None else Scoring(watch, clips=1)
         with suppress(StoppedError):
-            train(tiny(**changes), run, frames, quiet=quiet, scoring=scoring, on_step=on_step)
+            train(config, run, frames, quiet=quiet, scoring=scoring, on_step=on_step)
 
 
 def write_gradients(optimizer: Optimizer, path: Path) -> None:
