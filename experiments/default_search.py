@@ -201,8 +201,8 @@ def bring_back(runs: Path, rows: list[dict[str, Any]], trained: list[str], out: 
 
 def ways(encoder: str, filters: list[str]) -> tuple[str, ...]:
     """How labels come to pixels: everything for the present default, less for candidates."""
-    guided = ("guided 1 1e-3", "guided 1 1e-2", "guided 2 1e-3")
-    return ("off", *guided, *filters) if encoder == "default" else ("off", *filters[:1])
+    guided = ("guided 1.5 1e-5", "guided 3 1e-5", "guided 2 1e-4")
+    return ("off", *guided, *filters) if encoder == "default" else ("off", guided[0], *filters[:1])
 
 
 def encoder_file(runs: Path, name: str) -> Path | None:
