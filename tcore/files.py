@@ -1,6 +1,7 @@
 """Files written at once or not at all, and read without trust in what they are."""
 
 import errno
+import glob
 import hashlib
 import json
 import math
@@ -9,6 +10,7 @@ import platform
 import secrets
 import shutil
 import stat
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from io import BufferedReader
@@ -29,7 +31,12 @@ LARGEST = 2**28  # bytes of a file that is read as a whole: an image, a table, a
 
 def _temporary(path: Path) -> Path:
     # Processes of several machines or containers may share a folder, and a process number.
-    return path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}{TEMPORARY}")
+    return path.with_name(f".{path.name}.{_machine()}-{os.getpid()}-{secrets.token_hex(4)}{TEMPORARY}")
+
+
+def _machine() -> str:
+    """A short word for this machine, which does not tell its name."""
+    return f"{zlib.crc32(platform.node().encode()):08x}"
 
 
 @contextmanager
@@ -53,9 +60,15 @@ def atomic(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
-    """A temporary folder beside `path` that takes its name when the block ends well; `path` may be empty."""
+    """A temporary folder beside `path` that takes its name when the block ends well; `path` may be empty.
+
+    What killed processes of this machine have left of the same folder is removed.
+    """
     temporary = _temporary(path.resolve())
     try:
+        for old in temporary.parent.glob(f".{glob.escape(path.name)}.{_machine()}-*{TEMPORARY}"):
+            if not is_alive(int(old.name.split("-")[-2])):
+                shutil.rmtree(old, ignore_errors=True)
         temporary.mkdir(parents=True)
         yield temporary
         temporary.replace(path.resolve())

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from typing import Any
 
 from tcore.errors import InputError
 
@@ -47,13 +48,20 @@ def _obey_parent() -> None:
 
 
 def die_with_parent() -> None:
-    """Have the kernel (Linux) kill this process when its parent ends, however that happens."""
+    """End this process when the one that asked for it ends, however that happens (Linux)."""
     if sys.platform != "linux":
         return
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     parent = multiprocessing.parent_process()
-    if parent is not None and not parent.is_alive():  # it ended before the kernel knew
-        os._exit(1)
+    # The kernel watches the process that forked this one: a fork server lives as long as its children do,
+    # and a parent may have ended before the kernel knew.
+    if parent is not None and parent.pid != os.getppid():
+        threading.Thread(target=_end_after, args=(parent,), daemon=True).start()
+
+
+def _end_after(parent: Any) -> None:
+    parent.join()
+    os._exit(1)
 
 
 @contextmanager

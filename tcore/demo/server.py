@@ -16,6 +16,7 @@ import signal
 import socket
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
@@ -51,6 +52,7 @@ from tcore.video.tracked import PALETTE
 T = TypeVar("T")
 PAGE = Path(__file__).with_name("page")
 PREFIX = "tcore-demo-"  # of the temporary folder
+NEW_S = 60  # seconds after which a folder without a lock is nobody's
 GUARD = "X-Tcore-Demo"
 """A header that other sites cannot send: browsers would ask us first, and we never allow it."""
 SAFE_HEADERS = {
@@ -117,7 +119,7 @@ class Demo:
                 self._socket.close()
                 self.visitors.close()
                 self.engine.close()
-                shutil.rmtree(self.folder, ignore_errors=True)
+                _remove(self.folder)
                 self._lock.release()
 
     def stop(self) -> None:
@@ -437,14 +439,30 @@ def _own_folder() -> tuple[Path, filelock.BaseFileLock]:
     """A temporary folder with a lock that ends with this process; folders of dead ones are removed."""
     for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         with suppress(OSError, filelock.Timeout):
-            ours = not hasattr(os, "geteuid") or path.lstat().st_uid == os.geteuid()
-            if ours and not path.is_symlink() and (path / "lock").is_file():
+            about = path.lstat()
+            if (
+                not path.is_dir()
+                or path.is_symlink()
+                or (hasattr(os, "geteuid") and about.st_uid != os.geteuid())
+            ):
+                continue
+            if (path / "lock").is_file():
                 with filelock.FileLock(path / "lock", timeout=0):
-                    shutil.rmtree(path)
+                    _remove(path)
+            elif time.time() - about.st_mtime > NEW_S:
+                path.rmdir()  # its process was killed before the lock was there, or after it was removed
     folder = Path(tempfile.mkdtemp(prefix=PREFIX))
     lock = filelock.FileLock(folder / "lock", thread_local=False)
     lock.acquire()
     return folder, lock
+
+
+def _remove(folder: Path) -> None:
+    """Remove a folder, its lock last: if this is killed, the next start goes on."""
+    for path in folder.iterdir():
+        if path.name != "lock":
+            shutil.rmtree(path, ignore_errors=True)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager

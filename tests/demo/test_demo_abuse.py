@@ -22,6 +22,7 @@ import numpy as np
 import pytest
 
 from tcore.cli.main import main
+from tcore.demo import server
 from tcore.demo.clips import Clip, read_upload
 from tcore.demo.engine import Engine
 from tcore.demo.exports import EXPORTS
@@ -452,3 +453,27 @@ def test_a_closed_terminal_and_impatient_people_leave_nothing_behind(
         assert server.folder.is_dir()  # but not a folder in use
         other.stop()
         other.serve()
+
+
+def test_a_folder_whose_removal_was_killed_is_removed_by_the_next_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    names = ("stale", "old", "new", "theirs")
+    stale, old, new, theirs = (tmp_path / f"{server.PREFIX}{name}" for name in names)
+    for folder in (stale / "a", stale / "b", old, new, theirs / "a"):
+        folder.mkdir(parents=True)
+    (stale / "lock").touch()
+    for folder in (old, theirs):  # a process that was killed before it had its lock, and something else
+        os.utime(folder, (0, 0))
+
+    def killed(path: Path, ignore_errors: bool) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, suppress(KeyboardInterrupt):
+        patch.setattr("shutil.rmtree", killed)
+        server._own_folder()
+    assert (stale / "lock").exists()  # so that others know that it is nobody's
+    own, lock = server._own_folder()
+    assert set(tmp_path.iterdir()) == {own, new, theirs}
+    lock.release()
