@@ -5,6 +5,7 @@ import json
 import os
 import re
 import struct
+import sys
 import time
 import zipfile
 import zlib
@@ -27,6 +28,7 @@ from tcore.evaluation.benchmarks import jhmdb
 from tcore.evaluation.benchmarks.benchmark import frame_size
 from tcore.evaluation.benchmarks.davis import Davis
 from tcore.evaluation.benchmarks.jhmdb import Jhmdb, read_mat
+from tcore.evaluation.checkpoints import read_file
 from tcore.evaluation.encoders import load_encoder
 from tcore.evaluation.masks import read_ids
 from tcore.video.labels import read_labels
@@ -181,6 +183,16 @@ def test_weights_that_announce_more_than_they_hold_are_refused(tmp_path: Path) -
     torch.save(state, tmp_path / "hollow.pth")
     with pytest.raises(InputError, match=r"patch_embed.proj.weight of shape .* holds fewer numbers"):
         load_encoder(tmp_path / "hollow.pth")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc of Linux")
+def test_weights_are_read_and_not_mapped(tmp_path: Path) -> None:
+    # A mapped file that somebody cuts off would end the process without a word (SIGBUS).
+    path = tmp_path / "mapped.safetensors"
+    save_file(small_encoder().backbone.state_dict(), path)
+    held = read_file(path)
+    assert held
+    assert path.name not in Path("/proc/self/maps").read_text()
 
 
 def test_a_compressed_checkpoint_is_not_unpacked(tmp_path: Path) -> None:

@@ -338,7 +338,9 @@ def _difference(found: dict[str, Any], wanted: dict[str, Any]) -> str:
 
 
 def _clean(store: Path) -> None:
-    """Remove what only an unfinished store needs."""
+    """Remove what only an unfinished store needs, and what killed processes were writing."""
+    for leftover in store.rglob(f".*{TEMPORARY}"):
+        leftover.unlink(missing_ok=True)
     shutil.rmtree(store / "parts", ignore_errors=True)
     (store / PLAN).unlink(missing_ok=True)
 

@@ -380,6 +380,16 @@ def test_a_killed_preparation_ends_with_the_same_bytes(videos: Path, whole: Path
     assert contents(store) == contents(whole)
 
 
+def test_a_finished_store_keeps_nothing_of_what_killed_processes_were_writing(
+    folders: Path, tmp_path: Path
+) -> None:
+    store = tmp_path / "store"
+    whole = contents(prepare_here(folders, store).root)
+    for name in (".plan.json.1-2.tmp", "shards/.000001.tar.1-2.tmp"):
+        (store / name).touch()
+    assert contents(prepare_here(folders, store).root) == whole
+
+
 CRASH = """
 import os
 import tcore.data.video as video
