@@ -24,13 +24,11 @@ from multiprocessing.context import ForkProcess
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from PIL import Image
 
 from tcore.cli.main import main
 from tcore.data.rendered import render_video
-from tcore.demo.messages import run_lengths
 from tcore.demo.server import GUARD, PREFIX
 from tcore.files import is_alive
 from tcore.training import checkpoint as checkpoints
@@ -179,7 +177,7 @@ class Train(Command):
             newest = checkpoints.load_newest(place / "checkpoint.pt", lambda path: path, notes.append)
             saved = 0 if newest is None else torch.load(newest, weights_only=True)["step"]
             assert (steps_of(place) or [0])[-1] - saved <= TINY["checkpoint_every"]
-        assert not notes, notes
+        assert not any("damaged" in note for note in notes), notes
 
     def check_end(self, place: Path, whole: Path) -> None:
         assert_same_run(place, whole)
@@ -251,7 +249,6 @@ class Page(Command):
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
-        self.ids = np.ones((256, 256), np.uint8)
         video = render_video(0, 1, num_frames=6, size=64)
         self.video = write_file(root / "video.mp4", video.frames).read_bytes()
 
@@ -269,8 +266,7 @@ class Page(Command):
         [folder] = (self.root / "work").glob(f"{PREFIX}*")  # what was left by others is gone
         visit = f"/api/visit/{ask(port, 'POST', '/api/visit')['id']}"
         ask(port, "POST", f"{visit}/sample", {"sample": "walker"})
-        given = [int(value) for run in zip(*run_lengths(self.ids), strict=True) for value in run]
-        ask(port, "POST", f"{visit}/run", {"kind": "masks", "given": {"0": given}})
+        ask(port, "POST", f"{visit}/run", {"kind": "masks", "given": {"0": [256 * 256, 1]}})
         while ask(port, "GET", f"{visit}/state")["state"] == "running":
             time.sleep(0.02)
         ask(port, "GET", f"{visit}/download/masks.zip")
