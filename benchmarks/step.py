@@ -133,6 +133,7 @@ def flops_per_sample(config: Config) -> float:
     )
     trainer, raw = Trainer(plain), methods.build_source(NoiseStore(2 * COUNTED), plain)[0]
     batch = render_batch(raw, trainer.device, trainer.render)
+    trainer.method.observing = False  # health figures are no part of most steps
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         trainer._backward(batch, build_schedule(plain, trainer.method, 1000).at(0))
     return counter.get_total_flops() / COUNTED
@@ -193,8 +194,6 @@ def print_breakdown(trainer: Trainer, raw: RawBatch, step_seconds: float) -> Non
                 if repeat:
                     times[name] += (now(trainer) - begun) / 3
             trainer.optimizer.adamw.zero_grad(set_to_none=True)
-    known = times["teacher"] + times["auxiliary"] + times["student forward"]
-    times["heads + losses"] = times.pop("whole forward") - known
     for name, seconds in times.items():
         print(f"  {name:16} {1000 * seconds:8.1f} ms  {seconds / step_seconds:5.1%} of the step")
 

@@ -20,7 +20,10 @@ from tcore.methods.settings import (
     ContrastSettings,
     CrocSettings,
     DinoSettings,
+    Dinov2Settings,
+    FrameMaskingConfig,
     HeadConfig,
+    IbotSettings,
     LossConfig,
     MaskingConfig,
     MatchingConfig,
@@ -28,6 +31,7 @@ from tcore.methods.settings import (
     ObjectContrastConfig,
     OdinSettings,
     PatchHeadConfig,
+    PatchLossConfig,
     PatchTeacherConfig,
     PredictorConfig,
     ProjectorConfig,
@@ -85,9 +89,10 @@ VITS16_SHORT = Config(
     runtime=RuntimeConfig(log_every=25),
 )
 
-# DINO's own encoder, views and optimizer (arXiv:2104.14294; ViT-S/16 of its code: the last layer has trained
-# gains, the temperature rises over 30 epochs). How the published row on Kinetics-400 was trained is not
-# known: batch, epochs and warm-up are T-CoRe's, one frame of a video an epoch.
+# The other methods. How their published rows on Kinetics-400 were trained is not known: batch (256), epochs
+# (400) and warm-up (20) are T-CoRe's, one frame of a video an epoch; the rest is as in the methods' own code.
+
+# DINO (arXiv:2104.14294; ViT-S/16: the last layer has trained gains, the temperature rises over 30 epochs).
 VITS16_DINO_K400 = Config(
     DinoSettings(teacher=TeacherConfig(momentum=(0.996, 1.0), temperature_by="epoch")),
     vit=replace(
@@ -107,6 +112,21 @@ VITS16_DINO_K400 = Config(
         freeze_last_layer_epochs=1,
         freeze="gradient",
     ),
+)
+
+# iBOT's published ViT-S/16 (arXiv:2111.07832): DINO's encoder and optimizer, one head for frames and patches.
+VITS16_IBOT_K400 = replace(
+    VITS16_DINO_K400,
+    method=IbotSettings(),
+    views=replace(VITS16_DINO_K400.views, num_local=10, global_area=(0.25, 1.0), local_area=(0.05, 0.25)),
+)
+
+# DINOv2's default configuration (arXiv:2304.07193) with T-CoRe's drop path and learning rate. T-CoRe derives
+# from its code, which flips global crops and has no registers and another resize of positions.
+VITS16_DINOV2_K400 = Config(
+    Dinov2Settings(),
+    vit=replace(VIT_S, num_registers=0, position_resize="factor"),
+    views=ViewsConfig(flip_global=0.5),
 )
 
 # Two crops of BYOL's kind, and AdamW as in MoCo v3 (arXiv:2104.02057), which decays everything and clips
@@ -145,12 +165,22 @@ VITS16_CROC_K400 = replace(
 )
 
 
-def short(method: MethodSettings, photometry: Photometry) -> Config:
-    """Budget, crops, encoder and data of `vits16-short` for a method of two views, with its own colors."""
-    views = replace(VITS16_SHORT.views, num_local=0, photometry=photometry, color=1.0, flip_global=0.5)
+def short(
+    method: MethodSettings, photometry: Photometry, *, num_local: int = 0, color: float = 1.0
+) -> Config:
+    """Budget, crops, encoder and data of `vits16-short` for another method, with its own views."""
+    views = replace(
+        VITS16_SHORT.views, num_local=num_local, photometry=photometry, color=color, flip_global=0.5
+    )
     optim = replace(VITS16_SHORT.optim, matching_lr=OptimConfig.matching_lr)
     return replace(VITS16_SHORT, method=method, views=views, optim=optim)
 
+
+# Self-distillation as in VITS16_SHORT: local crops, colors left alone, few prototypes with fixed gains, a
+# teacher that follows within the run, masks in every crop. DINO and iBOT keep their centers and temperatures;
+# DINOv2 has Sinkhorn, as in its paper.
+CENTERED: dict[str, Any] = {"momentum": SHORT_TEACHER.momentum, "temperature": (0.04, 0.04)}
+SHORT_MASKS = FrameMaskingConfig(probability=1.0, ratio=(0.3, 0.7), fill=False)
 
 RECIPES: dict[str, Recipe] = {
     "vits16-k400": Recipe(
@@ -194,7 +224,15 @@ RECIPES: dict[str, Recipe] = {
     ),
     "vits16-dino-k400": Recipe(
         VITS16_DINO_K400,
-        "DINO, ViT-S/16 on Kinetics-400, 400 epochs: 59.5 J&F on DAVIS in the paper's table.",
+        "DINO, ViT-S/16 on Kinetics-400, 400 epochs: 59.5 J&F on DAVIS in T-CoRe's table, protocol unknown.",
+    ),
+    "vits16-ibot-k400": Recipe(
+        VITS16_IBOT_K400,
+        "iBOT, ViT-S/16 on Kinetics-400, 400 epochs: 63.5 J&F on DAVIS by T-CoRe's authors.",
+    ),
+    "vits16-dinov2-k400": Recipe(
+        VITS16_DINOV2_K400,
+        "DINOv2, ViT-S/16 on Kinetics-400, 400 epochs: 63.0 J&F on DAVIS by T-CoRe's authors.",
     ),
     "vits16-simclr-k400": Recipe(
         Config(SIMCLR, vit=PLAIN_VIT_S, views=replace(TWO_VIEWS, photometry="simclr"), optim=MOCO_OPTIM),
@@ -256,6 +294,39 @@ RECIPES: dict[str, Recipe] = {
     "vits16-short": Recipe(
         VITS16_SHORT,
         "ViT-S/16 on a few hundred clips of your own, minutes on one GPU; patches attend up to 3 away.",
+    ),
+    "vits16-dino-short": Recipe(
+        short(
+            DinoSettings(head=SHORT_HEAD, teacher=TeacherConfig(**CENTERED)), "dino", num_local=8, color=0.0
+        ),
+        "DINO, the same.",
+    ),
+    "vits16-ibot-short": Recipe(
+        short(
+            IbotSettings(
+                masking=replace(SHORT_MASKS, draw="independent"),
+                head=PatchHeadConfig(**vars(SHORT_HEAD)),
+                teacher=PatchTeacherConfig(**CENTERED, patch_center="all"),
+            ),
+            "dino",
+            num_local=8,
+            color=0.0,
+        ),
+        "iBOT, the same.",
+    ),
+    "vits16-dinov2-short": Recipe(
+        short(
+            Dinov2Settings(
+                masking=replace(SHORT_MASKS, largest_block=32),
+                head=PatchHeadConfig(**vars(SHORT_HEAD)),
+                teacher=PatchTeacherConfig(**vars(SHORT_TEACHER)),
+                loss=PatchLossConfig(koleo=0.1),
+            ),
+            "tcore",
+            num_local=8,
+            color=0.0,
+        ),
+        "DINOv2, the same.",
     ),
     "vitti16-short": Recipe(
         replace(
