@@ -11,18 +11,8 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 from tcore.errors import InputError
 from tcore.files import read_json, write_text
-from tcore.methods.settings import (
-    METHODS,
-    AtLeastZero,
-    Count,
-    Limit,
-    MethodSettings,
-    Positive,
-    Range,
-    Share,
-    TCoReSettings,
-    Weight,
-)
+from tcore.methods.limits import AtLeastZero, Count, Limit, Positive, Range, Share, Weight
+from tcore.methods.settings import METHODS, MethodSettings, TCoReSettings
 from tcore.text import did_you_mean
 
 Areas = Annotated[Range, Limit(lambda x: 0 < x[0] <= x[1] <= 1, "need two rising values above 0 and up to 1")]

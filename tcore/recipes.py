@@ -16,7 +16,6 @@ from tcore.config import (
 )
 from tcore.errors import InputError
 from tcore.methods.settings import (
-    ContrastConfig,
     ContrastSettings,
     CrocSettings,
     DinoSettings,
@@ -28,16 +27,19 @@ from tcore.methods.settings import (
     MaskingConfig,
     MatchingConfig,
     MethodSettings,
-    ObjectContrastConfig,
     OdinSettings,
     PatchHeadConfig,
     PatchLossConfig,
     PatchTeacherConfig,
+    TCoReSettings,
+    TeacherConfig,
+)
+from tcore.methods.settings_contrast import (
+    ContrastConfig,
+    ObjectContrastConfig,
     PredictorConfig,
     ProjectorConfig,
     RegionConfig,
-    TCoReSettings,
-    TeacherConfig,
 )
 from tcore.text import did_you_mean
 

@@ -25,7 +25,8 @@ from tcore.methods.health import (
 )
 from tcore.methods.method import Method, Part, named_parameters, own_shares, some_rows
 from tcore.methods.schedules import Length, cosine
-from tcore.methods.settings import ContrastConfig, ContrastSettings, PredictorConfig, ProjectorConfig
+from tcore.methods.settings import ContrastSettings
+from tcore.methods.settings_contrast import ContrastConfig, PredictorConfig, ProjectorConfig
 from tcore.model.contrast import Projector, contrast_rows
 from tcore.model.vit import VisionTransformer, build_vit
 
@@ -79,7 +80,9 @@ class Contrast(Method):
             found = queries
         else:
             with torch.no_grad():
-                seen = self.teacher.backbone(batch.global_crops, wanted="frames").frame
+                seen = self.teacher.backbone(
+                    batch.global_crops, stochastic_depth=False, wanted="frames"
+                ).frame
                 found = F.normalize(self._in_groups(self.teacher.projector, seen), dim=-1)
         # Keys of all processes, view by view; without a momentum encoder their gradients go back to them.
         keys = self.peers.rows(found.transpose(0, 1).contiguous()).transpose(0, 1)

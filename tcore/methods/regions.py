@@ -24,14 +24,12 @@ from tcore.methods.contrast import Contrast, build_projectors
 from tcore.methods.distillation import SelfDistillation, build_head
 from tcore.methods.health import Health
 from tcore.methods.schedules import Length, cosine
-from tcore.methods.settings import (
+from tcore.methods.settings import CrocSettings, OdinSettings, TeacherConfig
+from tcore.methods.settings_contrast import (
     ContrastConfig,
-    CrocSettings,
     DiscoveryConfig,
     ObjectContrastConfig,
-    OdinSettings,
     RegionConfig,
-    TeacherConfig,
 )
 from tcore.model import losses
 from tcore.model.attention import working_dtype
@@ -242,7 +240,7 @@ class Odin(Contrast):
         with torch.no_grad():
             assert self.teacher is not None
             labels = self.discover(batch)
-            seen, present = self._pooled(self.teacher.backbone(crops).patches, labels)
+            seen, present = self._pooled(self.teacher.backbone(crops, stochastic_depth=False).patches, labels)
             valid = present.unflatten(0, (2, videos)).all(dim=0)  # masks that are empty in a view drop out
             counted = valid.flatten().expand(2, -1)
             keys = F.normalize(self.teacher.projector(seen, counted, self.peers), dim=-1)
@@ -264,7 +262,8 @@ class Odin(Contrast):
 
     def _pooled(self, patches: Tensor, labels: Tensor) -> tuple[Float[Tensor, "2 r d"], Tensor]:
         """Mean features of each mask, by view, and which masks a view has."""
-        pooled, present = pool(patches.float(), labels, self.finding.clusters)
+        with torch.autocast(patches.device.type, enabled=False):
+            pooled, present = pool(patches.float(), labels, self.finding.clusters)
         return pooled.unflatten(0, (2, -1)).flatten(1, 2), present
 
     @torch.no_grad()
@@ -274,7 +273,7 @@ class Odin(Contrast):
         assert batch.around is not None
         assert batch.around_box is not None
         network = self.discovery or self.teacher.backbone
-        features = network(batch.around).patches
+        features = network(batch.around, stochastic_depth=False).patches
         with torch.autocast(features.device.type, enabled=False):
             noise = sample_noise(batch.seeds, features.shape[1])
             start = draw_distinct(torch.ones_like(noise), noise, self.finding.clusters)

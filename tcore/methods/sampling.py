@@ -15,6 +15,7 @@ from tcore.data.source import RawBatch
 from tcore.data.views import Photometry, Size, ViewPlan, sample_photometry, sample_views
 from tcore.errors import InputError
 from tcore.methods.batch import Batch, make_batch
+from tcore.methods.limits import Range
 from tcore.methods.regions import RegionBatch
 from tcore.methods.settings import (
     FrameConfig,
@@ -22,7 +23,6 @@ from tcore.methods.settings import (
     MaskedSettings,
     MaskingConfig,
     OdinSettings,
-    Range,
     SandwichConfig,
     Sides,
     TCoReSettings,

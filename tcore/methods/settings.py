@@ -1,31 +1,30 @@
 """Settings of the training methods, with their limits beside each field; no torch, no other room."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol, Self, runtime_checkable
+from typing import Any, ClassVar, Literal, Protocol, Self, get_args, runtime_checkable
 
 from tcore.errors import InputError
-
-
-class Limit(NamedTuple):
-    """What a value must satisfy, and how to say so."""
-
-    holds: Callable[[Any], bool]
-    need: str
-
-
-Count = Annotated[int, Limit(lambda x: x >= 1, "need 1 or more")]
-AtLeastZero = Annotated[int, Limit(lambda x: x >= 0, "need 0 or more")]
-Weight = Annotated[float, Limit(lambda x: x >= 0, "need 0 or more")]
-Positive = Annotated[float, Limit(lambda x: x > 0, "need a value above 0")]
-Share = Annotated[float, Limit(lambda x: 0 <= x <= 1, "need a value from 0 to 1")]
-Range = tuple[float, float]
-Shares = Annotated[Range, Limit(lambda x: 0 <= x[0] <= x[1] <= 1, "need two rising values from 0 to 1")]
-Stretch = Annotated[Range, Limit(lambda x: 0 <= x[0] < x[1] <= 1, "need two rising values from 0 to 1")]
-Seconds = Annotated[Range, Limit(lambda x: 0 < x[0] <= x[1], "need two rising values above 0")]
-Momenta = Annotated[Range, Limit(lambda x: all(0 <= m <= 1 for m in x), "need two values from 0 to 1")]
-Temperatures = Annotated[Range, Limit(lambda x: min(x) > 0, "need two values above 0")]
-TwoOrMore = Annotated[int, Limit(lambda x: x >= 2, "need 2 or more")]
+from tcore.methods.limits import (
+    AtLeastZero,
+    Count,
+    Momenta,
+    Positive,
+    Seconds,
+    Share,
+    Shares,
+    Stretch,
+    Temperatures,
+    TwoOrMore,
+    Weight,
+)
+from tcore.methods.settings_contrast import (
+    ContrastConfig,
+    DiscoveryConfig,
+    ObjectContrastConfig,
+    PredictorConfig,
+    ProjectorConfig,
+    RegionConfig,
+)
 
 MaskKind = Literal["block", "random"]
 MaskDraw = Literal["stratified", "independent"]
@@ -33,7 +32,6 @@ Sides = Literal["past-future", "past-past", "future-future"]
 Auxiliary = Literal["none", "past", "future", "both"]
 LossForm = Literal["paper", "release"]
 Targets = Literal["centering", "sinkhorn"]
-LastNorm = Literal["none", "plain", "scale"]
 
 
 @runtime_checkable
@@ -283,6 +281,8 @@ class FrameSettings:
     )
     whole_step: ClassVar[bool] = False
     needs_neighbors: ClassVar[bool] = False
+    local_crops: ClassVar[bool] = True
+    """Whether local crops have a use."""
 
     frame: FrameConfig = field(default_factory=FrameConfig)
 
@@ -294,6 +294,11 @@ class FrameSettings:
         """Refuse combinations that cannot work."""
         if shared.source == "images" and self.frame != FrameConfig():
             raise InputError("frame.* has no effect with source=images: leave those settings out.")
+        if shared.views.num_local and not self.local_crops:
+            count = shared.views.num_local
+            raise InputError(
+                f"views.num_local={count} has no effect on {self.name}: use --views.num-local 0."
+            )
 
 
 @dataclass(frozen=True)
@@ -422,86 +427,16 @@ def check_blocks(masking: MaskingConfig, shared: Shared) -> None:
 
 
 @dataclass(frozen=True)
-class ProjectorConfig:
-    """The projector: linear layers, with batch norm and ReLU between them."""
-
-    layers: Count = 3
-    """Number of linear layers."""
-    hidden: Count = 4096
-    """Width between them."""
-    out: Count = 256
-    """Width of what is compared."""
-    last_norm: LastNorm = "plain"
-    """Batch norm after the last layer: none, one without parameters, or one with a scale."""
-
-
-@dataclass(frozen=True)
-class PredictorConfig:
-    """The predictor behind the student's projector."""
-
-    layers: AtLeastZero = 2
-    """Number of linear layers; 0 is no predictor."""
-    hidden: Count = 4096
-    """Width between them."""
-    last_norm: LastNorm = "plain"
-    """Batch norm after the last layer."""
-
-
-@dataclass(frozen=True)
-class ContrastConfig:
-    """How views are compared."""
-
-    temperature: Positive = 0.2
-    """Temperature of the similarities."""
-    negatives: Literal["other-view", "both-views"] = "other-view"
-    """What a view is compared with: the other views of all samples (MoCo v3), or both (SimCLR)."""
-    norm_over: Literal["view", "both"] = "view"
-    """Rows that a batch norm counts: those of each view by itself, or of both."""
-    scale: Literal["mean", "2 tau"] = "2 tau"
-    """The loss: mean over both views, or 2 * temperature times the sum of their means (MoCo v3)."""
-    momentum: Momenta | None = (0.99, 1.0)
-    """Momentum of the encoder that makes the keys, first to last step; None: there is none (SimCLR)."""
-
-
-@dataclass(frozen=True)
 class ContrastSettings(FrameSettings):
     """SimCLR (arXiv:2002.05709) and MoCo v3 (arXiv:2104.02057): two views of a frame find each other."""
 
     name: ClassVar[str] = "contrast"
     whole_step: ClassVar[bool] = True
+    local_crops: ClassVar[bool] = False
 
     projector: ProjectorConfig = field(default_factory=ProjectorConfig)
     predictor: PredictorConfig = field(default_factory=PredictorConfig)
     contrast: ContrastConfig = field(default_factory=ContrastConfig)
-
-    def check(self, shared: Shared) -> None:
-        """Refuse combinations that cannot work."""
-        super().check(shared)
-        refuse_local_crops(self.name, shared)
-
-
-@dataclass(frozen=True)
-class RegionConfig:
-    """CrOC's regions: how the patches of two views are clustered, and what is asked of a region."""
-
-    weight: Weight = 1.0
-    """Weight of the region loss."""
-    seeds: TwoOrMore = 5
-    """Tokens that clusters start from; two clusters at a time become one."""
-    most: TwoOrMore = 4
-    """Largest number of regions of a head; the cheapest number from 2 to it is taken."""
-    position_weight: Weight = 4.0
-    """Weight of the distance in the frame beside the similarity of keys."""
-    sharpness: Positive = 20.0
-    """Factor on costs in the exponent of Sinkhorn's plan."""
-    iterations: Count = 5
-    """Rounds of Sinkhorn."""
-    marginal_temperature: Positive = 2.0
-    """Temperature of the likeness to the frame token, by which patches weigh."""
-    cost_range: Literal["process", "image"] = "process"
-    """What costs are brought to [0, 1] by: their range over all images of a process, or in each image."""
-    mean_over: Literal["process", "all"] = "process"
-    """What the loss is a mean over: regions of each process (as published), or of all processes."""
 
 
 @dataclass(frozen=True)
@@ -529,35 +464,12 @@ class CrocSettings(FrameSettings):
 
 
 @dataclass(frozen=True)
-class ObjectContrastConfig:
-    """How regions are compared."""
-
-    temperature: Positive = 0.1
-    """Temperature of the similarities."""
-    momentum: Momenta = (0.996, 1.0)
-    """Momentum of the teacher, first to last step."""
-
-
-@dataclass(frozen=True)
-class DiscoveryConfig:
-    """How ODIN discovers regions: by k-means on the features of a discovery network."""
-
-    clusters: TwoOrMore = 8
-    """Regions of an image."""
-    iterations: Count = 10
-    """Rounds of k-means."""
-    momentum: Momenta | None = None
-    """Momentum of a discovery network of its own; None: it is the teacher's encoder. 1 1 keeps it fixed."""
-    init: str | None = None
-    """A run folder whose encoder the discovery network starts from (ODIN2, with --discovery.momentum 1 1)."""
-
-
-@dataclass(frozen=True)
 class OdinSettings(FrameSettings):
     """ODIN (arXiv:2203.08777): regions that one network discovers are what another learns to distinguish."""
 
     name: ClassVar[str] = "odin"
     whole_step: ClassVar[bool] = True
+    local_crops: ClassVar[bool] = False
 
     projector: ProjectorConfig = field(default_factory=lambda: ProjectorConfig(layers=2, last_norm="none"))
     predictor: PredictorConfig = field(default_factory=lambda: PredictorConfig(last_norm="none"))
@@ -567,27 +479,13 @@ class OdinSettings(FrameSettings):
     def check(self, shared: Shared) -> None:
         """Refuse combinations that cannot work."""
         super().check(shared)
-        refuse_local_crops(self.name, shared)
         discovery, patches = self.discovery, (shared.views.global_size // shared.vit.patch_size) ** 2
         if discovery.clusters > patches:
             raise InputError(f"discovery.clusters={discovery.clusters}: need at most {patches}, the patches.")
         if discovery.init is not None and discovery.momentum is None:
-            raise InputError(
-                f"discovery.init={discovery.init} needs a network of its own: add --discovery.momentum 1 1."
-            )
+            raise InputError(f"discovery.init={discovery.init}: add --discovery.momentum 1 1 to keep it.")
         if discovery.init is not None and shared.init is not None:
-            raise InputError(
-                f"init={shared.init} sets every encoder, and discovery.init={discovery.init} one of them: "
-                "leave one out."
-            )
-
-
-def refuse_local_crops(method: str, shared: Shared) -> None:
-    """Refuse local crops where a method has no use for them."""
-    if shared.views.num_local:
-        raise InputError(
-            f"views.num_local={shared.views.num_local} has no effect on {method}: add --views.num-local 0."
-        )
+            raise InputError(f"init={shared.init} would replace discovery.init={discovery.init}: give one.")
 
 
 MethodSettings = (
@@ -599,12 +497,4 @@ MethodSettings = (
     | CrocSettings
     | OdinSettings
 )
-METHODS: tuple[type[MethodSettings], ...] = (
-    TCoReSettings,
-    DinoSettings,
-    IbotSettings,
-    Dinov2Settings,
-    ContrastSettings,
-    CrocSettings,
-    OdinSettings,
-)
+METHODS: tuple[type[MethodSettings], ...] = get_args(MethodSettings)

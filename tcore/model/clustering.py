@@ -199,8 +199,9 @@ def carry_labels(
 ) -> Int64[Tensor, "b m"]:
     """Labels of a square grid of cells in `box`, at the centers of the cells of other views of the frame."""
     side = round(labels.shape[1] ** 0.5)
-    inside = patch_positions(boxes, flips, grid) + 0.5 - box[:, None, [1, 0]]
-    column, row = (side * inside / box[:, None, [3, 2]]).long().clamp(0, side - 1).unbind(dim=2)
+    start, size = box[:, None, :2].flip(2), box[:, None, 2:].flip(2)  # (x, y)
+    inside = (patch_positions(boxes, flips, grid) + 0.5 - start) / size
+    column, row = (side * inside).long().clamp(0, side - 1).unbind(dim=2)
     return labels.gather(1, row * side + column)
 
 

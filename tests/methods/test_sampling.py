@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 
 from tcore.config import Config, validate
 from tcore.errors import InputError
+from tcore.methods.limits import Range
 from tcore.methods.sampling import Sandwich, sample_sandwich, usable
-from tcore.methods.settings import Range, SandwichConfig, Sides
+from tcore.methods.settings import SandwichConfig, Sides
 from tests.tiny import change
 
 PUBLISHED_OFFSETS: list[Range] = [(0.05, 0.15), (0.10, 0.20), (0.15, 0.25), (0.20, 0.30)]

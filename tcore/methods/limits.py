@@ -1,0 +1,25 @@
+"""Kinds of settings: what a value must satisfy, and how to say so; no torch, no other room."""
+
+from collections.abc import Callable
+from typing import Annotated, Any, NamedTuple
+
+
+class Limit(NamedTuple):
+    """What a value must satisfy, and how to say so."""
+
+    holds: Callable[[Any], bool]
+    need: str
+
+
+Count = Annotated[int, Limit(lambda x: x >= 1, "need 1 or more")]
+AtLeastZero = Annotated[int, Limit(lambda x: x >= 0, "need 0 or more")]
+Weight = Annotated[float, Limit(lambda x: x >= 0, "need 0 or more")]
+Positive = Annotated[float, Limit(lambda x: x > 0, "need a value above 0")]
+Share = Annotated[float, Limit(lambda x: 0 <= x <= 1, "need a value from 0 to 1")]
+Range = tuple[float, float]
+Shares = Annotated[Range, Limit(lambda x: 0 <= x[0] <= x[1] <= 1, "need two rising values from 0 to 1")]
+Stretch = Annotated[Range, Limit(lambda x: 0 <= x[0] < x[1] <= 1, "need two rising values from 0 to 1")]
+Seconds = Annotated[Range, Limit(lambda x: 0 < x[0] <= x[1], "need two rising values above 0")]
+Momenta = Annotated[Range, Limit(lambda x: all(0 <= m <= 1 for m in x), "need two values from 0 to 1")]
+Temperatures = Annotated[Range, Limit(lambda x: min(x) > 0, "need two values above 0")]
+TwoOrMore = Annotated[int, Limit(lambda x: x >= 2, "need 2 or more")]
