@@ -179,7 +179,7 @@ class Propagate(WithProtocol):
     video: Positional[Path]
     """A video file, or a folder of frames."""
     labels: UseAppendAction[tuple[tuple[Path, ...], ...]]
-    """Mask PNG of frame 0 and others named by number (00012.png), or CSV or JSON of frame,name,x,y."""
+    """Mask PNGs named by frame number (00012.png; first.png is frame 0), or CSV or JSON of frame,name,x,y."""
     out: Path | None = None
     """New folder for the labels, confidence.csv and overlay.mp4 (unset: propagated/NAME-OF-VIDEO)."""
     long_side: int = 880
@@ -193,7 +193,7 @@ class Propagate(WithProtocol):
         """Propagate the labels, and say where they are."""
         labels = list(chain(*self.labels))
         if not labels:
-            raise InputError("--labels is empty: give a mask of frame 0, or points.")
+            raise InputError("--labels is empty: give masks or points.")
         video = Path(os.path.normpath(self.video.absolute()))  # a link goes by its own name
         out = self.out or Path("propagated") / (video.name if video.is_dir() else video.stem)
         from tcore.device import choose_device

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ DEFAULT_RATE = Fraction(24)  # frames per second where a video does not state a 
 MAX_PAUSE_S = 60  # a longer pause between two frames is an error in the time stamps, not a still picture
 H264 = ("libx264", "libopenh264")
 LAST_PART = 0.9  # the last frame lies at least this far into a file of the stated length ...
+STRETCH = 128 << 20  # bytes of decoded frames that are held to read a file backward
+LEAD = 16  # frames: the first ones after a key frame may refer to frames before it
 SLACK_S = 1.0  # ... which may itself be wrong by this much
 
 
@@ -132,6 +135,14 @@ class Video:
     def __iter__(self) -> Iterator[Frame]:
         raise NotImplementedError
 
+    def reach(self, stop: int) -> int:
+        """How many of the first `stop` frames there are; they can be read backward then."""
+        raise NotImplementedError
+
+    def backward(self, stop: int) -> Iterator[Frame]:
+        """The frames stop - 1, stop - 2, ..., 0; a few are in memory at a time."""
+        raise NotImplementedError
+
     def file_name(self, index: int) -> str:
         """The image file of a frame, or what it is called once frames are written to files."""
         return f"{index:05d}.png"
@@ -155,6 +166,14 @@ class FolderVideo(Video):
 
     def __iter__(self) -> Iterator[Frame]:
         return map(read_image, self.files)
+
+    def reach(self, stop: int) -> int:
+        """How many of the first `stop` frames there are."""
+        return min(stop, len(self.files))
+
+    def backward(self, stop: int) -> Iterator[Frame]:
+        """The frames stop - 1, stop - 2, ..., 0."""
+        return map(read_image, reversed(self.files[:stop]))
 
     def file_name(self, index: int) -> str:
         """The name of the image file."""
@@ -196,6 +215,32 @@ class FileVideo(Video):
         if frames.problem or damaged or short:
             of = f" of about {about}" if exact is None and about else f" of {exact}" if exact else ""
             self.problem = f"video {self.path} is cut off or damaged: {count}{of} frames could be decoded."
+
+    def reach(self, stop: int) -> int:
+        """How many of the first `stop` frames can be decoded; their time stamps are noted."""
+        with open_stream(self.path, self._format) as (container, stream):
+            self._stamps = [frame.pts for frame in islice(Decoding(container, stream), stop)]
+        return len(self._stamps)
+
+    def backward(self, stop: int) -> Iterator[Frame]:
+        """The frames stop - 1, stop - 2, ..., 0, after `reach`: decoded in stretches, the last one first."""
+        length = max(1, STRETCH // (3 * self.size[0] * self.size[1]))
+        for start in range((stop - 1) // length * length, -1, -length):
+            held = self._stretch(start, min(stop, start + length))
+            while held:
+                yield held.pop()
+
+    def _stretch(self, start: int, stop: int) -> list[Frame]:
+        """Some frames: decoded from a key frame before them, if time stamps lead there, or from the start."""
+        wanted = self._stamps[start:stop]
+        if None not in self._stamps and sorted(set(self._stamps)) == self._stamps:
+            with suppress(UnreadableError), open_stream(self.path, self._format) as (container, stream):
+                container.seek(self._stamps[max(0, start - LEAD)], stream=stream)
+                decoded = (frame for frame in Decoding(container, stream) if (frame.pts or 0) >= wanted[0])
+                found = list(islice(decoded, len(wanted)))
+                if [frame.pts for frame in found] == wanted and not any(frame.is_corrupt for frame in found):
+                    return [upright(frame.to_ndarray(format="rgb24"), frame.rotation) for frame in found]
+        return list(islice(self, start, stop))
 
 
 def open_video(path: Path) -> Video:

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import repeat
 from pathlib import Path
 from typing import Literal
 
@@ -23,6 +24,7 @@ from tcore.demo.limits import Limits
 from tcore.errors import InputError
 from tcore.evaluation.propagate import Labels, propagate_features
 from tcore.evaluation.resize import Size
+from tcore.video.both_ways import both_ways
 from tcore.video.labels import Masks, Points
 from tcore.video.tracked import Found, TrackedMasks, TrackedPoints, track_labels
 
@@ -51,9 +53,10 @@ class Job:
         self.state: State = "idle"
         self.error = ""
         self.first, self.seconds = 0, 0.0  # of the last run: its first frame, and how long it has taken
+        self.steps, self.total = 0, 1  # of the last run: frames of both passes, done and in all
         self._encoded: set[int] = set()
         self._lock = threading.Lock()
-        self._soft: Iterator[Labels] | None = None  # of the run in progress
+        self._soft: Iterator[Labels | None] | None = None  # of the run in progress
 
     @property
     def done(self) -> int:
@@ -75,7 +78,7 @@ class Job:
         return self.found[index].values
 
     def run(self, given: Masks | Points, changed: int) -> None:
-        """Start to propagate from the last annotated frame up to the first changed one."""
+        """Start to propagate from the last annotated frame before the first changed one."""
         patch = self.engine.encoder.patch_size
         track = track_labels(given, self.clip.size, self.inside, patch, self.protocol)
         with self._lock:
@@ -84,16 +87,29 @@ class Job:
             before = self.given
             same = type(given) is type(before) and getattr(given, "names", ()) == getattr(before, "names", ())
             reach = min(changed, self.done) if same else 0
-            first = max(frame for frame in given.frames if frame <= max(0, reach))
-            frames = range(first, self.clip.count)
-            self._soft = propagate_features(
-                (self.features(index) for index in frames),
-                lambda index, propagated: track.given(frames[index], propagated),
-                self.protocol,
-            )
+            first = max((frame for frame in given.frames if frame < reach), default=0)
+            last = max(given.frames)
+            self.steps, self.total = 0, self.clip.count - first + (last - first + 1 if last > first else 0)
+            self._soft = self._labels(track, first)
             self.given, self.found, self.first = given, self.found[:first], first
             self.state, self.error, self.seconds = "running", "", 0.0
             self.engine.submit(self._step, track, self._soft, time.perf_counter())
+
+    def _labels(self, track: TrackedMasks | TrackedPoints, first: int) -> Iterator[Labels | None]:
+        """Soft labels from a frame on, after None for every frame of the pass backward."""
+
+        def run(frames: range) -> Iterator[Labels]:
+            def given(index: int, propagated: Labels | None) -> Labels | None:
+                return track.given(frames[index], propagated)
+
+            return propagate_features(map(self.features, frames), given, self.protocol)
+
+        start = next(frame for frame in track.frames if frame >= first)
+        ahead = ((None, soft) for soft in run(range(start, self.clip.count)))
+        back = run(range(track.frames[-1], first - 1, -1))
+        early = repeat(None)
+        for labeled in both_ways(track, back, early, ahead, first=first, folder=self.clip.folder):
+            yield labeled and labeled[1]
 
     def cancel(self) -> None:
         """End the run; frames labeled so far stay, the one being computed is dropped."""
@@ -101,20 +117,26 @@ class Job:
             if self.state == "running":
                 self.state, self._soft = "canceled", None
 
-    def _step(self, track: TrackedMasks | TrackedPoints, soft: Iterator[Labels], started: float) -> None:
+    def _step(
+        self, track: TrackedMasks | TrackedPoints, soft: Iterator[Labels | None], started: float
+    ) -> None:
         """Label one frame, then wait for the next turn behind the other visitors."""
         if self._soft is not soft:
             return
         try:
-            found = track.read(self.done, next(soft))
+            labels = next(soft)
+            found = None if labels is None else track.read(self.done, labels)
             with self._lock:
                 if self._soft is not soft:
+                    return
+                self.steps, self.seconds = self.steps + 1, time.perf_counter() - started
+                if found is None:
+                    self.engine.submit(self._step, track, soft, started)
                     return
                 if isinstance(track, TrackedMasks):
                     save_array(self.clip.folder / f"ids-{self.done}.npy", found.values)
                     found = found._replace(values=np.empty(0))
                 self.found.append(found)
-                self.seconds = time.perf_counter() - started
                 if self.done == self.clip.count:
                     self.state, self._soft = "done", None
         except Exception as error:

@@ -26,8 +26,8 @@ def read_given(data: Any, clip: Clip, limits: Limits) -> Masks | Points:
     """Labels that the page sends: runs of ids by frame, or points by frame and name."""
     try:
         given = {int(frame): labels for frame, labels in data["given"].items()}
-        if 0 not in given:
-            raise InputError("frame 0 has no labels yet: mark an object or a point on the first frame.")
+        if not given:
+            raise InputError("no frame has labels yet: mark an object or a point on one.")
         if len(given) > limits.marked:
             raise InputError(f"{len(given)} frames have labels of yours: at most {limits.marked} may.")
         if min(given) < 0 or max(given) >= clip.count:
@@ -75,7 +75,7 @@ def state(job: Job) -> dict[str, Any]:
     """Everything that the page shows about a clip and its run."""
     clip, given = job.clip, job.given
     now, found = job.state, job.found[:]  # in this order: a run that is done has labels of all frames
-    seconds = job.seconds / max(1, len(found) - job.first)
+    seconds = job.seconds / max(1, job.steps)
     points = isinstance(given, Points)
     return {
         "clip": {
@@ -95,7 +95,8 @@ def state(job: Job) -> dict[str, Any]:
         "error": job.error,
         "start": job.first,
         "done": len(found),
-        "left": round(seconds * (clip.count - len(found)), 1) if job.seconds else None,
+        "share": job.steps / job.total,
+        "left": round(seconds * (job.total - job.steps), 1) if job.seconds else None,
         "kind": None if given is None else "points" if points else "masks",
         "names": given.names if isinstance(given, Points) else [],
         "given": sorted(given.frames) if given else [],
@@ -138,10 +139,12 @@ def inspect(job: Job, frame: int, row: int, column: int, offset: int, attention:
 
 
 def _sources(job: Job, frame: int, row: int, column: int) -> list[dict[str, Any]]:
-    """The cells that a label was mixed from: the propagator's own answer, with the same context."""
+    """The cells that a label was mixed from on its way from the nearest given frame, by the propagator."""
     assert job.given is not None
-    first = max(index for index in job.given.frames if index < frame)
-    numbers = [first, *range(max(first + 1, frame - job.protocol.context), frame)]
+    first = min(job.given.frames, key=lambda index: abs(index - frame))
+    step = 1 if first < frame else -1
+    nearest = min(abs(frame - first) - 1, job.protocol.context)  # frames of the context
+    numbers = [first, *range(frame - step * nearest, frame, step)]
     features = (job.features(index) for index in (*numbers, frame))
     (found,) = label_sources(features, [(row, column)], job.protocol)
     named = [source._replace(frame=numbers[source.frame]) for source in found]

@@ -4,7 +4,8 @@ from collections.abc import Iterable
 
 import numpy as np
 import torch
-from jaxtyping import Float
+import torch.nn.functional as F
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from tcore.evaluation.resize import Size
@@ -80,6 +81,55 @@ def read_out(label_maps: Maps, topk: int = 5) -> Float[Tensor, "2 channels-1"]:
     x = (weights * (cells % width)).sum(dim=0)
     y = (weights * (cells // width)).sum(dim=0)
     return torch.where(empty, LOST, torch.stack([x, y]))
+
+
+def stamp_points(points: Float[np.ndarray, "points 2"], grid: Size) -> Float[Tensor, "height width channels"]:
+    """Label maps of points (x, y in cells, centers at whole numbers); channel 0 is what is left of 1.
+
+    Quadratic splines over 3x3 cells, whose mean is the point itself, wherever it lies between the centers of
+    the outermost cells. A lost point (NaN) leaves its channel empty.
+    """
+    along_x, along_y = (_spline(points[:, axis], grid[1 - axis]) for axis in (0, 1))
+    maps = along_y.T[:, None, :] * along_x.T[None, :, :]
+    rest = 1 - maps.sum(axis=2, keepdims=True).clip(0, 1)
+    return torch.from_numpy(np.concatenate([rest, maps], axis=2)).float()
+
+
+def locate_points(label_maps: Maps, reach: int = 2) -> Float[Tensor, "channels-1 3"]:
+    """Locate each point (x, y in cells) by the mean of the cells around its strongest one; NaN if empty.
+
+    The third number is its confidence: how much of the label lies there.
+    """
+    width = label_maps.shape[1]
+    points = label_maps[:, :, 1:].movedim(2, 0).double()
+    row, column = (place[:, None, None] for place in _split(points.flatten(1).argmax(dim=1), width))
+    span = torch.arange(2 * reach + 1, device=points.device)
+    channel = torch.arange(len(points), device=points.device)[:, None, None]
+    near = F.pad(points, (reach,) * 4)[channel, row + span[:, None], column + span]
+    mass = near.sum(dim=(1, 2))
+    x, y = (
+        (near * (at + span.view(shape) - reach)).sum(dim=(1, 2)) / mass
+        for at, shape in ((column, (1, -1)), (row, (-1, 1)))
+    )
+    return torch.stack([x, y, mass.clamp(max=1)], dim=1)
+
+
+def _split(cells: Int[Tensor, " points"], width: int) -> tuple[Tensor, Tensor]:
+    return cells // width, cells % width
+
+
+def _spline(positions: Float[np.ndarray, " points"], cells: int) -> Float[np.ndarray, "points cells"]:
+    """Weights of the cells along an axis: they add up to 1, and their mean is the position."""
+    positions = positions.astype(np.float64).clip(0, cells - 1)[:, None]
+    far = np.abs(np.arange(-1, cells + 1) - positions)
+    weights = np.where(far < 0.5, 0.75 - far**2, np.where(far < 1.5, 0.5 * (1.5 - far) ** 2, 0.0))
+    for beyond, edge, inner in (
+        (0, 1, 2),
+        (-1, -2, -3),
+    ):  # what falls beyond the border, without moving the mean
+        weights[:, edge] += 2 * weights[:, beyond]
+        weights[:, inner] -= weights[:, beyond]
+    return weights[:, 1:-1]
 
 
 def _axis_profile(

@@ -20,6 +20,7 @@ from tcore.evaluation.masks import VOID, Ids
 from tcore.evaluation.propagate import GivenLabels, Labels, propagate_features
 from tcore.evaluation.protocols import Precision, Protocol
 from tcore.evaluation.resize import Size, grid_to_ids, ids_to_grid, normalize_images, resize_images
+from tcore.text import format_size
 
 THREADS = 4  # enough to read and write as fast as the fastest GPU computes
 Item = TypeVar("Item")
@@ -41,10 +42,12 @@ def run_clip(
     a frame has some. Frames go in at `size`; `smooth` as in `encode`.
     """
     if encoder.copies:
-        first = labels(0, None) if callable(labels) else labels
-        assert first is not None
-        for frame in frames:
-            yield frame, first
+        soft: Labels | None = None
+        for index, frame in enumerate(frames):
+            given = labels(index, soft) if callable(labels) else labels
+            soft = soft if given is None else given
+            assert soft is not None
+            yield frame, soft
         return
     shown: deque[Frame] = deque()  # at most one frame: encoded, its labels not there yet
 
@@ -57,14 +60,20 @@ def run_clip(
         yield shown.popleft(), soft
 
 
-def same_size(frames: Iterable[Frame]) -> Iterator[Frame]:
-    """The frames, up to one of another size than the first, which is an error."""
-    first: tuple[int, ...] | None = None
+def same_size(
+    frames: Iterable[Frame], size: Size | None = None, start: int = 0, step: int = 1
+) -> Iterator[Frame]:
+    """The frames, up to one of another size than the first, which is an error.
+
+    `size` is that of the first one, where it is known; `start` and `step` number the frames.
+    """
     for index, frame in enumerate(frames):
-        first = first or frame.shape
-        if frame.shape != first:
-            found, expected = (f"{shape[0]}x{shape[1]}" for shape in (frame.shape, first))
-            raise InputError(f"frame {index} is {found}, the first {expected}; all must have the same size.")
+        here = (frame.shape[0], frame.shape[1])
+        size = size or here
+        if here != size:
+            found, expected = format_size(*here), format_size(*size)
+            number = start + step * index
+            raise InputError(f"frame {number} is {found}, the first {expected}; all must have the same size.")
         yield frame
 
 

@@ -52,7 +52,7 @@ class Points:
 
 
 def read_labels(paths: Sequence[Path], stems: Mapping[str, int], say: Say = silent) -> Masks | Points:
-    """Labels of frame 0 and of any later frames: PNG masks, or CSV or JSON tables of points.
+    """Labels of any frames: PNG masks, or CSV or JSON tables of points.
 
     A mask belongs to the frame with the same name (`stems`), to the one whose number is its name, or, as
     the first of the list, to frame 0. Frames are numbered from 0. Every repair is a line for `say`.
@@ -61,10 +61,7 @@ def read_labels(paths: Sequence[Path], stems: Mapping[str, int], say: Say = sile
     if not kinds or not (kinds == {".png"} or kinds <= {".csv", ".json"}):
         found = ", ".join(map(str, paths)) or "none"
         raise InputError(f"labels {found}: need PNG masks, or CSV or JSON tables of points.")
-    labels = read_masks(paths, stems, say) if kinds == {".png"} else read_points(paths)
-    if 0 not in labels.frames:
-        raise InputError(f"no labels for frame 0, only for {', '.join(map(str, sorted(labels.frames)))}.")
-    return labels
+    return read_masks(paths, stems, say) if kinds == {".png"} else read_points(paths)
 
 
 def read_masks(paths: Sequence[Path], stems: Mapping[str, int], say: Say) -> Masks:

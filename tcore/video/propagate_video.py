@@ -3,7 +3,7 @@
 import csv
 import dataclasses
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import chain
 from pathlib import Path
@@ -19,9 +19,10 @@ from tcore.evaluation.encoder import Encoder
 from tcore.evaluation.propagate import Labels
 from tcore.evaluation.protocols import TCORE, Protocol
 from tcore.evaluation.resize import Size, input_size
-from tcore.evaluation.run_clip import run_clip
+from tcore.evaluation.run_clip import run_clip, same_size
 from tcore.files import check_writable, new_folder, write_text
 from tcore.text import Progress, Say, format_size, short_path, silent
+from tcore.video.both_ways import both_ways
 from tcore.video.formats import About, choose_format, write_files
 from tcore.video.labels import Masks, Points, read_labels
 from tcore.video.tracked import TrackedMasks, TrackedPoints, paint_labels, track_labels
@@ -53,10 +54,11 @@ def propagate_video_file(
 
     If a frame cannot be read, `out` holds the labels of those before it, and the error is raised.
 
-    One frame is in memory at a time, besides the context of the protocol. Labels of later frames replace
-    what was propagated there, and propagation restarts from them. Frames go in at their own size, floored
-    to the patch, with the long side at most `long_side`; the protocol's own size is for benchmarks.
-    `form` is the format of the labels (`tcore.video.formats`).
+    One frame is in memory at a time, besides the context of the protocol, or a few where a file is read
+    backward. Labels are given for any frames, which keep them; between two of these, what comes forward
+    from one is blended with what comes backward from the other. Frames go in at their own size, floored to
+    the patch, with the long side at most `long_side`; the protocol's own size is for benchmarks. `form` is
+    the format of the labels (`tcore.video.formats`).
     """
     encoder.need_features()
     paths = [Path(labels)] if isinstance(labels, (str, Path)) else [Path(path) for path in labels]
@@ -65,14 +67,12 @@ def propagate_video_file(
     check_writable(folder)
     given = read_labels(paths, source.stems, say)
     chosen = choose_format(form, given)
-    last = max(given.frames)
-    if source.count is not None and last >= source.count:
-        raise InputError(f"labels for frame {last}, but {source.path} has {source.count} frames, from 0 on.")
+    used = _within(given, source)
     frames = iter(source)
     first = next(frames)
     size = (first.shape[0], first.shape[1])
     inside = fit_size(size, encoder.patch_size, long_side)
-    track = track_labels(given, size, inside, encoder.patch_size, protocol)
+    track = track_labels(used, size, inside, encoder.patch_size, protocol)
     if overlay and h264_encoder() is None:
         say("no overlay.mp4: it needs PyAV with an H.264 encoder (pip install av).")
         overlay = False
@@ -86,9 +86,15 @@ def propagate_video_file(
                 if overlay
                 else None
             )
-            soft = run_clip(encoder, chain([first], frames), track.given, inside, protocol, smooth=True)
-            run = _Run(track, given, table, draw, Progress("frame", source.count, say=say))
-            about = About(given, size, source.file_name)
+            soft = _soft_labels(
+                encoder, chain([first], frames), source.backward, track, size, inside, protocol, made
+            )
+            back = track.frames[-1] and 1 + track.frames[-1]  # frames that are also carried backward
+            total = source.count and source.count + back
+            run = _Run(track, table, draw, Progress("frame", total, say=say))
+            if back:
+                say(f"two passes: {back} frames backward, then all of them forward.")
+            about = About(used, size, source.file_name)
             write_files(made, chosen.write(about, run.labels(soft)))
         remarks = list(_remarks(source, given, run.done))
         if run.stopped is not None:
@@ -119,7 +125,6 @@ class _Run:
     """The labels of frame after frame, and what is written of each besides."""
 
     track: TrackedMasks | TrackedPoints
-    given: Masks | Points
     table: Any
     draw: Callable[[Frame], None] | None
     progress: Progress
@@ -129,18 +134,21 @@ class _Run:
     stopped: InputError | None = None
     """Why a later frame could not be read."""
 
-    def labels(self, soft: Iterable[tuple[Frame, Labels]]) -> Iterator[tuple[int, np.ndarray]]:
+    def labels(self, soft: Iterable[tuple[Frame, Labels] | None]) -> Iterator[tuple[int, np.ndarray]]:
         """Number and labels of every frame, up to one that cannot be read."""
         try:
-            for frame, label in soft:
+            for labeled in soft:
+                self.progress.advance()
+                if labeled is None:  # a frame of the pass backward
+                    continue
+                frame, label = labeled
                 found = self.track.read(self.done, label)
                 yield self.done, found.values
-                row = (f"{found.confidence:.4f}", f"{found.share:.4f}", int(self.done in self.given.frames))
+                row = (f"{found.confidence:.4f}", f"{found.share:.4f}", int(self.done in self.track.frames))
                 self.table.writerow((self.done, *row))
                 if self.draw:
                     self.draw(paint_labels(frame, found.values))
                 self.done, self.confidence = self.done + 1, self.confidence + found.confidence
-                self.progress.update(self.done)
         except InputError as error:
             if self.done == 0:
                 raise
@@ -156,17 +164,61 @@ def _open_table(path: Path) -> Iterator[Any]:
         yield table
 
 
+def _within(given: Masks | Points, source: Video) -> Masks | Points:
+    """The labels of frames that there are; a video may end earlier than it says."""
+    last = max(given.frames)
+    if source.count is not None and last >= source.count:
+        raise InputError(f"labels for frame {last}, but {source.path} has {source.count} frames, from 0 on.")
+    count = source.reach(last + 1) if last else 1
+    if min(given.frames) >= count:
+        raise InputError(
+            f"labels for frame {min(given.frames)}, but {source.path} has {count} frames, from 0 on."
+        )
+    if isinstance(given, Masks):
+        return Masks({frame: ids for frame, ids in given.frames.items() if frame < count})
+    return Points(given.names, {frame: named for frame, named in given.frames.items() if frame < count})
+
+
+def _soft_labels(
+    encoder: Encoder,
+    frames: Iterable[Frame],
+    backward: Callable[[int], Iterable[Frame]],
+    track: TrackedMasks | TrackedPoints,
+    size: Size,
+    inside: Size,
+    protocol: Protocol,
+    folder: Path | None = None,
+) -> Iterator[tuple[Frame, Labels] | None]:
+    """Every frame with its soft labels, after None for every frame of a pass backward."""
+    first, last = track.frames[0], track.frames[-1]
+
+    def run(frames: Iterable[Frame], start: int, step: int) -> Iterator[tuple[Frame, Labels]]:
+        def given(index: int, propagated: Labels | None) -> Labels | None:
+            return track.given(start + step * index, propagated)
+
+        return run_clip(encoder, frames, given, inside, protocol, smooth=True)
+
+    incoming = same_size(frames, size)
+    back = (soft for _, soft in run(same_size(backward(last + 1), size, last, -1), last, -1))
+    return both_ways(track, back, incoming, run(incoming, first, 1), folder=folder)
+
+
+ArrayLabels = Integer[np.ndarray, "rows columns"] | Float[np.ndarray, "points 2"]
+
+
 def propagate(
     encoder: Encoder,
     frames: Iterable[Frame],
-    first_labels: Integer[np.ndarray, "rows columns"] | Float[np.ndarray, "points 2"],
+    labels: ArrayLabels | Mapping[int, ArrayLabels],
     *,
     protocol: Protocol = TCORE,
     long_side: int = LONG_SIDE,
 ) -> Iterator[np.ndarray]:
     """Labels of every frame: ids for a mask of ids, x and y for points (NaN where one is lost).
 
-    Frames may be an array or any iterable, of any length; one is held, besides the protocol's context.
+    `labels` are those of the first frame, or of any frames by their numbers. Frames may be an array or any
+    iterable, of any length; one is held, besides the protocol's context. Labels of later frames are carried
+    backward, too: `frames` must then be an array, or something else with a length and an index.
 
     >>> from tcore import FrameStore, load_encoder
     >>> video = FrameStore.rendered(videos=1, frames=4, size=64).read(0, range(4))
@@ -176,27 +228,53 @@ def propagate(
     >>> len(labels), labels[3].shape, set(np.unique(labels[3]).tolist()) <= {0, 7}
     (4, (64, 64), True)
     """
+    given = _from_arrays(labels if isinstance(labels, Mapping) else {0: labels})
+    indexed: Any = frames
+    if max(given.frames) > 0:
+        if not (hasattr(frames, "__len__") and hasattr(frames, "__getitem__")):
+            raise InputError(f"labels for frame {max(given.frames)} need frames with a length and an index.")
+        if max(given.frames) >= len(indexed):
+            raise InputError(f"labels for frame {max(given.frames)}, but there are {len(indexed)} frames.")
     incoming = iter(frames)
     first = next(incoming, None)
     if first is None:
         raise InputError("no frames: give at least the one that the labels belong to.")
     size = (first.shape[0], first.shape[1])
     inside = fit_size(size, encoder.patch_size, long_side)
-    given: Masks | Points
-    if np.issubdtype(first_labels.dtype, np.integer):
-        low, high = int(first_labels.min(initial=0)), int(first_labels.max(initial=0))
-        if low < 0 or high > 255:
-            raise InputError(f"first labels span {low} to {high}: ids go from 0 to 255.")
-        given = Masks({0: first_labels.astype(np.uint8)})
-    else:
-        names = tuple(map(str, range(len(first_labels))))
-        points = ((float(x), float(y)) for x, y in first_labels)
-        given = Points(names, {0: dict(zip(names, points, strict=True))})
     track = track_labels(given, size, inside, encoder.patch_size, protocol)
-    labeled = run_clip(encoder, chain([first], incoming), track.given, inside, protocol, smooth=True)
-    for index, (_, soft) in enumerate(labeled):
-        values = track.read(index, soft).values
+    soft = _soft_labels(
+        encoder,
+        chain([first], incoming),
+        lambda stop: (indexed[index] for index in range(stop - 1, -1, -1)),
+        track,
+        size,
+        inside,
+        protocol,
+    )
+    for index, (_, label) in enumerate(labeled for labeled in soft if labeled is not None):
+        values = track.read(index, label).values
         yield values if isinstance(given, Masks) else values[:, :2]
+
+
+def _from_arrays(labels: Mapping[int, ArrayLabels]) -> Masks | Points:
+    """Labels from arrays by the number of their frame."""
+    if not labels or min(labels) < 0:
+        raise InputError(f"labels for frames {sorted(labels)}: need one or more, numbered from 0.")
+    masks = [np.issubdtype(values.dtype, np.integer) for values in labels.values()]
+    if all(masks):
+        for frame, values in labels.items():
+            low, high = int(values.min(initial=0)), int(values.max(initial=0))
+            if low < 0 or high > 255:
+                raise InputError(f"labels of frame {frame} span {low} to {high}: ids go from 0 to 255.")
+        return Masks({frame: values.astype(np.uint8) for frame, values in labels.items()})
+    counts = {len(values) for values in labels.values()}
+    if any(masks) or len(counts) > 1:
+        raise InputError(
+            "labels differ in kind or number: give masks of ids, or the same points, for all frames."
+        )
+    names = tuple(map(str, range(counts.pop())))
+    rows = {frame: [(float(x), float(y)) for x, y in values] for frame, values in labels.items()}
+    return Points(names, {frame: dict(zip(names, row, strict=True)) for frame, row in rows.items()})
 
 
 def fit_size(frame: Size, patch_size: int, long_side: int = LONG_SIDE) -> Size:

@@ -7,11 +7,12 @@ import numpy as np
 import torch
 from jaxtyping import Float, UInt8
 from PIL import Image, ImageDraw
+from torch import Tensor
 
 from tcore.data.images import Frame
 from tcore.errors import InputError
 from tcore.evaluation.masks import Ids
-from tcore.evaluation.pose import LOST, joint_label_map, read_out
+from tcore.evaluation.pose import locate_points, stamp_points
 from tcore.evaluation.propagate import Labels
 from tcore.evaluation.protocols import Protocol
 from tcore.evaluation.resize import Size, grid_to_ids, ids_to_grid
@@ -43,9 +44,10 @@ class TrackedMasks:
             if ids.shape != size:
                 found, wanted = format_size(*ids.shape), format_size(*size)
                 raise InputError(f"the mask for frame {frame} is {found}, the frames are {wanted}.")
-        if not masks.frames[0].any():
-            raise InputError("the mask for frame 0 is all background: there is nothing to propagate.")
+        if not any(ids.any() for ids in masks.frames.values()):
+            raise InputError("all that is given is background: there is nothing to propagate.")
         self.grid = (inside[0] // patch_size, inside[1] // patch_size)
+        self.frames = sorted(masks.frames)
         self._masks, self._size, self._inside, self._protocol = masks.frames, size, inside, protocol
         # Classes are the ids that occur, so that a lone id 200 does not cost 200 empty classes.
         self._ids = np.unique(np.concatenate([[0], *(np.unique(ids) for ids in masks.frames.values())]))
@@ -62,6 +64,14 @@ class TrackedMasks:
             num_classes=len(self._ids),
             nearest=self._protocol.labels == "nearest",
         )
+
+    def blend(self, index: int, forward: Labels, backward: Labels | None) -> Labels:
+        """Labels from both sides, mixed in each cell by distance to the given frames and by confidence."""
+        if backward is None:
+            return forward
+        backward, share = backward.to(forward), share_of_forward(index, self.frames)
+        sure, other = (labels.amax(dim=2, keepdim=True) for labels in (forward, backward))
+        return torch.lerp(backward, forward, mixed(share, sure, other))
 
     def read(self, index: int, soft: Labels) -> Found:
         """Ids of a frame, and how confident they are."""
@@ -89,50 +99,68 @@ class TrackedPoints:
                         f"point {name!r} of frame {frame} lies at x {x:g}, y {y:g}, outside of the frames, "
                         f"which are {size[1]} wide and {size[0]} high."
                     )
-        if all(math.isnan(x) for x, _ in points.frames[0].values()):
-            raise InputError("no point is visible in frame 0: there is nothing to propagate.")
+        if all(math.isnan(x) for named in points.frames.values() for x, _ in named.values()):
+            raise InputError("no point is visible in a given frame: there is nothing to propagate.")
         self.grid = (inside[0] // patch_size, inside[1] // patch_size)
+        self.frames = sorted(points.frames)
         self._names, self._points = points.names, points.frames
+        self._named = [
+            [frame for frame in self.frames if name in points.frames[frame]] for name in points.names
+        ]
         self._limit = np.array([size[1] - 1, size[0] - 1], dtype=np.float64)
         self._cell = np.array([size[1] / self.grid[1], size[0] / self.grid[0]])
-        # The grid is coarser than a given position: the difference is added to what is read from the grid.
-        self._offset = np.zeros((len(points.names), 2))
-        self._annotated = np.zeros((len(points.names), 3))
 
     def given(self, index: int, propagated: Labels | None) -> Labels | None:
         """Soft labels of an annotated frame; points that it does not name stay where they were propagated."""
         if index not in self._points:
             return None
-        here = self._points[index]
-        exact = np.array([here.get(name, (math.nan, math.nan)) for name in self._names], dtype=np.float64)
-        named = np.array([name in here for name in self._names])
-        positions, peaks = exact, (~np.isnan(exact[:, 0])).astype(np.float64)
-        if propagated is not None:
-            before = self._located(propagated.cpu())
-            positions = np.where(named[:, None], exact, before[:, :2])
-            peaks = np.where(named, peaks, before[:, 2])
+        if propagated is None:
+            propagated = torch.zeros(*self.grid, 1 + len(self._names))
+        located = self._located(index, propagated)
         # The centers of pixels and of cells lie at whole numbers.
-        cells = (positions + 0.5) / self._cell - 0.5
-        stamped = torch.from_numpy(joint_label_map(cells, self.grid, corrected_border=True)).float()
-        self._offset = np.nan_to_num(positions - self._pixels(stamped))
-        self._annotated = np.column_stack([positions, peaks])
-        return stamped
+        stamped = stamp_points((located[:, :2] + 0.5) / self._cell - 0.5, self.grid)
+        return stamped * torch.tensor([1.0, *located[:, 2]])
+
+    def blend(self, index: int, forward: Labels, backward: Labels | None) -> Labels:
+        """Labels from both sides, mixed for each point by distance to its given frames and by confidence."""
+        if backward is None:
+            return forward
+        backward = backward.to(forward)
+        share = forward.new_tensor([0.5, *(share_of_forward(index, frames) for frames in self._named)])
+        return torch.lerp(
+            backward, forward, mixed(share, forward.amax(dim=(0, 1)), backward.amax(dim=(0, 1)))
+        )
 
     def read(self, index: int, soft: Labels) -> Found:
-        """Position and confidence of every point: the peak of its soft label, 1 where it was given."""
-        values = self._annotated if index in self._points else self._located(soft.cpu())
+        """Position and confidence of every point."""
+        values = self._located(index, soft)
         seen = ~np.isnan(values[:, 0])
         confidence = float(values[seen, 2].mean()) if seen.any() else 0.0
         return Found(values, confidence, float(seen.mean()))
 
-    def _located(self, soft: Labels) -> Float[np.ndarray, "points 3"]:
-        positions = np.clip(self._pixels(soft) + self._offset, 0, self._limit)
-        return np.column_stack([positions, soft[:, :, 1:].amax(dim=(0, 1)).double().numpy()])
+    def _located(self, index: int, soft: Labels) -> Float[np.ndarray, "points 3"]:
+        """x, y and confidence of every point: as given, or from its soft label."""
+        values = locate_points(soft).cpu().numpy()
+        values[:, :2] = np.clip((values[:, :2] + 0.5) * self._cell - 0.5, 0, self._limit)
+        for name, place in self._points.get(index, {}).items():
+            values[self._names.index(name)] = (*place, 0.0 if math.isnan(place[0]) else 1.0)
+        return values
 
-    def _pixels(self, soft: Labels) -> Float[np.ndarray, "points 2"]:
-        cells = read_out(soft).double().numpy().T
-        lost = (cells == LOST).all(axis=1, keepdims=True)
-        return np.where(lost, math.nan, (cells + 0.5) * self._cell - 0.5)
+
+def share_of_forward(index: int, given: list[int]) -> float:
+    """How much the labels that come forward count at a frame, by the given frames before and after it."""
+    before = max((frame for frame in given if frame <= index), default=None)
+    after = min((frame for frame in given if frame > index), default=None)
+    if before is None or after is None:
+        return 0.0 if before is None and after is not None else 1.0
+    return (after - index) / (after - before)
+
+
+def mixed(share: float | Tensor, sure: Tensor, other: Tensor) -> Tensor:
+    """The share of the first of two labels, given their confidence."""
+    first, second = share * sure, (1 - share) * other
+    total = first + second
+    return torch.where(total > 0, first / torch.where(total > 0, total, 1), share)
 
 
 def track_labels(

@@ -15,7 +15,15 @@ from PIL import Image
 
 from tcore.data.cuts import CutFinder, find_cuts
 from tcore.data.rendered import render_video
-from tcore.data.video import SampledVideo, UnreadableError, _Clock, open_video, upright, video_writer
+from tcore.data.video import (
+    FileVideo,
+    SampledVideo,
+    UnreadableError,
+    _Clock,
+    open_video,
+    upright,
+    video_writer,
+)
 from tcore.errors import InputError
 from tests.evaluation.clips import cut, need_av, turn, write_file, write_folder
 from tests.readers import write_video
@@ -317,3 +325,37 @@ def test_a_hard_cut_is_found_and_motion_is_not() -> None:
     assert find_cuts([0.0, 0.0, 0.3, 0.0, 0.3, 0.0]) == []
     assert find_cuts([0.0, 0.5, 0.0, 0.5, 0.0, 0.5]) == []
     assert find_cuts([]) == []
+
+
+def test_files_and_folders_are_read_backward_a_few_frames_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    need_av()
+    import av
+
+    monkeypatch.setattr("tcore.data.video.STRETCH", 7 * 3 * 64 * 64)  # 7 frames
+    monkeypatch.setattr("tcore.data.video.LEAD", 2)
+    frames = (
+        np.random.default_rng(0).integers(0, 255, (40, 8, 8, 3)).astype(np.uint8).repeat(8, 1).repeat(8, 2)
+    )
+    path = tmp_path / "gop.mp4"
+    with av.open(str(path), "w") as container:  # frames that refer to others, also across key frames
+        options = {"g": "12", "bf": "3", "x264-params": "open-gop=1"}
+        stream = container.add_stream("libx264", rate=10, options=options)
+        stream.height, stream.width, stream.pix_fmt = 64, 64, "yuv420p"
+        for frame in frames:
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")))
+        container.mux(stream.encode())
+    video = FileVideo(path)
+    forward = list(video)
+    assert (video.reach(33), video.reach(50)) == (33, 40)
+    assert [frame.tobytes() for frame in video.backward(33)] == [frame.tobytes() for frame in forward[32::-1]]
+    assert len(video._stretch(21, 28)) == 7
+    with monkeypatch.context() as patch:
+        patch.setattr(FileVideo, "__iter__", lambda video: iter(()))  # it does not count from the start
+        assert len(list(video.backward(40))) == 40
+    video._stamps[5] = None  # but where time stamps do not help
+    assert [frame.tobytes() for frame in video.backward(9)] == [frame.tobytes() for frame in forward[8::-1]]
+    folder = open_video(write_folder(tmp_path / "folder", frames[:5]))
+    assert folder.reach(9) == 5
+    np.testing.assert_array_equal(np.stack(list(folder.backward(4))), frames[3::-1])

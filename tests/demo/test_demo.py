@@ -19,6 +19,7 @@ import pytest
 import torch
 from PIL import Image
 
+import tcore.cli.show  # noqa: F401  while a traceback is printed, Python 3.11 cannot parse it in another thread
 from tcore.cli.main import main
 from tcore.data.rendered import RenderedVideo, render_video
 from tcore.data.video import open_video
@@ -52,12 +53,13 @@ def rendered(key: str) -> RenderedVideo:
     return render_video(7, SAMPLES[key].video, split="heldout", num_frames=FRAMES, size=256)
 
 
-def assert_masks(found: np.ndarray, key: str) -> None:
+def assert_masks(found: np.ndarray, key: str, given: dict[int, np.ndarray] | None = None) -> None:
     """The masks of the library, except for ties: features from a file are summed in another order."""
     encoder = tiny_encoder()
     protocol = Engine(encoder).protocol((256, 256))
     video = rendered(key)
-    masks = propagate(encoder, video.frames, video.objects[0], protocol=protocol, long_side=8 * CELLS)
+    labels = given or {0: video.objects[0]}
+    masks = propagate(encoder, video.frames, labels, protocol=protocol, long_side=8 * CELLS)
     assert (found == np.stack(list(masks))).mean() > 0.9995
 
 
@@ -124,17 +126,32 @@ def test_masks_are_those_of_the_library_and_downloads_hold_every_frame(visitor: 
     assert "dlc" in visitor.get("download/dlc.csv")["error"]
 
 
-def test_a_corrected_frame_restarts_the_run_and_earlier_frames_stay(visitor: Visitor) -> None:
-    first = rendered("walker").objects[0]
-    before = visitor.masks(visitor.run({0: first}))
-    corrected = np.zeros_like(first)
-    corrected[40:120, 60:140] = 2
-    state = visitor.run({0: first, 2: corrected}, changed=2)
-    assert state["start"] == 2
+def test_a_corrected_frame_changes_those_around_it_and_earlier_ones_stay(visitor: Visitor) -> None:
+    first, later = rendered("walker").objects[0], np.zeros_like(rendered("walker").objects[0])
+    later[40:120, 60:140] = 2
+    both = {0: first, 2: later}
+    visitor.run({0: first})
+    state = visitor.run(both, changed=2)
+    assert state["start"] == 0  # between the two, labels of both are blended
+    before = visitor.masks(state)
+    np.testing.assert_array_equal(before[2], later)
+    assert np.unique(before[3]).tolist() == [0, 2]  # after it, other objects are gone
+    last = np.where(later == 2, 5, 0).astype(np.uint8)
+    state = visitor.run(both | {3: last}, changed=3)
+    assert (state["start"], state["share"]) == (2, 1)
     found = visitor.masks(state)
-    np.testing.assert_array_equal(found[:2], before[:2])
-    np.testing.assert_array_equal(found[2], corrected)
-    assert np.unique(found[3]).tolist() == [0, 2]  # other objects are gone from the context, too
+    np.testing.assert_array_equal(found[:3], before[:3])
+    np.testing.assert_array_equal(found[3], last)
+
+
+def test_labels_of_a_frame_in_the_middle_go_both_ways(visitor: Visitor) -> None:
+    middle = rendered("walker").objects[2]
+    state = visitor.run({2: middle}, changed=2)
+    assert (state["done"], state["given"]) == (FRAMES, [2])
+    assert_masks(visitor.masks(state), "walker", {2: middle})
+    sources = visitor.get("inspect?frame=0&row=9&column=14&offset=2")["sources"]
+    assert {source["frame"] for source in sources} <= {1, 2}
+    assert sum(source["weight"] for source in sources) == pytest.approx(1)
 
 
 def test_points_are_propagated_and_written(visitor: Visitor) -> None:
@@ -274,9 +291,9 @@ def test_files_that_are_not_videos_are_refused_in_a_sentence(visitor: Visitor, t
 @pytest.mark.parametrize(
     ("labels", "said"),
     [
-        ({"kind": "masks", "given": {}}, "frame 0"),
+        ({"kind": "masks", "given": {}}, "no frame"),
         ({"kind": "masks", "given": {"0": [4, 1]}}, "256x256"),
-        ({"kind": "masks", "given": {"0": [256 * 256, 0]}}, "all background"),
+        ({"kind": "masks", "given": {"0": [256 * 256, 0]}}, "all that is given is background"),
         ({"kind": "masks", "given": {"0": [256 * 256, 99]}}, "at most 20"),
         ({"kind": "masks", "given": {"0": [256 * 256, 1], "7": [256 * 256, 1]}}, "frame 7"),
         ({"kind": "points", "names": ["a"], "given": {"0": [[400, 2]]}}, "outside"),

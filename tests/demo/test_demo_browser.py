@@ -166,7 +166,7 @@ def test_a_run_can_be_canceled(browser: Browser) -> None:
         browser.open("about:blank")
 
 
-def test_a_corrected_frame_is_run_again_from_there(browser: Browser, demo: Demo) -> None:
+def test_a_corrected_frame_is_run_again_from_the_marked_one_before(browser: Browser, demo: Demo) -> None:
     open_sample(browser, demo)
     browser.click("#truth")
     run(browser)
@@ -183,7 +183,7 @@ def test_a_corrected_frame_is_run_again_from_there(browser: Browser, demo: Demo)
     scrub(browser, 5)
     browser.click("[data-object='3']")
     browser.drag("#stage", (0.7, 0.1), (0.9, 0.1))
-    assert browser.text("#run") == "Run again from frame 5"
+    assert browser.text("#run") == "Run again from frame 0"
     run(browser)
     assert downloaded_masks(browser)[5][26, 205] == 3
     scrub(browser, 5)

@@ -4,7 +4,7 @@ import { byId, complain, seconds } from "./api.js";
 import { css, drawStage, drawTimeline } from "./draw.js";
 
 const HINTS = {
-  brush: "Paint the object. Painting on a later frame corrects it; the next run restarts from there.",
+  brush: "Paint the object on any frame. Painting on a further frame corrects it, and the frames around it.",
   box: "Drag a box around the object.",
   eraser: "Erase marks.",
   inspect: "Click a patch to see where its label came from.",
@@ -93,10 +93,11 @@ export class Screen {
 
   refresh() {
     const { marks, clip, result, busy } = this, masks = marks.kind === "masks";
-    const ready = Boolean(clip) && !busy && !marks.empty(0);
+    const ready = Boolean(clip) && !busy && marks.frames().some((frame) => !marks.empty(frame));
+    const from = Math.max(0, ...marks.frames().filter((f) => f < marks.first));
     const again = ready && result.kind === marks.kind && Number.isFinite(marks.first) && marks.first > 0;
     byId("run").disabled = !ready;
-    byId("run").textContent = again ? `Run again from frame ${Math.max(...marks.frames().filter((f) => f <= marks.first))}` : "Run";
+    byId("run").textContent = again ? `Run again from frame ${from}` : "Run";
     byId("cancel").hidden = !busy;
     byId("cancel").disabled = false;
     byId("bar").hidden = !busy;
@@ -117,11 +118,11 @@ export class Screen {
   }
 
   tellProgress() {
-    const { state, done, start, left, confidence, clip } = this.result;
-    byId("bar").value = (done - start) / Math.max(1, clip.frames - start);
+    const { state, done, start, share, left, confidence, clip } = this.result;
+    byId("bar").value = share;
     const mean = confidence.reduce((a, b) => a + b, 0) / Math.max(1, confidence.length);
     const text = {
-      running: left === null ? "Waiting for the first frame …" : `Frame ${done} of ${clip.frames}, about ${seconds(left)} left.`,
+      running: left === null ? "Waiting for the first frame …" : `${done > start ? `Frame ${done} of ${clip.frames}` : "Backward first"}, about ${seconds(left)} left.`,
       done: `Done: ${done} frames, mean confidence ${mean.toFixed(2)}.`,
       canceled: `Canceled: ${done} of ${clip.frames} frames have labels.`,
       failed: "The run failed.",
