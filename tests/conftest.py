@@ -3,6 +3,7 @@
 import importlib
 import os
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 # Before torch is imported, and for processes that tests start: two workers share two cores.
@@ -23,6 +24,15 @@ torch.set_num_threads(1)
 # Many tests ask for the same rendered videos, each of which takes a tenth of a second or more.
 rendered: Any = importlib.import_module("tcore.data.rendered")  # after the checks of shapes are installed
 rendered.render_video = lru_cache(256)(rendered.render_video)
+
+
+@pytest.fixture(scope="session")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny run from its beginning to its end, for all tests that look at one; they change copies only."""
+    from tcore import train
+    from tests.tiny import tiny
+
+    return train(tiny(keep_every=3), tmp_path_factory.mktemp("runs") / "whole", quiet=True)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

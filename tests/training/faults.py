@@ -25,14 +25,13 @@ Process = subprocess.Popen[str]
 def start(run: Path, *, processes: int = 1, restarts: int = 0, cwd: Path = ROOT, **job: Any) -> Process:
     """Begin a training in other processes, by the command line's own error handling."""
     job = {"run": str(run), "quiet": False, **job}
-    return subprocess.Popen(
-        command([job], processes=processes, restarts=restarts),
-        cwd=cwd,
-        env=ENVIRONMENT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    return popen(command([job], processes=processes, restarts=restarts), cwd)
+
+
+def popen(command: list[str], cwd: Path = ROOT) -> Process:
+    """Begin a command whose output is read later."""
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, cwd=cwd, env=ENVIRONMENT, stdout=pipe, stderr=pipe, text=True)
 
 
 def finish(process: Process, seconds: float = 120) -> tuple[int, str]:

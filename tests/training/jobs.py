@@ -5,33 +5,38 @@
 
 import errno
 import json
+import multiprocessing
 import os
+import resource
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, nullcontext, suppress
-from functools import partial
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from functools import lru_cache, partial
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import torch
 from torch import nn
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.nn.modules.module import register_module_forward_hook
 
 import tcore.cli.main
 import tcore.cli.train
 from tcore import Scoring, device, train
-from tcore.data import render
+from tcore.data import render, stores
+from tcore.data.rendered import render_video
 from tcore.evaluation.evaluate import leave
 from tcore.training import distributed
 from tcore.training.optim import Optimizer
 from tests.tiny import shrunk, tiny
 
 ROOT = Path(__file__).parents[2]
-RANK, ATTEMPT = (int(os.environ.get(name, "0")) for name in ("RANK", "TORCHELASTIC_RESTART_COUNT"))
 
 # What is the same on any number of processes: no stochastic depth, and neighbors among all videos.
 SAME: dict[str, Any] = {
@@ -42,7 +47,8 @@ SAME: dict[str, Any] = {
     "optim__base_lr": 2e-3,
     "rendered__videos": 9,
     "teacher__temperature_epochs": 0,
-    "keep_every": 2,
+    "keep_every": 4,
+    "checkpoint_every": 4,
 }
 
 
@@ -57,6 +63,11 @@ class Fault(NamedTuple):
     act: str
     rank: int = 0
     attempt: int = 0
+
+
+def place() -> tuple[int, int]:
+    """Which process of a job this is, and for the how manieth time it was started."""
+    return int(os.environ.get("RANK", "0")), int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
 def stop(undo: ExitStack) -> None:
@@ -90,6 +101,17 @@ def refuse_writes(number: int, undo: ExitStack) -> None:
     undo.enter_context(patch("os.fsync", side_effect=OSError(number, os.strerror(number))))
 
 
+@contextmanager
+def no_file_beyond(size: int) -> Iterator[None]:
+    """Let no file grow beyond some bytes: the kernel refuses the write."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
 def fill_disk(undo: ExitStack) -> None:
     """Write to the disk of the working folder until it is full."""
     try:
@@ -109,6 +131,7 @@ ACTS: dict[str, Callable[[ExitStack], None]] = {
     "nan": spoil_numbers,
     "full": partial(refuse_writes, errno.ENOSPC),
     "fill": fill_disk,
+    "limit": lambda undo: undo.enter_context(no_file_beyond(100)),  # metrics, events and checkpoints
 }
 
 
@@ -129,14 +152,17 @@ def work(
     faults: Sequence[Sequence[Any]] = (),
     pause: float = 0.0,
     gradients: bool = False,
-    watch: int | None = None,
+    davis: str | None = None,
     quiet: bool = True,
     recipe: str | None = None,
     **changes: Any,
 ) -> None:
-    """Train in a run folder and meet faults; on demand the first gradients are written beside it."""
+    """Train in a run folder and meet faults; on demand the first gradients are written beside it.
+
+    With a dataset in DAVIS's layout the encoder is scored on it every second step.
+    """
     config = tiny(**changes) if recipe is None else shrunk(recipe, **changes)
-    ours = [fault for fault in (Fault(*fault) for fault in faults) if fault[2:] == (RANK, ATTEMPT)]
+    ours = [fault for fault in (Fault(*fault) for fault in faults) if fault[2:] == place()]
     due = {fault.step: ACTS[fault.act] for fault in ours}
     clip = Optimizer.clip
 
@@ -159,7 +185,9 @@ def work(
             undo.enter_context(patch.object(Optimizer, "clip", noted))
         if -1 in due:
             due[-1](undo)
-        scoring = None if watch is None else Scoring(watch, clips=1)
+        scoring = None
+        if davis is not None:
+            scoring = Scoring(2, davis, size=(32, 48), clips=1, cycle_frames=f"{davis}/JPEGImages/480p")
         with suppress(StoppedError):
             train(config, run, frames, quiet=quiet, scoring=scoring, on_step=on_step)
 
@@ -182,7 +210,7 @@ def note_end(job: Callable[[], None], path: Path) -> None:
     except (Exception, SystemExit) as error:
         kind, text = type(error).__name__, str(error)
         code = getattr(error, "exit_code", getattr(error, "code", 2))
-    path.with_name(f"{path.name}-{RANK}.json").write_text(
+    path.with_name(f"{path.name}-{place()[0]}.json").write_text(
         json.dumps({"kind": kind, "text": text, "code": code})
     )
 
@@ -246,13 +274,16 @@ WAYS: dict[str, Callable[[], None]] = {
 }
 
 
-def main() -> None:
-    """Do the jobs; one that is to be noted writes how it ended, the others end as a command does."""
+def do(jobs: list[dict[str, Any]], ways: Sequence[str]) -> None:
+    """Do the jobs of this attempt; one to be noted writes how it ended, the others end as a command does."""
     torch.set_num_threads(1)
-    for way in sys.argv[2:]:
+    vars(stores)["render_video"] = lru_cache(64)(render_video)  # jobs train on the same videos
+    for way in ways:
         WAYS[way]()
-    for job in json.loads(sys.argv[1]):
+    for job in jobs:
         run, note = Path(job.pop("run")), job.pop("note", False)
+        if job.pop("attempt", place()[1]) != place()[1]:
+            continue
         if note:
             note_end(partial(work, run, **job), run)
             continue
@@ -269,5 +300,48 @@ def main() -> None:
     leave()
 
 
+def do_forked(place: dict[str, str], jobs: list[dict[str, Any]], log: Path) -> None:
+    """What one of several processes does that were forked from a test."""
+    os.environ.update(place)
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
+        setattr(sys, name, os.fdopen(number, "w", buffering=1))
+    warnings.resetwarnings()
+    do(jobs, ())
+
+
+def fork_together(
+    processes: int, jobs: list[dict[str, Any]], log: Path, restarts: int = 0
+) -> tuple[int, str]:
+    """As torchrun does jobs on several processes, without the seconds in which each of them imports torch.
+
+    One that fails ends the others, and all are started again; the store outlives them.
+    """
+    fork, store = multiprocessing.get_context("fork"), TCPStore("127.0.0.1", 0, is_master=True)
+    address = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(store.port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }
+    ranks: list[Any] = []
+    for attempt in range(restarts + 1):
+        shared = address | dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(processes))
+        shared["TORCHELASTIC_RESTART_COUNT"] = str(attempt)
+        places = [shared | dict.fromkeys(("RANK", "LOCAL_RANK"), str(rank)) for rank in range(processes)]
+        ranks = [fork.Process(target=do_forked, args=(place, jobs, log)) for place in places]
+        for rank in ranks:
+            rank.start()
+        while not any(rank.exitcode for rank in ranks) and any(rank.is_alive() for rank in ranks):
+            wait([rank.sentinel for rank in ranks if rank.is_alive()], timeout=600)
+        for rank in ranks:
+            rank.terminate()
+            rank.join(30)
+            rank.kill()
+            rank.join()
+        if not any(rank.exitcode for rank in ranks):
+            break
+    return int(any(rank.exitcode for rank in ranks)), log.read_text()
+
+
 if __name__ == "__main__":
-    main()
+    do(json.loads(sys.argv[1]), sys.argv[2:])

@@ -20,6 +20,7 @@ from tcore.rendezvous import LostPeerError
 from tcore.training.guard import SIGNALS, StopRequest
 from tcore.training.optim import Optimizer
 from tcore.training.step import Trainer, VerifyError
+from tests.runs import assert_same_run, checkpoint
 from tests.tiny import as_tcore, tiny
 from tests.training.faults import (
     assert_one_line,
@@ -35,7 +36,6 @@ from tests.training.faults import (
     wait_for_step,
 )
 from tests.training.jobs import StoppedError, children_of, stopping_at
-from tests.training.test_loop import assert_same_run
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="signals, limits and /proc of Linux")
 
@@ -48,11 +48,6 @@ def at_step(number: int, act: Callable[[], object]) -> Callable[[int], None]:
             act()
 
     return on_step
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return train(tiny(keep_every=3), tmp_path_factory.mktemp("runs") / "whole", quiet=True)
 
 
 # SIGKILL at random moments
@@ -92,8 +87,7 @@ def test_a_signal_saves_and_leaves_with_zero_and_the_same_command_goes_on(
     assert steps_of(run) == [1, 2, 3]
     last = capsys.readouterr().err.splitlines()[-1]
     assert last.startswith(f"{asked.name}: saved step 3 of 6")
-    train(config, run, quiet=True)
-    assert_same_run(run, whole)
+    assert_same_run(train(config, run, quiet=True), whole)
 
 
 @pytest.mark.long
@@ -158,9 +152,8 @@ def test_the_first_ctrl_c_saves_and_leaves_and_the_second_stops_at_once(
 
     with pytest.raises(KeyboardInterrupt):
         train(config, run, quiet=True, on_step=at_step(4, twice))
-    assert torch.load(run / "checkpoint.pt", weights_only=True)["step"] == 3
-    train(config, run, quiet=True)
-    assert_same_run(run, whole)
+    assert checkpoint(run)["step"] == 3
+    assert_same_run(train(config, run, quiet=True), whole)
 
 
 # Whatever else ends a run
@@ -173,9 +166,8 @@ def test_an_error_in_mid_training_loses_no_step(
     with pytest.raises(StoppedError):
         train(config, run, on_step=stopping_at(5))
     assert "saved step 5 of 6" in capsys.readouterr().err
-    assert torch.load(run / "checkpoint.pt", weights_only=True)["step"] == 5
-    train(config, run, quiet=True)
-    assert_same_run(run, whole)
+    assert checkpoint(run)["step"] == 5
+    assert_same_run(train(config, run, quiet=True), whole)
 
 
 def test_an_error_within_the_update_saves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,7 +219,7 @@ def test_a_bit_that_differs_the_second_time_stops_the_run_and_is_named(
     config = tiny(runtime__verify_every=2, optim__accumulate=accumulate)
     with pytest.raises(VerifyError, match=r"step 2 .* gradient of student.backbone.norm.weight differs"):
         train(config, tmp_path / "run", quiet=True)
-    assert torch.load(tmp_path / "run" / "checkpoint.pt", weights_only=True)["step"] == 1
+    assert checkpoint(tmp_path / "run")["step"] == 1
 
 
 def test_a_process_that_is_about_to_name_a_lost_one_is_not_ended_by_torchrun_before() -> None:
@@ -258,7 +250,7 @@ def test_a_reading_process_that_is_killed_is_one_line_and_no_hang(
     def starve() -> None:
         victims.append(next(child for child in children_of(os.getpid()) if child not in strangers))
         os.kill(victims[0], signal.SIGKILL)
-        time.sleep(5)  # until the word of its death comes, before a batch that is cut off
+        time.sleep(1)  # until the word of its death comes, before a batch that is cut off
 
     config = tiny(runtime__workers=2, optim__steps=200)
     with pytest.raises(LostWorkerError, match="reading process") as lost:

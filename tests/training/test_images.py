@@ -13,8 +13,8 @@ from tcore.evaluation.neighbors import find_all
 from tcore.recipes import recipe
 from tcore.training.loop import open_source
 from tests.data.photos import ring, save_images
+from tests.runs import assert_resumes_exactly, metrics
 from tests.tiny import settings_of, tiny
-from tests.training.jobs import StoppedError, stopping_at
 
 NUMBER = 12
 
@@ -24,7 +24,7 @@ def settings(**changes: Any) -> Config:
 
 
 def losses(run: Path) -> list[float]:
-    return [json.loads(line)["total"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [line["total"] for line in metrics(run)]
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def test_two_stages_from_images_to_an_encoder(tmp_path: Path) -> None:
     )
     find_all(load_encoder(first), folder)
     second = train(settings(), tmp_path / "B", folder, quiet=True)
-    line = json.loads((second / "metrics.jsonl").read_text().splitlines()[-1])
+    line = metrics(second)[-1]
     assert "past_teacher" in line
     assert not {"future_teacher", "past_future", "patch_teacher"} & line.keys()
     weights = settings_of(settings()).loss.weights()
@@ -63,12 +63,7 @@ def test_other_neighbors_change_the_loss_of_the_same_run(photos: Path, tmp_path:
 
 
 def test_a_resumed_run_on_images_equals_an_uninterrupted_one(photos: Path, tmp_path: Path) -> None:
-    whole = train(settings(), tmp_path / "whole", photos, quiet=True)
-    with pytest.raises(StoppedError):
-        train(settings(), tmp_path / "again", photos, quiet=True, on_step=stopping_at(3))
-    again = train(settings(), tmp_path / "again", photos, quiet=True)
-    assert losses(again) == losses(whole)
-    assert (again / "encoder.safetensors").read_bytes() == (whole / "encoder.safetensors").read_bytes()
+    assert_resumes_exactly(settings(optim__steps=4), tmp_path, photos)
 
 
 def test_a_run_does_not_go_on_with_other_neighbors(photos: Path, tmp_path: Path) -> None:

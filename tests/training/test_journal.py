@@ -2,8 +2,8 @@ import contextlib
 import json
 import os
 import re
-import subprocess
 import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,7 +14,8 @@ from tcore import train
 from tcore.methods.health import Health
 from tcore.training import journal
 from tcore.training.journal import Journal, forget_after
-from tests.tiny import TINY, tiny
+from tests.runs import metrics
+from tests.tiny import tiny
 from tests.training.jobs import StoppedError, stopping_at
 
 
@@ -58,35 +59,37 @@ def test_time_left_is_told_by_the_steps_after_the_first_which_compiles(
 ) -> None:
     clock = iter([0.0, 50.0, 50.0, 52.0])  # made; the first step told and taken as the start; the second told
     monkeypatch.setattr(journal, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
-    metrics = {"total": 1.0, "dino": 1.0, "samples_per_second": 1.0, "data_wait": 0.0}
+    line = {"total": 1.0, "dino": 1.0, "samples_per_second": 1.0, "data_wait": 0.0}
     health = Health("learning", {"frame_rank": 9.0}, "dino 1.000")
     told = Journal(tmp_path, first_step=4, num_steps=10, quiet=False)
-    told.record(5, metrics, health)
-    told.record(6, metrics, health)
+    told.record(5, line, health)
+    told.record(6, line, health)
     told.close()
     assert [line.split("ETA ")[1] for line in capsys.readouterr().err.splitlines()] == ["4:10", "8.0 s"]
 
 
-def test_terminal_of_80_columns_shows_step_loss_state_speed_wait_and_eta(tmp_path: Path) -> None:
-    pty = pytest.importorskip("pty")
-    code = (
-        "import torch, tcore; torch.set_num_threads(1); "
-        f"tcore.train(tcore.recipe('quickstart', {TINY!r}), {str(tmp_path / 'run')!r})"
-    )
+def test_terminal_of_80_columns_shows_step_loss_state_speed_wait_and_eta(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pty, printed = pytest.importorskip("pty"), list[bytes]()
     master, slave = pty.openpty()
-    process = subprocess.Popen(
-        [sys.executable, "-c", code],
-        stderr=slave,
-        env={**os.environ, "COLUMNS": "80", "TERM": "xterm"},
-    )
-    os.close(slave)
-    printed = b""
-    with contextlib.suppress(OSError):  # the terminal is gone when the process has ended
-        while chunk := os.read(master, 4096):
-            printed += chunk
+
+    def listen() -> None:
+        with contextlib.suppress(OSError):  # the terminal is gone when the training has ended
+            while chunk := os.read(master, 4096):
+                printed.append(chunk)
+
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERM", "xterm")
+    listener = threading.Thread(target=listen)
+    with os.fdopen(slave, "w") as terminal:
+        monkeypatch.setattr(sys, "stderr", terminal)
+        listener.start()
+        train(tiny(), tmp_path / "run")
+        monkeypatch.undo()
+    listener.join()
     os.close(master)
-    assert process.wait() == 0
-    text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", printed.decode())
+    text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", b"".join(printed).decode())
     last = [line for line in text.replace("\r", "\n").splitlines() if line.startswith("step")][-1]
     assert re.search(r"6/6 .* (learning|plateau|collapse) .*/s wait \d+% ETA 0:00:00", last)
     assert len(last.rstrip()) <= 80
@@ -105,6 +108,6 @@ def test_tensorboard_of_a_resumed_run_has_losses_and_health_of_every_step_once(t
     events.Reload()
     logged = events.Scalars("total")
     assert [event.step for event in logged] == [1, 2, 3, 4, 5, 6]
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    assert [event.value for event in logged] == pytest.approx([line["total"] for line in lines], rel=1e-5)
+    totals = [line["total"] for line in metrics(run)]
+    assert [event.value for event in logged] == pytest.approx(totals, rel=1e-5)
     assert "health/frame_rank" in events.Tags()["scalars"]

@@ -1,7 +1,9 @@
 import json
 import math
+import shutil
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -10,151 +12,82 @@ import torch
 from safetensors.torch import load_file
 
 from tcore import InputError, load_encoder, train
+from tcore.cli.main import main
 from tcore.data.loader import render_batch
 from tcore.errors import DivergedError
 from tcore.methods import build_source
+from tcore.model import losses
+from tcore.training import loop
+from tcore.training.checkpoint import save_checkpoint
 from tcore.training.loop import introduce, keeps, open_store
 from tcore.training.optim import build_schedule
 from tcore.training.step import Trainer
+from tests.data.clips import write_clip
+from tests.runs import assert_same_run, assert_same_state, checkpoint, metrics
 from tests.tiny import TINY, as_tcore, settings_of, tiny
-from tests.training.jobs import StoppedError, stopping_at
+from tests.training.faults import finish, start
+from tests.training.jobs import StoppedError, no_file_beyond, stopping_at
 
-TIMINGS = {"samples_per_second", "data_wait", "memory_gib"}
 FIGURES = (
-    "total",
-    "dino",
-    "past_teacher",
-    "future_teacher",
-    "past_future",
-    "koleo",
-    "lr",
-    "lr_backbone",
-    "lr_head",
-    "lr_last_layer",
-    "lr_match",
-    "weight_decay",
-    "momentum",
-    "teacher_temperature",
-    "student_temperature",
-    "gradient_norm_backbone",
-    "gradient_norm_head",
-    "gradient_norm_match",
-    "samples_per_second",
-    "data_wait",
-    "memory_gib",
-)
+    "total dino past_teacher future_teacher past_future koleo lr lr_backbone lr_head lr_last_layer lr_match "
+    "weight_decay momentum teacher_temperature student_temperature gradient_norm_backbone gradient_norm_head "
+    "gradient_norm_match samples_per_second data_wait memory_gib"
+).split()
 
 
-def metrics(run: Path) -> list[dict[str, Any]]:
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [{name: value for name, value in line.items() if name not in TIMINGS} for line in lines]
-
-
-def checkpoint(run: Path) -> dict[str, Any]:
-    state: dict[str, Any] = torch.load(run / "checkpoint.pt", weights_only=True)
-    return state
-
-
-def assert_same_state(a: Any, b: Any) -> None:
-    if isinstance(a, dict):
-        assert a.keys() == b.keys()
-        for key in a:
-            assert_same_state(a[key], b[key])
-    elif isinstance(a, list | tuple):
-        assert len(a) == len(b)
-        for x, y in zip(a, b, strict=True):
-            assert_same_state(x, y)
-    elif isinstance(a, torch.Tensor):
-        assert torch.equal(a, b)
-    else:
-        assert a == b
-
-
-def assert_same_run(a: Path, b: Path) -> None:
-    assert metrics(a) == metrics(b)
-    assert_same_state(checkpoint(a), checkpoint(b))
-    for name in ("encoder.safetensors", "matching.safetensors"):
-        assert (a / name).read_bytes() == (b / name).read_bytes()
-    kept = sorted(path.name for path in (a / "encoders").iterdir())
-    assert kept == sorted(path.name for path in (b / "encoders").iterdir())
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return train(tiny(keep_every=3), tmp_path_factory.mktemp("runs") / "finished", quiet=True)
-
-
-def test_run_folder_holds_everything(finished: Path) -> None:
-    names = {path.name for path in finished.iterdir()}
+def test_run_folder_holds_everything_and_a_line_for_every_step(whole: Path) -> None:
+    names = {path.name for path in whole.iterdir()}
     expected = {"config.json", "metrics.jsonl", "checkpoint.pt", "encoder.safetensors", "encoder.json"}
     assert expected | {"matching.safetensors", "encoders", "environment.json"} <= names
-    assert [p.name for p in sorted((finished / "encoders").iterdir())] == [
-        "step-000003.safetensors",
-        "step-000006.safetensors",
-    ]
-    assert not list(finished.rglob("*.tmp"))
-
-
-def test_every_step_has_one_line_with_all_figures(finished: Path) -> None:
-    lines = [json.loads(line) for line in (finished / "metrics.jsonl").read_text().splitlines()]
+    kept = sorted(path.name for path in (whole / "encoders").iterdir())
+    assert kept == ["step-000003.safetensors", "step-000006.safetensors"]
+    assert not list(whole.rglob("*.tmp"))
+    lines, weights = metrics(whole), settings_of(tiny()).loss.weights()
     assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 6]
-    for name in FIGURES:
-        assert all(math.isfinite(line[name]) for line in lines), name
     assert [line["step"] for line in lines if "health" in line] == [2, 4, 6]
+    for line in lines:
+        assert all(math.isfinite(line[name]) for name in FIGURES)
+        minimized = sum(weights[name] * line[name] for name in weights if name in line)
+        assert line["total"] == pytest.approx(minimized, rel=1e-6)
 
 
-def test_logged_total_is_the_weighted_sum_that_is_minimized(finished: Path) -> None:
-    weights = settings_of(tiny()).loss.weights()
-    for line in metrics(finished):
-        expected = sum(weights[name] * line[name] for name in weights if name in line)
-        assert line["total"] == pytest.approx(expected, rel=1e-6)
-
-
-def test_exported_encoder_is_the_teacher(finished: Path) -> None:
-    state = checkpoint(finished)["model"]
-    exported = load_file(finished / "encoder.safetensors")
+def test_exports_are_the_teacher_and_what_matches(whole: Path) -> None:
+    state = checkpoint(whole)["model"]
     teacher = {k.removeprefix("teacher.backbone."): v for k, v in state.items() if "teacher.backbone" in k}
-    assert_same_state(dict(exported), teacher)
-    features = load_encoder(finished)(torch.zeros(1, 32, 48, 3, dtype=torch.uint8))
-    assert features.shape == (1, 32, 4, 6)
-
-
-def test_kept_encoder_loads_by_its_path(finished: Path) -> None:
-    kept = load_encoder(finished / "encoders" / "step-000006.safetensors")
-    last = load_encoder(finished)
+    assert_same_state(dict(load_file(whole / "encoder.safetensors")), teacher)
+    last, kept = (load_encoder(whole / name) for name in ("", "encoders/step-000006.safetensors"))
+    assert last(torch.zeros(1, 32, 48, 3, dtype=torch.uint8)).shape == (1, 32, 4, 6)
     assert_same_state(dict(kept.state_dict()), dict(last.state_dict()))
-
-
-def test_matching_export_holds_student_backbone_and_matching_module(finished: Path) -> None:
-    exported = load_file(finished / "matching.safetensors")
+    exported = load_file(whole / "matching.safetensors")
     assert {name.split(".")[0] for name in exported} == {"backbone", "match"}
-    state = checkpoint(finished)["model"]
     assert torch.equal(exported["backbone.cls_token"], state["student.backbone.cls_token"])
 
 
-def test_training_moves_student_and_teacher_but_not_alike(finished: Path) -> None:
-    start = Trainer(tiny()).method.state_dict()
-    state = checkpoint(finished)["model"]
-    name = "backbone.blocks.0.attn.qkv.weight"
-    assert not torch.equal(state[f"student.{name}"], start[f"student.{name}"])
-    assert not torch.equal(state[f"teacher.{name}"], start[f"teacher.{name}"])
-    assert not torch.equal(state[f"teacher.{name}"], state[f"student.{name}"])
+def test_training_moves_student_and_teacher_but_not_alike(whole: Path) -> None:
+    start, state = Trainer(tiny()).method.state_dict(), checkpoint(whole)["model"]
+    student, teacher = (f"{name}.backbone.blocks.0.attn.qkv.weight" for name in ("student", "teacher"))
+    assert not torch.equal(state[student], start[student])
+    assert not torch.equal(state[teacher], start[teacher])
+    assert not torch.equal(state[teacher], state[student])
 
 
-def test_finished_run_is_left_as_it_is(finished: Path) -> None:
-    before = metrics(finished), checkpoint(finished)
-    train(tiny(keep_every=3), finished, quiet=True)
-    assert metrics(finished) == before[0]
-    assert_same_state(checkpoint(finished), before[1])
+def test_a_finished_run_stays_as_it_is_also_where_it_is_carried_out_otherwise(
+    whole: Path, tmp_path: Path
+) -> None:
+    run = shutil.copytree(whole, tmp_path / "run")
+    for how in ({}, {"runtime__log_every": 1, "checkpoint_every": 1}, {}):
+        train(tiny(keep_every=3, **how), run, quiet=True)
+        assert_same_run(run, whole)
+    with pytest.raises(InputError, match=r"loss.past_future 20.0 -> 0.0.*optim.steps 6 -> 7"):
+        train(tiny(keep_every=3, loss__past_future=0.0, optim__steps=7), run, quiet=True)
 
 
-def test_run_stopped_at_any_step_and_resumed_equals_uninterrupted_run(tmp_path: Path, finished: Path) -> None:
+def test_run_stopped_at_any_step_and_resumed_equals_uninterrupted_run(tmp_path: Path, whole: Path) -> None:
     for stop in (1, 5):  # before the first checkpoint, and after the second
         run = tmp_path / f"stopped-{stop}"
         with pytest.raises(StoppedError):
             train(tiny(keep_every=3), run, quiet=True, on_step=stopping_at(stop))
-        train(tiny(keep_every=3), run, quiet=True)
-        assert_same_run(run, finished)
+        assert_same_run(train(tiny(keep_every=3), run, quiet=True), whole)
 
 
 def test_twenty_encoders_are_kept_by_default() -> None:
@@ -199,43 +132,16 @@ def test_what_will_not_be_as_it_seems_is_said_at_the_start(
 
 @pytest.mark.long
 def test_full_disk_is_one_line_with_tensorboard_too(tmp_path: Path) -> None:
-    code = f"""
-import resource, torch, tcore
-import tcore.cli.main, tcore.cli.train
-torch.set_num_threads(1)
-def fill(step):
-    if step == 1:  # nothing can grow any more: metrics, events, checkpoints
-        resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY))
-config = tcore.recipe("quickstart", {TINY!r} | {{"runtime.log_every": 1}})
-run = {str(tmp_path / "run")!r}
-tcore.cli.train.train = lambda argv: tcore.train(config, run, quiet=True, on_step=fill)
-tcore.cli.main.main(["train"])
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 2, done.stderr
-    assert done.stderr.count("\n") == 1, done.stderr
-    assert "metrics.jsonl" in done.stderr
-
-
-def test_other_settings_are_refused_with_a_list_of_the_differences(finished: Path) -> None:
-    with pytest.raises(InputError, match=r"loss.past_future 20.0 -> 0.0.*optim.steps 6 -> 7"):
-        train(tiny(keep_every=3, loss__past_future=0.0, optim__steps=7), finished, quiet=True)
-
-
-def test_how_a_run_is_carried_out_may_change_on_resume(finished: Path) -> None:
-    train(tiny(keep_every=3, runtime__log_every=1, checkpoint_every=1), finished, quiet=True)
-    train(tiny(keep_every=3), finished, quiet=True)
+    job = start(tmp_path / "run", faults=[(1, "limit")], quiet=True, runtime__log_every=1)
+    code, said = finish(job)
+    assert (code, said.count("\n")) == (2, 1), said
+    assert "metrics.jsonl" in said
 
 
 def test_other_videos_are_refused_on_resume(tmp_path: Path) -> None:
-    from PIL import Image
-
-    for store in ("a", "b"):
-        for index in range(7 if store == "a" else 8):
-            folder = tmp_path / store / "video"
-            folder.mkdir(parents=True, exist_ok=True)
-            Image.new("RGB", (40, 32), (index * 9, 50, 90)).save(folder / f"{index}.png")
-    config = tiny(optim__steps=2, runtime__workers=0)
+    for store, frames in (("a", 7), ("b", 8)):
+        write_clip(tmp_path / store / "video", frames)
+    config = tiny(optim__steps=1, runtime__workers=0)
     run = train(config, tmp_path / "run", tmp_path / "a", quiet=True)
     with pytest.raises(InputError, match="other videos"):
         train(config, run, tmp_path / "b", quiet=True)
@@ -253,8 +159,6 @@ def test_foreign_folder_is_refused_and_left_alone(tmp_path: Path) -> None:
 def test_non_finite_loss_stops_before_the_update_and_keeps_the_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tcore.model import losses
-
     run = tmp_path / "run"
     koleo, calls = losses.koleo_loss, []
 
@@ -282,39 +186,32 @@ def test_non_finite_gradient_stops_before_the_update(monkeypatch: pytest.MonkeyP
     assert_same_state(dict(trainer.method.state_dict()), before)
 
 
-def test_full_disk_leaves_the_last_checkpoint_intact(tmp_path: Path, finished: Path) -> None:
-    run = tmp_path / "run"
-    settings = TINY | {"keep_every": 3}
-    code = f"""
-import resource, signal, sys, torch, tcore
-from tcore.cli.main import main
-from tcore.training import checkpoint, loop
-torch.set_num_threads(1)
-save = loop.save_checkpoint
-def save_on_a_disk_that_fills_up(run, step, *rest):
-    if step == 4:  # from here on no file can grow beyond 40 kB; the kernel itself refuses the write
-        resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, resource.RLIM_INFINITY))
-    save(run, step, *rest)
-loop.save_checkpoint = save_on_a_disk_that_fills_up
-import tcore.cli.main, tcore.cli.train
-config = tcore.recipe("quickstart", {settings!r})
-tcore.cli.train.train = lambda argv: tcore.train(config, {str(run)!r}, quiet=True)
-main(["train"])
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 2, done.stderr
-    assert done.stderr.count("\n") == 1
-    assert "File too large" in done.stderr
-    assert str(run) in done.stderr
+def test_full_disk_leaves_the_last_checkpoint_intact(
+    tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, config = tmp_path / "run", tiny(keep_every=3)
+
+    def save_on_a_disk_that_fills_up(run: Path, step: int, *rest: Any) -> None:
+        with no_file_beyond(40_000) if step == 4 else nullcontext():  # the kernel itself refuses the write
+            save_checkpoint(run, step, *rest)
+
+    monkeypatch.setattr(loop, "save_checkpoint", save_on_a_disk_that_fills_up)
+    monkeypatch.setattr("tcore.cli.train.train", lambda argv: train(config, run, quiet=True))
+    with pytest.raises(SystemExit) as stop:
+        main(["train"])
+    monkeypatch.undo()
+    said = capsys.readouterr().err
+    assert (stop.value.code, said.count("\n")) == (2, 1)
+    assert "File too large" in said
+    assert str(run) in said
     assert checkpoint(run)["step"] == 2
     assert not list(run.rglob("*.tmp"))
-    train(tiny(keep_every=3), run, quiet=True)
-    assert_same_run(run, finished)
+    assert_same_run(train(config, run, quiet=True), whole)
 
 
 def test_accumulated_parts_equal_the_large_batch_where_the_losses_allow(tmp_path: Path) -> None:
     # Everything but KoLeo (neighbors within a part), Sinkhorn (rows of a part) and stochastic depth.
-    same = {"loss__koleo": 0.0, "teacher__targets": "centering", "vit__drop_path": 0.0, "optim__steps": 4}
+    same = {"loss__koleo": 0.0, "teacher__targets": "centering", "vit__drop_path": 0.0, "optim__steps": 2}
     whole = train(tiny(**same), tmp_path / "whole", quiet=True)
     parts = train(tiny(**same, optim__accumulate=2), tmp_path / "parts", quiet=True)
     for a, b in zip(metrics(whole), metrics(parts), strict=True):
@@ -351,7 +248,7 @@ def test_a_step_moves_both_centers_by_a_tenth_of_the_mean_teacher_output() -> No
 
 
 def test_frozen_prototypes_do_not_move_and_others_do() -> None:
-    config = tiny(optim__freeze_last_layer_epochs=1, rendered__videos=40, optim__weight_decay=(0.0, 0.0))
+    config = tiny(optim__freeze_last_layer_epochs=1, rendered__videos=9, optim__weight_decay=(0.0, 0.0))
     source, trainer = build_source(open_store(config, None), config), Trainer(config)
     schedule = build_schedule(config, trainer.method, source.steps_per_epoch)
     head = as_tcore(trainer.method).student.head

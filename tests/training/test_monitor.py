@@ -1,6 +1,5 @@
 """What a run says of its data: time spent waiting for it, and files that go bad meanwhile."""
 
-import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ from tcore.methods import build_source
 from tcore.training.monitor import WAIT_FEWEST, WAIT_PAUSE, WAIT_STEPS, BadSamples, DataWait
 from tests.data.packing import pack
 from tests.data.painted import Painted
+from tests.runs import metrics
 from tests.tiny import tiny
 from tests.training.faults import damage, make_store
 
@@ -53,11 +53,8 @@ def test_a_slow_store_is_warned_of_once_during_a_run(
     assert "tcore prepare" in printed
 
 
-def test_little_waiting_is_not_worth_a_word() -> None:
+def test_little_waiting_and_the_first_step_are_not_worth_a_word() -> None:
     assert warnings(waiting(Painted([20] * 4)), [0.09] * 200) == []
-
-
-def test_the_first_step_does_not_count() -> None:
     assert warnings(waiting(Painted([20] * 4)), [0.99] + [0.05] * 30) == []
 
 
@@ -104,8 +101,7 @@ def test_an_image_that_goes_bad_in_mid_training_is_replaced_counted_and_said(
     with pytest.raises(InputError, match=r"runtime.bad_samples=0.01 .*video-3"):
         train(tiny(runtime__workers=0, optim__steps=40, runtime__log_every=1), run, store, on_step=spoil)
     said = capsys.readouterr().err
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    counted = [line["bad_samples"] for line in lines]
+    counted = [line["bad_samples"] for line in metrics(run)]
     assert counted[:3] == [0, 0, 0]
     assert sum(counted) > 10  # of 1000, in steps of 4 of which a sixth is bad
     assert "unreadable, replaced by other clips" in said
@@ -118,8 +114,7 @@ def test_a_shard_that_goes_bad_in_mid_training_is_replaced_up_to_the_set_share(t
     run = tmp_path / "run"
     damage(shard, "truncated")
     train(tiny(runtime__bad_samples=1.0, runtime__workers=1), run, store, quiet=True)
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    assert sum(line["bad_samples"] for line in lines) > 0
+    assert sum(line["bad_samples"] for line in metrics(run)) > 0
     with pytest.raises(InputError, match=r"runtime.bad_samples=0 .*000000.tar is cut off"):
         train(tiny(runtime__bad_samples=0.0, runtime__workers=0), tmp_path / "strict", store, quiet=True)
 

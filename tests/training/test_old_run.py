@@ -10,6 +10,7 @@ import torch
 from tcore import load_encoder, train
 from tcore.config import load_config
 from tcore.methods.settings import TCoReSettings
+from tests.runs import metrics
 
 OLD = Path(__file__).parent / "old_run"
 # Learning rates by part had other names.
@@ -34,7 +35,7 @@ def test_settings_of_an_old_run_are_those_of_tcore() -> None:
 
 
 def test_an_old_run_resumes_with_the_losses_of_the_uninterrupted_one(resumed: Path) -> None:
-    lines = [json.loads(line) for line in (resumed / "metrics.jsonl").read_text().splitlines()]
+    lines = metrics(resumed)
     assert [line["step"] for line in lines] == [1, 2, 3, 4]
     for found, expected in zip(lines[2:], json.loads((OLD / "expected.json").read_text()), strict=True):
         for name, value in expected.items():

@@ -1,6 +1,5 @@
 """--plan: memory and time measured at two sizes, and what follows from the line through them."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -10,6 +9,7 @@ from tcore import InputError, recipe, train
 from tcore.cli.main import main
 from tcore.training import plan as planning
 from tcore.training.plan import Cost, Line, plan, verdict
+from tests.runs import metrics
 from tests.tiny import tiny
 
 VITS = recipe("vits16-k400")
@@ -28,12 +28,12 @@ def test_plan_measures_real_steps_at_half_of_the_batch_and_at_all_of_it(tmp_path
     assert "takes 1 steps of tcore" in found["run"]
     assert "backbone" in found["parameters"]
     assert "samples/s" in found["a step"]
-    lines = (train(config, tmp_path / "run", quiet=True) / "metrics.jsonl").read_text()
+    line = metrics(train(config, tmp_path / "run", quiet=True))[0]
     losses = dict(item.split() for item in found["first losses"].split(", "))
     assert {"total", "dino", "koleo"} <= losses.keys()
     assert not any("gradient" in name for name in losses)
     for name, value in losses.items():
-        assert json.loads(lines)[name] == pytest.approx(float(value), abs=1e-4)
+        assert line[name] == pytest.approx(float(value), abs=1e-4)
     assert "fits" not in found  # nobody knows how much of a machine's memory is ours
 
 

@@ -20,10 +20,10 @@ from tcore.pretrain import BEST, BEST_CARD, read_best
 from tcore.show.runs import CYCLE, SCORES, curves, dynamics_figure, read_run
 from tcore.training.guard import StopRequested
 from tests.evaluation.layouts import heldout_videos, write_davis
+from tests.runs import assert_same_run, checkpoint
 from tests.tiny import tiny
-from tests.training.test_loop import assert_same_run
 
-SETTINGS = tiny(keep_every=3, rendered__videos=4)
+SETTINGS = tiny(keep_every=3)
 TABLE = "checkpoints/checkpoints.json"
 
 
@@ -53,24 +53,19 @@ class Rigged(Scoring):
         return {"encoder": {"weights": encoder.fingerprint()}, "benchmarks": card}
 
 
-@pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    torch.manual_seed(5)
-    run = train(SETTINGS, tmp_path_factory.mktemp("runs") / "plain", quiet=True)
-    torch.save(torch.get_rng_state(), run.with_suffix(".random"))
-    return run
-
-
 def rows(run: Path) -> dict[int, Any]:
     return read_checkpoints(run / TABLE)
 
 
-def test_training_does_not_notice_that_it_is_scored(plain: Path, tmp_path: Path) -> None:
-    torch.manual_seed(5)
-    run = train(SETTINGS, tmp_path / "run", scoring=Scoring(4, clips=1), quiet=True)
-    assert_same_run(run, plain)
-    assert torch.equal(torch.get_rng_state(), torch.load(plain.with_suffix(".random"), weights_only=True))
-    assert json.loads((run / "config.json").read_text()) == json.loads((plain / "config.json").read_text())
+def test_training_does_not_notice_that_it_is_scored(whole: Path, tmp_path: Path) -> None:
+    states = []
+    for name, scoring in (("plain", None), ("run", Scoring(4, clips=1))):
+        torch.manual_seed(5)
+        run = train(SETTINGS, tmp_path / name, scoring=scoring, quiet=True)
+        states.append(torch.get_rng_state())
+    assert torch.equal(*states)
+    assert_same_run(run, whole)
+    assert json.loads((run / "config.json").read_text()) == json.loads((whole / "config.json").read_text())
     assert list(rows(run)) == [4, 6]
     shown = read_run(run)
     drawn = curves(shown)
@@ -84,7 +79,7 @@ def test_training_does_not_notice_that_it_is_scored(plain: Path, tmp_path: Path)
 
 
 def test_the_best_is_kept_over_a_stop(
-    plain: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "run"
     with pytest.raises(KeyboardInterrupt):
@@ -98,7 +93,7 @@ def test_the_best_is_kept_over_a_stop(
     assert (run / BEST).read_bytes() == best
     card = json.loads((run / BEST_CARD).read_text())
     assert (card["step"], card["best"]["score"]) == (2, 0.5)
-    assert_same_run(run, plain)
+    assert_same_run(run, whole)
 
 
 def test_a_signal_while_it_scores_ends_the_run_at_that_step(tmp_path: Path) -> None:
@@ -106,7 +101,7 @@ def test_a_signal_while_it_scores_ends_the_run_at_that_step(tmp_path: Path) -> N
     with pytest.raises(StopRequested):
         train(SETTINGS, run, scoring=Rigged(4, scores=(None, signal.SIGTERM)), quiet=True)
     assert not (run / TABLE).exists()
-    assert torch.load(run / "checkpoint.pt", weights_only=True)["step"] == 4
+    assert checkpoint(run)["step"] == 4
     train(SETTINGS, run, scoring=Rigged(4, scores=(None, 0.2, 0.3)), quiet=True)
     assert list(rows(run)) == [4, 6]
     assert read_best(run) == (6, 0.3, rows(run)[6]["way"])
