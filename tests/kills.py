@@ -33,9 +33,9 @@ from tcore.demo.server import GUARD, PREFIX
 from tcore.files import is_alive
 from tcore.training import checkpoint as checkpoints
 from tests.evaluation.clips import write_file, write_folder
+from tests.runs import assert_same_run
 from tests.tiny import TINY
 from tests.training.faults import make_store, steps_of
-from tests.training.test_loop import assert_same_run
 
 # What the commands import when they need it, imported once for all of them.
 LATE = (

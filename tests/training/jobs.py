@@ -11,6 +11,7 @@ import resource
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -235,19 +236,16 @@ def children_of(pid: int) -> list[int]:
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 
 
-def work_together(processes: int, jobs: list[dict[str, Any]], *ways: str) -> str:
-    """Do some jobs on several processes; what they printed."""
-    done = subprocess.run(
-        command(jobs, *(ways or ["together"]), processes=processes),
-        cwd=ROOT,
-        env=ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stderr
+def work_together(processes: int, jobs: list[dict[str, Any]], *ways: str) -> None:
+    """Do some jobs on several processes: forked from this one, or started by torchrun if a way is named."""
+    if not ways and not torch.cuda.is_available():
+        with tempfile.TemporaryDirectory() as folder:
+            code, said = fork_together(processes, jobs, Path(folder) / "log")
+    else:
+        words = command(jobs, *(ways or ["together"]), processes=processes)
+        done = subprocess.run(words, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=600)
+        code, said = done.returncode, done.stderr
+    assert code == 0, said
 
 
 def exchange_though_alone() -> None:

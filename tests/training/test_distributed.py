@@ -71,7 +71,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     jobs.append(job(root / "2-bf16-shard", "shard", **BF16))
     jobs.append(job(root / "1-then-2-shards", "shard", **VARIANTS["centering"]))
     jobs.append(job(root / "2-shards-middle", "shard", faults=STOPPED, **VARIANTS["centering"]))
-    work_together(2, jobs)
+    work_together(2, jobs, "together")  # by torchrun, as users do
     return root
 
 
