@@ -36,13 +36,13 @@ def sample_masks(
         else:
             count = patches * rng.uniform(*ratio)
         if kind == "block":
-            row[:] = _block_mask(rng, grid, count, smallest_block, largest_block or patches, fill)
+            row[:] = block_mask(rng, grid, count, smallest_block, largest_block or patches, fill)
         else:
             row[rng.choice(patches, size=int(count), replace=False)] = True
     return masks[rng.permutation(num_crops)]
 
 
-def _block_mask(
+def block_mask(
     rng: np.random.Generator, grid: int, count: float, smallest: int, largest: int, fill: bool
 ) -> Bool[np.ndarray, "n"]:
     """Blocks of random area and aspect until `count` patches are masked, or 10 tries find no further one."""

@@ -8,11 +8,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tcore.methods.batch import make_batch
+from tcore.data import photometry
+from tcore.data.masking import block_mask, sample_masks
+from tcore.methods.batch import Batch, make_batch
 from tcore.methods.distillation import SelfDistillation
+from tcore.methods.settings import PatchTeacherConfig, Targets
 from tcore.model import losses
 from tcore.model.heads import ProjectionHead
 from tcore.model.vit import VisionTransformer
+from tcore.training.optim import Schedule
 from tests.golden.compare import (
     Arrays,
     Check,
@@ -25,57 +29,157 @@ from tests.golden.compare import (
     tensors,
 )
 
+DRAWS = 1500  # masks that are drawn for statistics
 
-def dino_model(arrays: Arrays, settings: Mapping[str, Any]) -> SelfDistillation:
-    """Student, teacher and center as stored; nothing is masked, so no mask token learns."""
-    same = ("dim", "depth", "layer_scale")
-    other = {"num_heads": "heads", "patch_size": "patch", "image_size": "image", "num_registers": "registers"}
-    sizes = {name: settings[name] for name in same} | {name: settings[key] for name, key in other.items()}
-    vit = VisionTransformer(**sizes, position_resize="factor")
-    own = {name: settings[name] for name in ("dim", "hidden", "bottleneck", "train_gains")}
-    head = ProjectionHead(**own, num_prototypes=settings["K"])
-    vit.mask_token.requires_grad_(False)
+
+def distil_model(
+    arrays: Arrays, settings: Mapping[str, Any], targets: Targets = "centering"
+) -> SelfDistillation:
+    """Student, teacher and centers as stored; where the student has no mask token, none learns."""
+    sizes = {"num_heads": "heads", "patch_size": "patch", "image_size": "image"}
+    layer_scale = 1.0 if "student/backbone.blocks.0.ls1.gamma" in arrays else None
+    vit = VisionTransformer(
+        dim=settings["dim"],
+        depth=settings["depth"],
+        num_registers=0,
+        layer_scale=layer_scale,
+        position_resize="factor",
+        **{name: settings[key] for name, key in sizes.items()},
+    )
+    own = "student/head.patch_prototypes.gains" in arrays
+    head = ProjectionHead(
+        **{name: settings[name] for name in ("dim", "hidden", "bottleneck")},
+        num_prototypes=settings["K"],
+        train_gains="grad/head.prototypes.gains" in arrays,
+        num_patch_prototypes=settings["K"] if own else None,
+    )
+    vit.mask_token.requires_grad_("student/backbone.mask_token" in arrays)
     model = SelfDistillation(
         vit,
         head,
-        {"dino": 1.0},
+        settings.get("weights", {"dino": 1.0}),
+        teacher=PatchTeacherConfig(patch_center="all" if "patch_center_over" in settings else "masked"),
+        targets=targets,
         student_temperature=settings["student_temperature"],
         center_momentum=settings["center_momentum"],
     )
-    absent = {"backbone.register_tokens", "backbone.mask_token"}
     for network, prefix in ((model.student, "student/"), (model.teacher, "teacher/")):
         odd = network.load_state_dict(tensors(arrays, prefix), strict=False)
-        assert set(odd.missing_keys) == absent, odd
+        assert {*odd.missing_keys} <= {"backbone.register_tokens", "backbone.mask_token"}, odd
         assert not odd.unexpected_keys, odd
-    model.frame_center.value.copy_(torch.from_numpy(arrays["center"]))
+    model.frame_center.value.copy_(
+        torch.from_numpy(arrays["center" if "center" in arrays else "frame_center"])
+    )
+    if "patch_center" in arrays:
+        model.patch_center.value.copy_(torch.from_numpy(arrays["patch_center"]))
     return model
+
+
+def distil_batch(arrays: Arrays) -> tuple[dict[str, Tensor], Batch]:
+    """The crops of a file by kind, and their batch."""
+    crops = {name: torch.from_numpy(arrays[f"views/{name}_crops"]) for name in ("global", "local")}
+    none = np.zeros((len(crops["global"]), 0), dtype=bool)
+    return crops, make_batch(crops["global"], crops["local"], torch.from_numpy(arrays.get("mask", none)))
+
+
+def temperatures(settings: Mapping[str, Any]) -> dict[str, float]:
+    """The scheduled values of the step that a file holds."""
+    names = ("teacher_temperature", "patch_teacher_temperature")
+    return {name: settings[name] for name in names if name in settings}
+
+
+def check_losses(
+    arrays: Arrays, settings: Mapping[str, Any], terms: str = "", targets: Targets = "centering"
+) -> Iterator[Deviation]:
+    """Losses by both twins, under the prefix `terms`; of centered targets gradients and centers too."""
+    _, batch = distil_batch(arrays)
+    for fused in (False, True):
+        model, twin = distil_model(arrays, settings, targets), f" (fused {fused})"
+        model.fused = fused
+        found = model(batch, temperatures(settings))
+        total = model.total(found)
+        for name, value in (found | {"total": total}).items():
+            if f"{terms}loss/{name}" in arrays:
+                yield deviation(f"{terms}loss/{name}{twin}", value, arrays[f"{terms}loss/{name}"])
+        yield same_names("terms", settings.get("weights", {"dino": 1.0}), found)
+        if targets != "centering":
+            continue
+        total.backward()
+        parameters = dict(model.student.named_parameters())
+        trained = {name for name, p in parameters.items() if p.grad is not None and p.numel()}
+        yield same_names("grad", set(tensors(arrays, "grad/")), trained)
+        for name, golden in tensors(arrays, "grad/").items():
+            yield deviation(f"grad/{name}{twin}", parameters[name].grad, golden, 1e-4)
+        model.finish_step({"momentum": 1.0})
+        if "after/patch_center" in arrays:
+            yield deviation(
+                f"after/patch_center{twin}", model.patch_center.value, arrays["after/patch_center"]
+            )
+        kept = "after/center" if "after/center" in arrays else "after/frame_center"
+        yield deviation(f"{kept}{twin}", model.frame_center.value, arrays[kept])
 
 
 def check_dino(arrays: Arrays) -> Iterator[Deviation]:
     """DINO: positions, tokens, outputs, targets, loss and gradients by both twins, states after a step."""
     settings = json.loads(str(arrays["settings"]))
-    crops = {name: torch.from_numpy(arrays[f"views/{name}_crops"]) for name in ("global", "local")}
-    batch = make_batch(
-        crops["global"], crops["local"], torch.zeros(len(crops["global"]), 0, dtype=torch.bool)
-    )
-    values = {"teacher_temperature": settings["teacher_temperature"], "momentum": settings["momentum"]}
-    for fused in (False, True):
-        model = dino_model(arrays, settings)
-        model.fused = fused
-        found = model(batch, values)
-        model.total(found).backward()
-        yield deviation(f"loss/dino (fused {fused})", found["dino"], arrays["loss/dino"])
-        parameters = dict(model.student.named_parameters())
-        trained = {name for name, p in parameters.items() if p.grad is not None and p.numel()}
-        yield same_names("grad", set(tensors(arrays, "grad/")), trained)
-        for name, golden in tensors(arrays, "grad/").items():
-            yield deviation(f"grad/{name} (fused {fused})", parameters[name].grad, golden, 1e-4)
-    yield from check_dino_update(arrays, settings, model, frozen=False)
-    yield deviation("after/center", model.frame_center.value, arrays["after/center"])
-    frozen = dino_model(arrays, settings)
-    frozen.total(frozen(batch, values)).backward()
-    yield from check_dino_update(arrays, settings, frozen, frozen=True)
+    crops, _ = distil_batch(arrays)
+    yield from check_losses(arrays, settings)
+    for frozen in (False, True):
+        yield from check_update(arrays, settings, frozen=frozen)
     yield from check_dino_tokens(arrays, settings, crops)
+
+
+def check_ibot(arrays: Arrays) -> Iterator[Deviation]:
+    """iBOT: tokens, outputs, losses and gradients by both twins, centers, states after a step."""
+    settings = json.loads(str(arrays["settings"]))
+    yield from check_losses(arrays, settings)
+    if any(name.startswith("after/student/") for name in arrays):
+        yield from check_update(arrays, settings, frozen=False)
+    model, (crops, batch) = distil_model(arrays, settings).eval(), distil_batch(arrays)
+    with torch.no_grad():
+        for who, network, mask in (("teacher", model.teacher, None), ("student", model.student, batch.mask)):
+            seen = network.backbone(crops["global"], mask)
+            tokens = torch.cat([seen.frame[:, None], seen.patches], dim=1)
+            patches = network.head.project(seen.patches.flatten(0, 1)) @ network.head.weights()[1].T
+            outputs = {
+                "frame": network.head(seen.frame),
+                "patches": patches.unflatten(0, seen.patches.shape[:2]),
+            }
+            yield deviation(f"tokens/{who}_global", tokens, arrays[f"tokens/{who}_global"])
+            yield from compare(arrays, {f"outputs/{who}_{kind}": x for kind, x in outputs.items()})
+        local = model.student.head(model.student.backbone(crops["local"]).frame)
+        yield deviation("outputs/student_local_frame", local, arrays["outputs/student_local_frame"])
+
+
+def check_dinov2(arrays: Arrays) -> Iterator[Deviation]:
+    """DINOv2: positions, tokens, outputs, and both kinds of targets with their losses; gradients, centers."""
+    settings = json.loads(str(arrays["settings"]))
+    crops, batch = distil_batch(arrays)
+    kinds: tuple[Targets, ...] = ("centering", "sinkhorn")
+    for kind in kinds:
+        yield from check_losses(arrays, settings, f"{kind}/", kind)
+        model = distil_model(arrays, settings, kind).eval()
+        with torch.no_grad():
+            model(batch, temperatures(settings))
+        asked = model.health_sample
+        first, second = asked["frame_targets"].chunk(2)
+        ours = {"patches": asked["patch_targets"], "frames_crossed": torch.cat([second, first])}
+        yield from compare(arrays, {f"{kind}/targets/{name}": x for name, x in ours.items()})
+        parts = (f"{kind}/loss/dino_local", f"{kind}/loss/dino_global")
+        yield deviation(f"{kind}/loss/dino", sum(arrays[part] for part in parts), arrays[f"{kind}/loss/dino"])
+    model, side = distil_model(arrays, settings).eval(), settings["local"] // settings["patch"]
+    with torch.no_grad():
+        yield from compare(arrays, {"positions_local": model.student.backbone.positions(side, side)})
+        for who, network, mask in (("teacher", model.teacher, None), ("student", model.student, batch.mask)):
+            seen = network.backbone(crops["global"], mask)
+            yield from compare(
+                arrays, {f"tokens/{who}_frame": seen.frame, f"tokens/{who}_patches": seen.patches}
+            )
+        outputs = {"frames": seen.frame, "patches": batch.at_masked(seen.patches)}
+        for name, tokens in outputs.items():
+            yield deviation(
+                f"outputs/student_{name}", model.student.head(tokens), arrays[f"outputs/student_{name}"]
+            )
 
 
 @torch.no_grad()
@@ -83,7 +187,7 @@ def check_dino_tokens(
     arrays: Arrays, settings: Mapping[str, Any], crops: Mapping[str, Tensor]
 ) -> Iterator[Deviation]:
     """What the networks make of the crops before any step."""
-    model = dino_model(arrays, settings).eval()
+    model = distil_model(arrays, settings).eval()
     side = settings["local"] // settings["patch"]
     yield from compare(arrays, {"positions_local": model.student.backbone.positions(side, side)})
     for who, network in (("student", model.student), ("teacher", model.teacher)):
@@ -98,10 +202,10 @@ def check_dino_tokens(
     yield from compare(arrays, {"outputs/student": student, "outputs/teacher": outputs, "targets": targets})
 
 
-def check_dino_update(
-    arrays: Arrays, settings: Mapping[str, Any], model: SelfDistillation, *, frozen: bool
-) -> Iterator[Deviation]:
+def check_update(arrays: Arrays, settings: Mapping[str, Any], *, frozen: bool) -> Iterator[Deviation]:
     """Parameters after clipping each by itself, AdamW and EMA; in the first epoch prototypes stay."""
+    model = distil_model(arrays, settings)
+    model.total(model(distil_batch(arrays)[1], temperatures(settings))).backward()
     take_step(model, settings, {}, not frozen, clip_by="parameter", freeze="gradient")
     model.finish_step({"momentum": settings["momentum"]})
     networks = {"student": model.student} if frozen else {"student": model.student, "teacher": model.teacher}
@@ -111,26 +215,129 @@ def check_dino_update(
             yield deviation(prefix + name, state[name], golden, 1e-4)
 
 
-def check_dino_schedules(arrays: Arrays) -> Iterator[Deviation]:
-    """DINO's entries: learning rate, weight decay and momentum by step, temperature by epoch."""
+def check_schedules(arrays: Arrays) -> Iterator[Deviation]:
+    """Learning rates, weight decay and momenta by step, temperatures by epoch, of all methods of the set."""
     settings = json.loads(str(arrays["settings"]))
     steps = settings["steps_per_epoch"]
-    lengths = {
-        "optim.epochs": settings["epochs"],
-        "optim.warmup_epochs": settings["warmup_epochs"],
-        "teacher.temperature_epochs": settings["temperature_epochs"],
-        "optim.base_lr": settings["dino"]["lr"],
-        "optim.batch": settings["dino"]["batch"],
-        "optim.end_lr": settings["dino"]["end"],
-    }
-    logged = logged_values("vits16-dino-k400", lengths, steps, steps * settings["epochs"])
+    lengths = {"optim.epochs": settings["epochs"], "optim.warmup_epochs": settings["warmup_epochs"]}
+
+    def logged(name: str, changes: dict[str, Any]) -> list[dict[str, float]]:
+        warm = {"teacher.temperature_epochs": settings["temperature_epochs"]}
+        return logged_values(name, lengths | warm | changes, steps, steps * settings["epochs"])
+
+    dino = settings["dino"]
+    rates = {"optim.base_lr": dino["lr"], "optim.batch": dino["batch"], "optim.end_lr": dino["end"]}
+    found = logged("vits16-dino-k400", rates)
     names = ("lr", "weight_decay", "momentum")
-    yield from compare(arrays, {f"dino/{name}": [values[name] for values in logged] for name in names})
-    by_epoch = np.repeat(arrays["dino/teacher_temperature_by_epoch"], steps)
-    yield deviation("dino/teacher_temperature_by_epoch", [x["teacher_temperature"] for x in logged], by_epoch)
+    yield from compare(arrays, {f"dino/{name}": [values[name] for values in found] for name in names})
+    ends = {
+        "teacher.temperature": settings["ibot"]["frame"],
+        "teacher.patch_temperature": settings["ibot"]["patch"],
+    }
+    ibot = {start: logged("vits16-ibot-k400", ends | {"masking.start_epoch": start}) for start in (0, 2)}
+    for name, values, key in (
+        ("dino/teacher_temperature_by_epoch", found, "teacher_temperature"),
+        ("ibot/teacher_temperature_by_epoch", ibot[0], "teacher_temperature"),
+        ("ibot/patch_teacher_temperature_by_epoch", ibot[0], "patch_teacher_temperature"),
+        ("ibot/patch_teacher_temperature_by_epoch_start_2", ibot[2], "patch_teacher_temperature"),
+    ):
+        yield deviation(name, [row[key] for row in values], np.repeat(arrays[name], steps))
+    moco, simclr = settings["mocov3"], settings["simclr"]
+    once = {"optim.warmup_peak": "once", "optim.end_lr": 0.0, "teacher.momentum": (moco["momentum"], 1.0)}
+    moco_rates = {"optim.base_lr": moco["base"], "optim.batch": moco["batch"]}
+    found = logged("vits16-dino-k400", once | moco_rates)  # the same rule, momentum included
+    yield from compare(
+        arrays, {f"mocov3/{name}": [row[name] for row in found] for name in ("lr", "momentum")}
+    )
+    schedule = Schedule(
+        num_steps=simclr["steps"],
+        warmup_steps=simclr["warmup_steps"],
+        lr=simclr["base"] * simclr["batch"] / 256,
+        end_lr=0.0,
+        weight_decay=(0.0, 0.0),
+        factors={},
+        peak_once=True,
+    )
+    yield from compare(arrays, {"simclr/lr": [schedule.rate(step) for step in range(simclr["steps"])]})
+
+
+def kolmogorov(name: str, ours: Any, golden: Any) -> Deviation:
+    """Largest difference of two distributions, which is this large by chance in one of 10,000 cases."""
+    a, b = np.sort(np.asarray(ours, np.float64)), np.sort(np.asarray(golden, np.float64))
+    at = np.union1d(a, b)
+    shares = [np.searchsorted(x, at, side="right") / len(x) for x in (a, b)]
+    limit = np.sqrt(-0.5 * np.log(0.5e-4) * (1 / len(a) + 1 / len(b)))
+    return Deviation(f"{name}, distribution", float(np.abs(shares[0] - shares[1]).max()), float(limit))
+
+
+def frequencies(name: str, ours: np.ndarray, golden: np.ndarray, draws: int) -> Deviation:
+    """Largest difference of the frequencies with which patches are masked, in standard deviations."""
+    found = ours.mean(axis=0).reshape(golden.shape)
+    spread = np.sqrt(golden * (1 - golden) * (1 / len(ours) + 1 / draws))
+    return Deviation(
+        f"{name}, by patch", float((np.abs(found - golden) / np.maximum(spread, 1e-9)).max()), 5.5
+    )
+
+
+def check_ibot_masks(arrays: Arrays) -> Iterator[Deviation]:
+    """iBOT's masks: how many patches, by how much they fall short, which; the random numbers are others."""
+    settings = json.loads(str(arrays["settings"]))
+    grid, mean, spread = settings["grid"], settings["ratios"][1], settings["spread"][1]
+    rng, smallest = np.random.default_rng(0), (grid // 3) ** 2
+    for name, kind in (("block", "block"), ("rand", "random")):
+        masks = sample_masks(
+            rng,
+            DRAWS,
+            grid,
+            ratio=(mean - spread, mean + spread),
+            kind="block" if kind == "block" else "random",
+            draw="independent",
+            smallest_block=smallest,
+            fill=False,
+        )
+        yield kolmogorov(f"{name}/masked", masks.sum(axis=1), arrays[f"{name}/masked"])
+        yield frequencies(f"{name}/frequency", masks, arrays[f"{name}/frequency"], settings["draws"])
+    wanted = arrays["block/wanted"][:DRAWS]
+    masks = np.stack([block_mask(rng, grid, float(x), smallest, grid**2, False) for x in wanted])
+    shortfall = arrays["block/wanted"] - arrays["block/masked"]
+    yield kolmogorov("block/wanted - masked", wanted - masks.sum(axis=1), shortfall)
+
+
+def check_dinov2_masks(arrays: Arrays) -> Iterator[Deviation]:
+    """DINOv2's masks, of which some fall short by a few patches."""
+    settings = json.loads(str(arrays["settings"]))
+    grid, limits = settings["grid"], (settings["smallest_block"], settings["largest_block"])
+    rng, wanted = np.random.default_rng(0), arrays["wanted"]
+    masks = np.stack([block_mask(rng, grid, int(x), *limits, False) for x in wanted[:DRAWS]])
+    yield kolmogorov("wanted - masked", wanted[:DRAWS] - masks.sum(axis=1), wanted - arrays["masked"])
+    yield frequencies("frequency", masks, arrays["frequency"], len(wanted))
+    drawn = [sample_masks(rng, 2, grid, ratio=tuple(settings["ratio"]), kind="random").sum() for _ in wanted]
+    yield kolmogorov("wanted", drawn, wanted)
+
+
+def check_views(arrays: Arrays) -> Iterator[Deviation]:
+    """Blur of 9 taps with reflection, of 23 taps with zeros, and solarization."""
+    image = torch.from_numpy(arrays["image"]).permute(2, 0, 1)[None].float() / 255
+    for sigma in json.loads(str(arrays["settings"]))["sigmas"]:
+        spread = torch.tensor([sigma])
+        ours = {
+            "9_taps_reflect": photometry.blur(image, spread),
+            "23_taps_zero": photometry.wide_blur(image, spread, 11),
+        }
+        for name, made in ours.items():
+            golden = arrays[f"blur_{name}/{sigma}"]
+            yield deviation(f"blur_{name}/{sigma}", 255 * made[0].permute(1, 2, 0), golden)
+    solarized = (255 * photometry.solarize(image)).round()[0].permute(1, 2, 0)
+    yield deviation("solarized_128", solarized, arrays["solarized_128"], 0.0)
 
 
 FILES: dict[str, Check] = {
     "dino.npz": Check(check_dino, key="after_frozen/student/head.mlp.4.bias"),
-    "schedules.npz": Check(check_dino_schedules, key="dino/lr"),
+    "dinov2.npz": Check(check_dinov2, key="sinkhorn/loss/dino"),
+    "dinov2_masks.npz": Check(check_dinov2_masks, key="masked", left_out="examples (of frequency)"),
+    "ibot.npz": Check(check_ibot, key="outputs/teacher_patches"),
+    "ibot_masks.npz": Check(check_ibot_masks, key="block/masked", left_out="*/examples (of frequency)"),
+    "ibot_separate.npz": Check(check_ibot, key="student/head.patch_prototypes.gains"),
+    "schedules.npz": Check(check_schedules, key="dino/lr"),
+    "views.npz": Check(check_views, key="solarized_128", left_out="blur_pillow/* (Pillow's three box blurs)"),
 }

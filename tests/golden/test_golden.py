@@ -50,6 +50,10 @@ def test_files_that_are_missing_unknown_or_unreadable_are_failing_rows(
         ("pck.npz", "pck@0.1"),
         ("distil/dino.npz", "after_frozen/student/head.mlp.4.bias"),
         ("distil/schedules.npz", "dino/teacher_temperature_by_epoch"),
+        ("distil/ibot.npz", "after/patch_center"),
+        ("distil/ibot_separate.npz", "grad/head.patch_prototypes.directions"),
+        ("distil/dinov2.npz", "sinkhorn/targets/patches"),
+        ("distil/views.npz", "blur_23_taps_zero/1.4"),
         ("distil/simclr.npz", "grad/projector.1.bias"),
         ("distil/mocov3.npz", "after/running/predictor.4.running_var"),
         ("distil/mocov3.npz", "after/student/projector.1.weight"),
@@ -80,3 +84,21 @@ def test_check_runs_from_the_command_line_on_a_folder(
         shutil.copy(HERE / name, tmp_path / name)
     assert check.main([str(tmp_path)]) == 0
     assert "2 passed, 0 failed" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("name", "array", "wrong"),
+    [
+        ("distil/dinov2_masks.npz", "masked", -1),  # blocks that fall short twice as often
+        ("distil/ibot_masks.npz", "block/masked", 2),
+    ],
+)
+def test_masks_of_another_distribution_are_found(name: str, array: str, wrong: int, tmp_path: Path) -> None:
+    arrays = check.read(HERE / name)
+    changed = arrays[array].copy()
+    changed[::10] += wrong * (changed[::10] > 0)
+    changed[changed > 0] += wrong
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    np.savez(tmp_path / name, **(arrays | {array: changed}))
+    _, row = check.check_file(tmp_path / name)
+    assert not row.passed
