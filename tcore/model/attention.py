@@ -9,6 +9,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 TILE = 8  # rows and columns of queries that share their keys
+TILE_BYTES = (
+    1 << 28
+)  # of keys and values at a time on a GPU; on a CPU what fits into its cache, and no new pages
 LARGE = 1024  # patches of a grid above which attention is computed tile by tile, outside of training
 
 
@@ -22,8 +25,8 @@ class Tiles(NamedTuple):
     keys: Int[Tensor, "tiles k"]
     """Tokens that are no patch, and patches of the tile with a halo of `reach`."""
     seen: Bool[Tensor, "tiles 1 q k"]
-    order: Int[Tensor, "patches"]
-    """Where each patch is among all queries."""
+    order: Int[Tensor, "n"]
+    """Where each token is among those that are no patch and all queries."""
     num_prefix: int
 
 
@@ -88,20 +91,26 @@ class Attention(nn.Module):
 
 def tiled_attention(qkv: Float[Tensor, "b n triple"], tiles: Tiles, num_heads: int) -> Float[Tensor, "b n d"]:
     """What masked attention computes, from the tokens that each tile sees; the twin of a mask of n x n."""
-    b, _, triple = qkv.shape
-    d, (count, side) = triple // 3, tiles.queries.shape
+    b, n, triple = qkv.shape
+    d, rows = triple // 3, qkv.flatten(0, 1)
+    image = n * torch.arange(b, device=qkv.device)[:, None]
 
-    def heads(x: Tensor) -> Float[Tensor, "batch heads m w"]:
-        return x.unflatten(-1, (num_heads, -1)).transpose(1, 2)
+    def heads(x: Tensor, batch: int) -> Float[Tensor, "batch heads m w"]:
+        return x.reshape(batch, -1, num_heads, d // num_heads).transpose(1, 2)
 
-    # No patch sees everything, and is seen by all.
-    q, k, v = (heads(x) for x in qkv.split(d, dim=-1))
-    prefix = scaled_attention(q[:, :, : tiles.num_prefix], k, v)
-    q = heads(qkv[:, tiles.queries.flatten(), :d].view(b * count, side, d))
-    k, v = (heads(x) for x in qkv[:, tiles.keys.flatten(), d:].view(b * count, -1, 2 * d).split(d, dim=-1))
-    found = scaled_attention(q, k, v, seen=tiles.seen.repeat(b, 1, 1, 1) if b > 1 else tiles.seen)
-    patches = found.transpose(1, 2).reshape(b, count * side, d)[:, tiles.order]
-    return torch.cat([prefix.transpose(1, 2).reshape(b, tiles.num_prefix, d), patches], dim=1)
+    q, k, v = (heads(x, b) for x in qkv.split(d, dim=-1))
+    # What is no patch sees everything, and is seen by all.
+    found = [scaled_attention(q[:, :, : tiles.num_prefix], k, v).transpose(1, 2).flatten(2)]
+    of_tile = b * tiles.keys.shape[1] * 2 * d * qkv.element_size()
+    at_once = max(1, (TILE_BYTES if qkv.is_cuda else TILE_BYTES >> 5) // of_tile)
+    for queries, keys, seen in zip(*(x.split(at_once) for x in tiles[:3]), strict=True):
+        # Rows of a matrix, because other dimensions are first copied as a whole.
+        asking, asked = ((image + x.flatten()).flatten() for x in (queries, keys))
+        q = heads(rows[:, :d].index_select(0, asking), b * len(keys))
+        k, v = (heads(x, b * len(keys)) for x in rows[:, d:].index_select(0, asked).split(d, dim=-1))
+        x = scaled_attention(q, k, v, seen=seen.repeat(b, 1, 1, 1) if b > 1 else seen)
+        found.append(x.transpose(1, 2).reshape(b, -1, d))
+    return torch.cat(found, dim=1).index_select(1, tiles.order)
 
 
 def tokens_seen(
@@ -158,6 +167,7 @@ def tiles_within_reach(reach: int, rows: int, columns: int, num_prefix: int, dev
     )
     seen = F.pad(near & inside[:, None], (num_prefix, 0), value=True)
     prefix = torch.arange(num_prefix, device=device).expand(len(keys), -1)
-    order = real.flatten().nonzero()[:, 0]
-    order = order[queries.flatten()[order].argsort()]
+    place = real.flatten().nonzero()[:, 0]
+    place = place[queries.flatten()[place].argsort()] + num_prefix
+    order = torch.cat([prefix[0], place])
     return Tiles(queries, torch.cat([prefix, keys], dim=1), seen[:, None], order, num_prefix)
