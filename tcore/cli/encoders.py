@@ -43,7 +43,7 @@ class WithProtocol(WithEncoder):
     """A command that propagates labels."""
 
     protocol: str = "tcore"
-    """How labels are propagated: tcore, dino, rsp or crw."""
+    """How labels are propagated: tcore, dino, rsp, crw, dinov3; -fine and -finest of tcore and dinov3."""
     precision: Literal["fp32", "bf16"] = "fp32"
     """Precision of the encoder and of the features; bf16 is faster, and nearly the same."""
 
@@ -182,8 +182,10 @@ class Propagate(WithProtocol):
     """Mask PNGs named by frame number (00012.png; first.png is frame 0), or CSV or JSON of frame,name,x,y."""
     out: Path | None = None
     """New folder for the labels, confidence.csv and overlay.mp4 (unset: propagated/NAME-OF-VIDEO)."""
-    long_side: int = 880
-    """Shrink larger frames to this long side; smaller ones keep their size."""
+    detail: Literal["coarse", "fine", "finest"] | None = None
+    """A patch covers 16, 8 or about 5 pixels of a frame (unset: fine, or coarse on a slow CPU)."""
+    long_side: int | None = None
+    """Shrink larger frames to this long side (unset: to a short side of 480)."""
     overlay: bool = True
     """Write overlay.mp4."""
     format: Literal["davis", "tracks", "coco", "yolo", "cvat", "dlc"] | None = None
@@ -206,6 +208,7 @@ class Propagate(WithProtocol):
             labels,
             out,
             protocol=replace(protocol(self.protocol), precision=self.precision),
+            detail=self.detail,
             long_side=self.long_side,
             overlay=self.overlay,
             form=self.format,

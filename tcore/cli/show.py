@@ -330,6 +330,8 @@ class Demo:
     """Visitors at a time; a new one replaces the one who was away longest."""
     max_disk_gb: int = 16
     """Disk space for the files of all visitors, in GB."""
+    detail: Literal["coarse", "fine", "finest"] | None = None
+    """A patch covers 16, 8 or about 5 pixels of a frame (unset: fine, or coarse on a slow CPU)."""
     browser: bool = True
     """Open the page in the browser."""
 
@@ -347,7 +349,7 @@ class Demo:
         except ImportError as error:
             raise InputError(f"tcore demo needs {error.name}: pip install starlette uvicorn.") from error
         limits = Limits(self.max_upload_mb, self.max_frames, self.max_visitors, 1000 * self.max_disk_gb)
-        engine = load_engine(self.encoder)
+        engine = load_engine(self.encoder, self.detail, to_stderr)
         demo = Server(engine, limits, self.host, self.port)
         to_stdout(f"encoder: {engine.encoder.name}")
         if demo.token:

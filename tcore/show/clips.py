@@ -15,7 +15,7 @@ from tcore.data.video import FolderVideo, open_video
 from tcore.errors import InputError
 from tcore.evaluation.benchmarks.rendered import heldout_video
 from tcore.evaluation.encoder import Encoder
-from tcore.video.propagate_video import fit_size
+from tcore.evaluation.resize import input_size
 
 LONG_SIDE = 448
 
@@ -113,6 +113,7 @@ def encode_clip(encoder: Encoder, frames: Iterable[Frame]) -> Float[Tensor, "tim
 def _fit(frames: list[np.ndarray], patch_size: int) -> UInt8[np.ndarray, "time height width 3"]:
     """Frames at one size: that of the middle one, floored to the patch, with a bounded long side."""
     middle = frames[len(frames) // 2]
-    height, width = fit_size((middle.shape[0], middle.shape[1]), patch_size, LONG_SIDE)
+    size = (middle.shape[0], middle.shape[1])
+    height, width = input_size(size, patch_size, long=min(LONG_SIDE, max(size)))
     images = (Image.fromarray(frame) for frame in frames)
     return np.stack([np.asarray(i.resize((width, height), Image.Resampling.LANCZOS)) for i in images])

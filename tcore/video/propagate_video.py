@@ -17,17 +17,17 @@ from tcore.data.video import FolderVideo, Video, h264_encoder, open_video, video
 from tcore.errors import InputError
 from tcore.evaluation.encoder import Encoder
 from tcore.evaluation.propagate import Labels
-from tcore.evaluation.protocols import TCORE, Protocol
-from tcore.evaluation.resize import Size, input_size
+from tcore.evaluation.protocols import TCORE, Detail, Protocol
+from tcore.evaluation.resize import Size
 from tcore.evaluation.run_clip import run_clip, same_size
 from tcore.files import check_writable, new_folder, write_text
 from tcore.text import Progress, Say, format_size, short_path, silent
 from tcore.video.both_ways import both_ways
+from tcore.video.detail import choose_detail, fit_size
 from tcore.video.formats import About, choose_format, write_files
 from tcore.video.labels import Masks, Points, read_labels
 from tcore.video.tracked import TrackedMasks, TrackedPoints, paint_labels, track_labels
 
-LONG_SIDE = 880
 CONFIDENCE = ("frame", "confidence", "share", "given")
 
 
@@ -45,7 +45,8 @@ def propagate_video_file(
     out: str | Path,
     *,
     protocol: Protocol = TCORE,
-    long_side: int = LONG_SIDE,
+    detail: Detail | None = None,
+    long_side: int | None = None,
     overlay: bool = True,
     form: str | None = None,
     say: Say = silent,
@@ -56,9 +57,9 @@ def propagate_video_file(
 
     One frame is in memory at a time, besides the context of the protocol, or a few where a file is read
     backward. Labels are given for any frames, which keep them; between two of these, what comes forward
-    from one is blended with what comes backward from the other. Frames go in at their own size, floored to
-    the patch, with the long side at most `long_side`; the protocol's own size is for benchmarks. `form` is
-    the format of the labels (`tcore.video.formats`).
+    from one is blended with what comes backward from the other. `detail` and `long_side` are those of
+    `fit_size` (None: as fine as this machine can); the protocol's own size is for benchmarks. `form` is the
+    format of the labels (`tcore.video.formats`).
     """
     encoder.need_features()
     paths = [Path(labels)] if isinstance(labels, (str, Path)) else [Path(path) for path in labels]
@@ -71,13 +72,14 @@ def propagate_video_file(
     frames = iter(source)
     first = next(frames)
     size = (first.shape[0], first.shape[1])
-    inside = fit_size(size, encoder.patch_size, long_side)
+    detail = detail or choose_detail(encoder, first, source.count, protocol, long_side, say)
+    inside = fit_size(size, encoder.patch_size, detail, long_side)
     track = track_labels(used, size, inside, encoder.patch_size, protocol)
     if overlay and h264_encoder() is None:
         say("no overlay.mp4: it needs PyAV with an H.264 encoder (pip install av).")
         overlay = False
     sizes = (format_size(*one) for one in (size, inside, track.grid))
-    say("frames of {} go in at {}, a grid of {}.".format(*sizes))
+    say(f"detail {detail}: " + "frames of {} go in at {}, a grid of {}.".format(*sizes))
     with new_folder(folder) as made:
         with ExitStack() as files:
             table = files.enter_context(_open_table(made / "confidence.csv"))
@@ -109,6 +111,7 @@ def propagate_video_file(
             "labels": [short_path(path) for path in paths],
             "encoder": encoder.identity() | {"name": short_path(encoder.name)},
             "protocol": knobs,
+            "detail": detail,
             "frame_size": list(size),
             "input_size": list(inside),
             "frames": run.done,
@@ -212,13 +215,15 @@ def propagate(
     labels: ArrayLabels | Mapping[int, ArrayLabels],
     *,
     protocol: Protocol = TCORE,
-    long_side: int = LONG_SIDE,
+    detail: Detail | None = None,
+    long_side: int | None = None,
 ) -> Iterator[np.ndarray]:
     """Labels of every frame: ids for a mask of ids, x and y for points (NaN where one is lost).
 
     `labels` are those of the first frame, or of any frames by their numbers. Frames may be an array or any
     iterable, of any length; one is held, besides the protocol's context. Labels of later frames are carried
-    backward, too: `frames` must then be an array, or something else with a length and an index.
+    backward, too: `frames` must then be an array, or something else with a length and an index. A patch
+    covers 16, 8 or about 5 pixels (`detail` coarse, fine or finest; None: fine if this machine can).
 
     >>> from tcore import FrameStore, load_encoder
     >>> video = FrameStore.rendered(videos=1, frames=4, size=64).read(0, range(4))
@@ -240,7 +245,8 @@ def propagate(
     if first is None:
         raise InputError("no frames: give at least the one that the labels belong to.")
     size = (first.shape[0], first.shape[1])
-    inside = fit_size(size, encoder.patch_size, long_side)
+    detail = detail or choose_detail(encoder, first, None, protocol, long_side)
+    inside = fit_size(size, encoder.patch_size, detail, long_side)
     track = track_labels(given, size, inside, encoder.patch_size, protocol)
     soft = _soft_labels(
         encoder,
@@ -275,15 +281,6 @@ def _from_arrays(labels: Mapping[int, ArrayLabels]) -> Masks | Points:
     names = tuple(map(str, range(counts.pop())))
     rows = {frame: [(float(x), float(y)) for x, y in values] for frame, values in labels.items()}
     return Points(names, {frame: dict(zip(names, row, strict=True)) for frame, row in rows.items()})
-
-
-def fit_size(frame: Size, patch_size: int, long_side: int = LONG_SIDE) -> Size:
-    """The frame's own size, or smaller so that the long side fits, floored to the patch.
-
-    >>> fit_size((480, 854), 16), fit_size((1080, 1920), 16), fit_size((1080, 1920), 14, 448)
-    ((480, 848), (480, 880), (252, 448))
-    """
-    return input_size(frame, patch_size, long=min(long_side, max(frame)))
 
 
 def _check_files(source: Video, labels: Sequence[Path], out: Path) -> None:

@@ -24,7 +24,7 @@ from tcore.cli.main import main
 from tcore.data.rendered import RenderedVideo, render_video
 from tcore.data.video import open_video
 from tcore.demo.clips import SAMPLES
-from tcore.demo.engine import CELLS, Engine, load_engine
+from tcore.demo.engine import Engine, load_engine
 from tcore.demo.server import GUARD, PAGE, Demo
 from tcore.evaluation.propagate import label_sources
 from tcore.video.propagate_video import propagate
@@ -59,7 +59,7 @@ def assert_masks(found: np.ndarray, key: str, given: dict[int, np.ndarray] | Non
     protocol = Engine(encoder).protocol((256, 256))
     video = rendered(key)
     labels = given or {0: video.objects[0]}
-    masks = propagate(encoder, video.frames, labels, protocol=protocol, long_side=8 * CELLS)
+    masks = propagate(encoder, video.frames, labels, protocol=protocol, detail="fine")
     assert (found == np.stack(list(masks))).mean() > 0.9995
 
 
@@ -259,7 +259,7 @@ def test_an_uploaded_video_is_shortened_shrunk_and_exported_at_its_own_size(
     state = visitor.post("upload", write_file(tmp_path / "a.mp4", frames).read_bytes())
     clip = state["clip"]
     assert (clip["frames"], clip["height"], clip["width"]) == (FRAMES, 320, 640)
-    assert (clip["rows"], clip["columns"]) == (28, 56)
+    assert (clip["rows"], clip["columns"]) == (40, 80)  # cells of 8 pixels
     assert f"first {FRAMES} frames of {FRAMES + 3}" in clip["remarks"][0]
     assert Image.open(io.BytesIO(visitor.fetch(f"frame/{clip['key']}/0"))).size == (640, 320)
     ids = np.zeros((320, 640), np.uint8)
@@ -353,5 +353,5 @@ def test_the_command_serves_until_it_is_stopped() -> None:
         with urllib.request.urlopen(process.stdout.readline().split()[1]) as answer:
             assert b"app.js" in answer.read()
         process.terminate()
-        assert process.communicate()[1] == "stopped.\n"
+        assert process.communicate()[1].endswith(" finest).\nstopped.\n")
     assert process.returncode == 0

@@ -25,8 +25,10 @@ from tcore.evaluation.propagate import Propagator
 from tcore.evaluation.protocols import RENDERED, TCORE
 from tcore.evaluation.run_clip import run_clip, run_masks
 from tcore.text import Progress
+from tcore.video import detail as detail_module
+from tcore.video.detail import choose_detail, fit_size
 from tcore.video.labels import Masks
-from tcore.video.propagate_video import fit_size, propagate, propagate_video_file
+from tcore.video.propagate_video import propagate, propagate_video_file
 from tcore.video.tracked import TrackedMasks, share_of_forward
 from tests.evaluation.clips import cut, need_av, tiny_encoder, write_file, write_folder
 
@@ -76,7 +78,7 @@ def test_masks_are_those_of_the_benchmark_with_confidence_and_a_card(
     first, out = mask(tmp_path / "first.png", ids), tmp_path / "out"
     done = propagate_video_file(encoder, clip, first, out, protocol=RENDERED, say=said.append)
     assert done.frames == 8
-    assert said == ["frames of 64x64 go in at 64x64, a grid of 8x8."]
+    assert said[1:] == ["detail fine: frames of 64x64 go in at 64x64, a grid of 8x8."]
 
     count = int(video.objects[0].max()) + 1
     expected = list(run_masks(encoder, list_images(clip), video.objects[0], (64, 64), RENDERED, count))
@@ -100,6 +102,7 @@ def test_masks_are_those_of_the_benchmark_with_confidence_and_a_card(
     card = json.loads((out / "propagation.json").read_text())
     assert card["frames"] == 8
     assert card["frame_size"] == card["input_size"] == [64, 64]
+    assert card["detail"] == "fine"
     assert str(out.parent) not in (out / "propagation.json").read_text()  # it may be given to others
     assert card["encoder"]["weights"] == encoder.fingerprint()
     assert card["protocol"]["radius"] == RENDERED.radius
@@ -126,7 +129,7 @@ def test_without_pyav_there_is_no_overlay_and_one_frame_is_written_as_given(
 ) -> None:
     monkeypatch.setitem(sys.modules, "av", None)  # importing it fails
     said = run(encoder, write_folder(tmp_path / "clip", video.frames[:1]), first, tmp_path / "out")
-    assert "overlay.mp4" in said[0]
+    assert "overlay.mp4" in said[1]
     assert "one frame" in said[-1]
     np.testing.assert_array_equal(read_ids(tmp_path / "out" / "masks" / "00000.png"), video.objects[0])
     names = sorted(path.name for path in (tmp_path / "out").iterdir())
@@ -318,19 +321,39 @@ def test_large_frames_go_in_smaller_and_masks_come_out_large(
     said = run(
         encoder, clip, mask(tmp_path / "00001.png", ids), tmp_path / "out", long_side=90, overlay=False
     )
-    assert said == ["frames of 192x128 go in at 88x56, a grid of 11x7."]
+    assert said[0].startswith("detail fine: about ")  # an estimate of the time
+    assert said[1:] == ["detail fine: frames of 192x128 go in at 88x56, a grid of 11x7."]
     names = sorted(path.name for path in (tmp_path / "out" / "masks").iterdir())
     assert names == ["00001.png", "00002.png", "00003.png"]  # named like the frames
     assert read_ids(tmp_path / "out" / "masks" / "00003.png").shape == (192, 128)
 
 
 def test_input_sizes_fit_the_patch() -> None:
-    assert fit_size((17, 900), 16) == (16, 880)
+    assert fit_size((17, 900), 16) == (16, 896)
     assert fit_size((100, 60), 16) == (96, 48)  # never larger than the frame
+    for patch in (8, 14, 16):  # the grid does not depend on the patch
+        sizes = [fit_size((720, 1280), patch, detail) for detail in ("coarse", "fine", "finest")]
+        grids = [(height / patch, width / patch) for height, width in sizes]
+        assert grids == [(30, 53), (60, 106), (90, 160)]
+    assert fit_size((720, 1280), 16, "fine", long_side=640) == (720, 1280)
     with pytest.raises(InputError, match="15x64"):
         fit_size((15, 64), 16)
-    with pytest.raises(InputError, match="is 8"):
-        fit_size((64, 64), 16, 8)
+    with pytest.raises(InputError, match="long side of 8"):
+        fit_size((64, 64), 16, "coarse", 8)
+
+
+def test_detail_is_fine_unless_the_machine_is_too_slow(
+    encoder: Encoder, video: RenderedVideo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    for seconds, expected in ((0.5, "fine"), (5.0, "coarse")):
+        spent = {"encode": seconds, "step": 0.1, "total": 9.0}
+        monkeypatch.setattr(detail_module, "estimate", lambda *values, spent=spent: spent)
+        assert choose_detail(encoder, video.frames[0], 12, TCORE, say=said.append) == expected
+    assert "12 frames" in said[0]
+    assert "5.1 s a frame" in said[1]
+    masks = [list(propagate(encoder, video.frames[:2], video.objects[0], detail=d)) for d in (None, "coarse")]
+    assert np.array_equal(masks[0], masks[1])
 
 
 def test_what_is_left_of_a_cut_video_is_propagated(

@@ -1,0 +1,79 @@
+"""How fine the grid of a video is: by name, or the finest that this machine computes fast enough."""
+
+import time
+
+import torch
+
+from tcore.data.images import Frame
+from tcore.errors import InputError
+from tcore.evaluation.encoder import Encoder
+from tcore.evaluation.propagate import Propagator
+from tcore.evaluation.protocols import CELL, FINER, Detail, Protocol
+from tcore.evaluation.resize import Size
+from tcore.evaluation.run_clip import encode
+from tcore.text import Say, format_seconds, silent
+
+SHORT_SIDE = 480  # larger videos are scaled down
+SLOWEST = 0.7  # frames per second that a fine grid must reach on a CPU to be chosen
+
+
+def fit_size(frame: Size, patch_size: int, detail: Detail = "coarse", long_side: int | None = None) -> Size:
+    """The input size at which a patch covers 16, 8 or about 5 pixels of a frame, whatever the patch.
+
+    Frames with a short side above 480, or a long side above `long_side`, are scaled down first.
+
+    >>> fit_size((480, 854), 16), fit_size((480, 854), 16, "fine"), fit_size((480, 854), 8, "fine")
+    ((480, 848), (960, 1696), (480, 848))
+    >>> fit_size((1080, 1920), 14, "finest"), fit_size((1080, 1920), 16, "coarse", 448)
+    ((1260, 2240), (240, 448))
+    """
+    before, after = (min(frame), SHORT_SIDE) if long_side is None else (max(frame), long_side)
+    after = min(after, before)
+    height, width = (side * after * FINER[detail] // (before * CELL) for side in frame)
+    if not (height and width):
+        limit = "" if after == before or long_side is None else f" with a long side of {long_side}"
+        raise InputError(
+            f"frames of {frame[0]}x{frame[1]}{limit} are smaller than one patch of "
+            f"{CELL / FINER[detail]:.2g} pixels (detail {detail})."
+        )
+    return height * patch_size, width * patch_size
+
+
+def choose_detail(
+    encoder: Encoder,
+    frame: Frame,
+    count: int | None,
+    protocol: Protocol,
+    long_side: int | None = None,
+    say: Say = silent,
+) -> Detail:
+    """`fine`, or `coarse` where that would be too slow; the time that it takes is measured on one frame."""
+    inside = fit_size((frame.shape[0], frame.shape[1]), encoder.patch_size, "fine", long_side)
+    spent = estimate(encoder, frame, inside, count or protocol.context, protocol)
+    each = spent["encode"] + spent["step"]
+    slow = each * SLOWEST > 1 and next(encoder.parameters()).device.type == "cpu"
+    whole = "" if count is None or slow else f", {format_seconds(spent['total'])} for {count} frames"
+    chosen = "detail coarse, because fine would take" if slow else "detail fine:"
+    say(f"{chosen} about {each:.2g} s a frame here{whole} (--detail coarse, fine or finest).")
+    return "coarse" if slow else "fine"
+
+
+def estimate(
+    encoder: Encoder, frame: Frame, inside: Size, count: int, protocol: Protocol
+) -> dict[str, float]:
+    """Seconds to encode a frame, for a step with a full context, and for a clip of `count` frames."""
+    features = encode(encoder, frame, inside, protocol.precision, smooth=True)  # the first call is slower
+    held, propagator = min(protocol.context, max(0, count - 2)), Propagator(protocol)
+    labels = torch.zeros(*features.shape[1:], 2)
+    propagator.start(features, labels)
+    for _ in range(held):
+        propagator.skip(features, labels)
+    started = time.perf_counter()
+    features = encode(encoder, frame, inside, protocol.precision, smooth=True)
+    features.cpu()  # a GPU has computed it only now
+    encoded = time.perf_counter()
+    propagator.step(features).cpu()
+    encode_s, step_s = encoded - started, time.perf_counter() - encoded
+    # The cost of a step grows with the number of frames that it searches.
+    searched = sum(1 + min(index - 1, protocol.context) for index in range(1, count)) / (1 + held)
+    return {"encode": encode_s, "step": step_s, "total": count * encode_s + searched * step_s}
