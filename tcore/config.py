@@ -12,8 +12,13 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 from tcore.errors import InputError
 from tcore.files import read_json, write_text
 from tcore.methods.limits import AtLeastZero, Count, Limit, Positive, Range, Share, Weight
-from tcore.methods.settings import METHODS, MethodSettings, TCoReSettings
+from tcore.methods.settings import METHODS as OTHER_METHODS
+from tcore.methods.settings import MethodSettings, TCoReSettings
+from tcore.methods.settings_pixel import PIXEL_METHODS, PixelMethodSettings
 from tcore.text import did_you_mean
+
+AnyMethod = MethodSettings | PixelMethodSettings
+METHODS: tuple[type[AnyMethod], ...] = (*OTHER_METHODS, *PIXEL_METHODS)
 
 Areas = Annotated[Range, Limit(lambda x: 0 < x[0] <= x[1] <= 1, "need two rising values above 0 and up to 1")]
 BelowOne = Annotated[float, Limit(lambda x: 0 <= x < 1, "need a value from 0 to below 1")]
@@ -26,6 +31,7 @@ AuxiliaryBox = Literal["central", "current"]
 Photometry = Literal["tcore", "dino", "byol", "simclr"]
 Compile = Literal["auto", "on", "off"]
 Sharding = Literal["replicate", "shard"]
+Resize = Literal["size", "factor", "exact"]
 Reach = int | Literal["everywhere"] | None
 """How far patches attend where an encoder is used; None: as it was trained."""
 
@@ -84,12 +90,15 @@ class VitSpec:
     """Stochastic depth in the auxiliary branch too, as released."""
     position_std: Positive = 0.02
     """Spread of the position embedding at the start; patches have about 1, so that 0.02 is learned late."""
-    position_resize: Literal["size", "factor"] = "size"
-    """Positions on another grid: to its size with antialias, or by a factor without (DINO, iBOT, DINOv2)."""
+    position_resize: Resize = "size"
+    """Positions on another grid: to its size with antialias, by a factor without (DINO, MAE and others), or,
+    where they are fixed, by their formula."""
+    class_token: bool = True
+    """A token of the whole frame before the patches."""
     class_std: Weight = 1e-6
     """Spread of the frame token at the start."""
-    positions: Literal["learned", "sincos"] = "learned"
-    """A position embedding that is trained, or fixed sines and cosines (MoCo v3)."""
+    positions: Literal["learned", "sincos", "grid"] = "learned"
+    """A position embedding that is trained, or fixed sines and cosines, in the order of MoCo v3 or MAE."""
     init: Literal["trunc-normal", "xavier"] = "trunc-normal"
     """How matrices start: truncated normal of spread 0.02, or by Xavier's rule (MoCo v3)."""
     train_patch_embed: bool = True
@@ -112,6 +121,8 @@ class OptimConfig:
     """Whether the last step of the warm-up is at the peak already, or the first after it (MoCo v3)."""
     batch: Count = 256
     """Videos per step, over all processes."""
+    repeat: Count = 1
+    """Samples of each of them, all in the same step; the learning rate does not count them."""
     accumulate: Count = 1
     """Parts that a step is computed in, to save memory; KoLeo, Sinkhorn and drop path act per part."""
     base_lr: Weight = 2e-3
@@ -128,8 +139,8 @@ class OptimConfig:
     """Decay biases, norms and LayerScale too."""
     clip: Positive = 3.0
     """Largest gradient norm."""
-    clip_by: Literal["part", "parameter", "none"] = "part"
-    """What is clipped by itself: each part (backbone, head, ...), each parameter, or nothing."""
+    clip_by: Literal["part", "parameter", "all", "none"] = "part"
+    """What is clipped by itself: each part (backbone, head, ...), each parameter, all as one, or nothing."""
     betas: Betas = (0.9, 0.999)
     """Momenta of AdamW."""
     eps: Positive = 1e-8
@@ -146,6 +157,11 @@ class OptimConfig:
     """First steps in which the student's backbone does not move, while head and matching module learn."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     """Arithmetic of the networks (auto: bf16 on CUDA, fp32 on CPU); weights and losses are always fp32."""
+
+    @property
+    def samples(self) -> int:
+        """Samples per step, over all processes."""
+        return self.batch * self.repeat
 
     @property
     def peak_lr(self) -> float:
@@ -199,7 +215,7 @@ class Config:
     0.0
     """
 
-    method: MethodSettings = field(default_factory=TCoReSettings)
+    method: AnyMethod = field(default_factory=TCoReSettings)
     source: Literal["videos", "images"] = "videos"
     """What samples are drawn from: videos, or single images whose neighbors stand in for the past."""
     init: EncoderName | None = None
@@ -328,12 +344,15 @@ def validate(config: Config) -> Config:
             raise InputError(f"views.{name}={size}: need a multiple of vit.patch_size={vit.patch_size}.")
     if vit.dim < 1 or vit.dim % vit.num_heads:
         raise InputError(f"vit.dim={vit.dim}: need a multiple of vit.num_heads={vit.num_heads}.")
-    if optim.batch % optim.accumulate:
-        raise InputError(f"optim.accumulate={optim.accumulate}: need a divisor of optim.batch={optim.batch}.")
+    if optim.samples % optim.accumulate:
+        what = f"optim.batch={optim.batch}" + f" * optim.repeat={optim.repeat}" * (optim.repeat > 1)
+        raise InputError(f"optim.accumulate={optim.accumulate}: need a divisor of {what}.")
     if optim.steps is None and optim.warmup_epochs >= optim.epochs:
         raise InputError(f"optim.warmup_epochs={optim.warmup_epochs}: need fewer than {optim.epochs} epochs.")
-    if vit.positions == "sincos" and vit.dim % 4:
-        raise InputError(f"vit.dim={vit.dim}: need a multiple of 4 for vit.positions=sincos.")
+    if vit.positions != "learned" and vit.dim % 4:
+        raise InputError(f"vit.dim={vit.dim}: need a multiple of 4 for vit.positions={vit.positions}.")
+    if vit.position_resize == "exact" and vit.positions == "learned":
+        raise InputError("vit.position_resize=exact: learned positions have no formula; use size or factor.")
     if optim.accumulate > 1 and config.method.whole_step:
         raise InputError(
             f"optim.accumulate={optim.accumulate}: {config.method.name} compares all samples of a step with "

@@ -41,6 +41,7 @@ from tcore.methods.settings_contrast import (
     ProjectorConfig,
     RegionConfig,
 )
+from tcore.pixel_recipes import PIXEL_RECIPES
 from tcore.text import did_you_mean
 
 VIT_TI = VitSpec(dim=192, num_heads=3)
@@ -341,6 +342,7 @@ RECIPES: dict[str, Recipe] = {
         QUICKSTART,
         "A small ViT on rendered videos: learns within minutes on a laptop, needs no data.",
     ),
+    **{name: Recipe(*pair) for name, pair in PIXEL_RECIPES.items()},
 }
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 from tyro.conf import Positional, UseAppendAction
 
 from tcore.cli.parsing import Switch, WithDatasets, at_least
-from tcore.config import Reach
+from tcore.config import Reach, Resize
 from tcore.errors import InputError
 from tcore.text import Say, to_stderr, to_stdout
 
@@ -30,12 +30,14 @@ class WithEncoder:
     """Block whose output, after the final norm, gives the features; negative counts from the end."""
     reach: Reach = None
     """How many patches away a patch attends, or everywhere (unset: as the encoder was trained)."""
+    positions: Resize | None = None
+    """Positions on other grids: resized to the size or by a factor, or exact, where they are fixed."""
 
     def load(self) -> "Encoder":
         """The encoder."""
         from tcore.evaluation.encoders import load_encoder
 
-        return load_encoder(self.encoder, self.layer, self.reach)
+        return load_encoder(self.encoder, self.layer, self.reach, self.positions)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +97,13 @@ class Evaluate(WithProtocol, WithDatasets):
         score = partial(self._score, say=say)
         if self.every_checkpoint:
             found = evaluate_checkpoints(
-                self.encoder, score, self.out, layer=self.layer, reach=self.reach, say=say
+                self.encoder,
+                score,
+                self.out,
+                layer=self.layer,
+                reach=self.reach,
+                positions=self.positions,
+                say=say,
             )
             lines = trajectory_table(found)
         else:

@@ -28,7 +28,9 @@ def render_batch(raw: RawBatch, device: torch.device, kernels: Kernels = PLAIN) 
         # Crops of one size in one go: a GPU makes them sooner than the host asks for one kind after another.
         plans = {name: raw.plans[name] for name in sides if sides[name] == side}
         together = ViewPlan.concatenate(list(plans.values()))
-        made = render(frames, together, side, kernels).split([len(plan) for plan in plans.values()])
+        made = render(frames, together, side, kernels, raw.sampling.filter).split(
+            [len(plan) for plan in plans.values()]
+        )
         crops |= dict(zip(plans, made, strict=True))
     return raw.sampling.batch(crops, raw)
 

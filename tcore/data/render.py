@@ -12,6 +12,7 @@ from torch import Tensor
 from tcore.data.photometry import JITTER, Images, blur, mirror, solarize, to_gray, wide_blur
 from tcore.data.views import NO_JITTER, ViewPlan
 from tcore.errors import InputError
+from tcore.methods.settings_pixel import Filter
 
 MEAN = (0.485, 0.456, 0.406)
 STD = (0.229, 0.224, 0.225)
@@ -27,13 +28,23 @@ class Kernels(NamedTuple):
 
 
 def resampling_matrix(
-    start: Float[Tensor, "n"], length: Float[Tensor, "n"], source: int, target: int
+    start: Float[Tensor, "n"],
+    length: Float[Tensor, "n"],
+    source: int,
+    target: int,
+    filter_: Filter = "bicubic",
 ) -> Float[Tensor, "n {target} {source}"]:
-    """Weigh `length` of `source` pixels, from `start` on, for each of `target` pixels as Pillow's bicubic."""
+    """Weigh `length` of `source` pixels, from `start` on, for each of `target` pixels as Pillow does.
+
+    `sharp` is bilinear between the two nearest pixels, however much shrinks.
+    """
     scale = (length / target)[:, None, None]
     pixel = torch.arange(source, device=start.device) + 0.5 - start[:, None, None]
     center = (torch.arange(target, device=start.device)[:, None] + 0.5) * scale
-    weights = _bicubic((pixel - center) / scale.clamp(min=1))
+    if filter_ == "sharp":
+        center = torch.minimum(center.clamp(min=0.5), length[:, None, None] - 0.5)
+    distance = (pixel - center) / (1 if filter_ == "sharp" else scale.clamp(min=1))
+    weights = _bicubic(distance) if filter_ == "bicubic" else (1 - distance.abs()).clamp(min=0)
     # Only pixels of the crop count, at its border too: the rest of the frame is not part of the image.
     weights = weights * ((pixel > 0) & (pixel < length[:, None, None]))
     return weights / weights.sum(2, keepdim=True)
@@ -43,10 +54,14 @@ PLAIN = Kernels(resampling_matrix)
 
 
 def render(
-    frames: UInt8[Tensor, "f height width 3"], plan: ViewPlan, size: int, kernels: Kernels = PLAIN
+    frames: UInt8[Tensor, "f height width 3"],
+    plan: ViewPlan,
+    size: int,
+    kernels: Kernels = PLAIN,
+    filter_: Filter = "bicubic",
 ) -> Float[Tensor, "n 3 {size} {size}"]:
     """Make the views of a plan, normalized; padding that brings the frames to one size is not read."""
-    return normalize(render_pixels(frames, plan, size, kernels))
+    return normalize(render_pixels(frames, plan, size, kernels, filter_))
 
 
 def normalize(images: Images) -> Images:
@@ -56,13 +71,17 @@ def normalize(images: Images) -> Images:
 
 
 def render_pixels(
-    frames: UInt8[Tensor, "f height width 3"], plan: ViewPlan, size: int, kernels: Kernels = PLAIN
+    frames: UInt8[Tensor, "f height width 3"],
+    plan: ViewPlan,
+    size: int,
+    kernels: Kernels = PLAIN,
+    filter_: Filter = "bicubic",
 ) -> Float[Tensor, "n 3 {size} {size}"]:
     """Make the views of a plan with values in [0, 1]."""
     _check(frames, plan)
     # 8 bits of mantissa would be visible: keep the products out of a surrounding autocast.
     with torch.autocast(frames.device.type, enabled=False), products_of_pixels():
-        images = crop_and_resize(frames, plan, size, kernels)
+        images = crop_and_resize(frames, plan, size, kernels, filter_)
         if kernels.colors is None:
             _apply(images, plan.flip, mirror)
             _jitter(images, plan)
@@ -87,9 +106,13 @@ def products_of_pixels() -> Iterator[None]:
 
 
 def crop_and_resize(
-    frames: UInt8[Tensor, "f height width 3"], plan: ViewPlan, size: int, kernels: Kernels = PLAIN
+    frames: UInt8[Tensor, "f height width 3"],
+    plan: ViewPlan,
+    size: int,
+    kernels: Kernels = PLAIN,
+    filter_: Filter = "bicubic",
 ) -> Float[Tensor, "n 3 {size} {size}"]:
-    """Cut the boxes out, resize them bicubic with antialias, values in [0, 1]."""
+    """Cut the boxes out, resize them (bicubic: with antialias, as Pillow), values in [0, 1]."""
     _, height, width, _ = frames.shape
     lines = frames.permute(0, 1, 3, 2).reshape(-1, 3 * width)  # one image row of all channels each
     images = torch.empty((len(plan), 3, size, size), device=frames.device)
@@ -99,7 +122,8 @@ def crop_and_resize(
     for order in (False, True):
         rows = np.flatnonzero(down_first == order)
         for part in (rows[first : first + chunk] for first in range(0, len(rows), chunk)):
-            images[_move(part, images.device)] = _cut(lines, height, plan.select(part), size, order, kernels)
+            chosen = plan.select(part)
+            images[_move(part, images.device)] = _cut(lines, height, chosen, size, order, kernels, filter_)
     return images
 
 
@@ -120,6 +144,7 @@ def _cut(
     size: int,
     down_first: bool,
     kernels: Kernels,
+    filter_: Filter,
 ) -> Images:
     """Resample one chunk of views by two matrix products."""
     device, width = lines.device, lines.shape[1] // 3
@@ -130,8 +155,8 @@ def _cut(
     pixels = lines.index_select(0, rows.flatten()).float()
 
     box = _move(np.column_stack([plan.box[:, 0] - top, plan.box[:, 1:]]).astype(np.float32), device)
-    across = kernels.resampling_matrix(box[:, 1], box[:, 3], width, size)
-    down = kernels.resampling_matrix(box[:, 0], box[:, 2], reach, size)
+    across = kernels.resampling_matrix(box[:, 1], box[:, 3], width, size, filter_)
+    down = kernels.resampling_matrix(box[:, 0], box[:, 2], reach, size, filter_)
     # Bicubic overshoots, and 8-bit images are cut off after either pass.
     if down_first:
         short = torch.bmm(down, pixels.view(count, reach, 3 * width)).clamp_(0, 255)

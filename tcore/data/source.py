@@ -22,6 +22,7 @@ from tcore.data.images import Frame
 from tcore.data.stores import FrameStore, list_clips
 from tcore.data.views import Size, ViewPlan
 from tcore.errors import InputError
+from tcore.methods.settings_pixel import Filter
 
 # Streams of randomness that must not meet; methods have 3 (masks) and 4 (inside the network).
 ORDER, SAMPLE, NEIGHBOR, REPLACE = 1, 2, 5, 6
@@ -59,6 +60,10 @@ class Sampling(Protocol):
     @property
     def repeats_short(self) -> bool:
         """Whether videos that are too short take part, with their frames repeated."""
+
+    @property
+    def filter(self) -> Filter:
+        """How the pixels of views are resized."""
 
     def usable(self, lengths: Integer[np.ndarray, "videos"]) -> Bool[np.ndarray, "videos"]:
         """Which videos are long enough."""
@@ -164,15 +169,15 @@ class Source(Dataset[RawBatch]):
         return self.read(*divmod(index, self.config.optim.accumulate))
 
     def chosen(self, step: int) -> Int64[np.ndarray, " b"]:
-        """The clips of a step, in an order drawn for each epoch."""
+        """The clip of every sample of a step, in an order drawn for each epoch."""
         epoch, position = divmod(step, self.steps_per_epoch)
         batch = self.config.optim.batch
         order = _order(self.config.seed, epoch, len(self.clips.video), batch)
-        return order[position * batch : (position + 1) * batch]
+        return np.repeat(order[position * batch : (position + 1) * batch], self.config.optim.repeat)
 
     def read(self, step: int, part: int) -> RawBatch:
         """Read this process' share of one part of a step."""
-        size = self.config.optim.batch // self.config.optim.accumulate
+        size = self.config.optim.samples // self.config.optim.accumulate
         own = size // self.share.size
         first = part * size + self.share.rank * own
         return self.read_slots(step, range(first, first + own))
@@ -200,7 +205,7 @@ class Source(Dataset[RawBatch]):
             sizes=buffer.sizes,
             plans=self._collate(views, where, mask),
             mask=torch.from_numpy(mask),
-            counts=Counts(self.config.optim.batch, int(masks.any(axis=-1).sum()), int(masks.sum())),
+            counts=Counts(self.config.optim.samples, int(masks.any(axis=-1).sum()), int(masks.sum())),
             sampling=self.sampling,
             bad=tuple(bad),
         )

@@ -16,6 +16,7 @@ from safetensors.torch import load
 from torch import Tensor
 
 from tcore.errors import InputError
+from tcore.evaluation.released import encoder_part, unify
 from tcore.files import open_regular
 
 Weights = dict[str, Tensor]
@@ -53,6 +54,11 @@ HF_NAMES = (
     ("norm.", "layernorm."),
 )
 LISTED = 10
+RESIZES = {
+    "size": "bicubic with antialias, as in our own encoder",
+    "factor": "bicubic by a factor without antialias, as their authors evaluate",
+    "exact": "by their formula",
+}
 
 
 class Checkpoint(NamedTuple):
@@ -117,10 +123,11 @@ def translate(loaded: Mapping[str, Any], source: str, card: Mapping[str, Any] | 
     """
     entry, weights = _find_weights(loaded, source)
     _refuse_hollow(weights, source)
-    bare = _bare_names(weights, source)
+    bare = _bare_names(encoder_part(weights), source)
     left_out, weights = len(weights) - len(bare), _number_blocks(bare, source)
+    weights, known, notes = unify(weights)
     vit = loaded.get("vit") if card is None else card
-    sizes = _sizes(weights, vit if isinstance(vit, Mapping) else {}, source)
+    sizes = _sizes(weights, known | dict(vit if isinstance(vit, Mapping) else {}), source)
     state = {name: value.float() for name, value in weights.items()}
     filled = _fill_in(state, sizes)
     stored = {str(value.dtype).removeprefix("torch.") for value in weights.values()} - {"float32"}
@@ -129,7 +136,8 @@ def translate(loaded: Mapping[str, Any], source: str, card: Mapping[str, Any] | 
         "left out": [f"{left_out} keys of heads, decoder or student"] if left_out else [],
         "not in the file": filled,
         "converted to float32 from": sorted(stored),
-        "positions on other grids": ["bicubic with antialias, as in our own encoder"],
+        "of its method": notes,
+        "positions on other grids": [RESIZES[sizes.get("position_resize", "size")]],
     }
     report = "\n".join(f"{title}: {', '.join(items)}" for title, items in found.items() if items)
     return Checkpoint(sizes, state, report)
@@ -248,7 +256,7 @@ def _fill_in(state: Weights, sizes: dict[str, Any]) -> list[str]:
         state["mask_token"] = torch.zeros(1, dim)
         filled.append("mask token (0)")
     positions = state["pos_embed"]
-    if math.isqrt(positions.shape[1]) ** 2 == positions.shape[1]:
+    if sizes.get("class_token", True) and math.isqrt(positions.shape[1]) ** 2 == positions.shape[1]:
         state["pos_embed"] = torch.cat([torch.zeros_like(positions[:, :1]), positions], dim=1)
         filled.append("position of CLS (0)")
     return filled

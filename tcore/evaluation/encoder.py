@@ -103,6 +103,8 @@ class Encoder(nn.Module):
             digest.update(name.encode() + content.numpy().tobytes())
         if self.reach is not None:
             digest.update(f"reach {self.reach}".encode())
+        if getattr(self.backbone, "position_resize", None) == "exact":
+            digest.update(b"exact positions")
         return digest.hexdigest()[:16]
 
     @property

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from tcore.config import Reach, VitSpec, from_dict
+from tcore.config import Reach, Resize, VitSpec, from_dict
 from tcore.data.render import MEAN, STD
 from tcore.errors import InputError
-from tcore.evaluation.checkpoints import Checkpoint, from_hf, listing, read_file, translate
+from tcore.evaluation.checkpoints import RESIZES, Checkpoint, from_hf, listing, read_file, translate
 from tcore.evaluation.encoder import Adapted, Encoder, load_control
 from tcore.files import number, read_json
 from tcore.model.vit import CARD_FORMAT, VisionTransformer, build_vit
@@ -48,11 +48,14 @@ def shipped(folder: Path | None = None) -> Shipped:
     return Shipped(*((folder or FOLDER) / name for name in names))
 
 
-def load_encoder(spec: str | Path, layer: int = -1, reach: Reach = None) -> Encoder:
+def load_encoder(
+    spec: str | Path, layer: int = -1, reach: Reach = None, positions: Resize | None = None
+) -> Encoder:
     """The encoder of a run, a checkpoint, `default`, random:SIZE, timm:NAME, hf:NAME_OR_DIR or hub:REPO:NAME.
 
     `layer` is the block whose output, after the final norm, makes the features; `reach` is how many patches
-    away attention goes, where it should differ from training; `report` says what was found.
+    away attention goes, where it should differ from training; `positions` is how positions get to other
+    grids: to their size, by a factor, or exactly; `report` says what was found.
 
     >>> import tempfile, tcore
     >>> config = tcore.recipe("quickstart", {"optim.steps": 1, "optim.batch": 2, "rendered.videos": 2})
@@ -78,6 +81,7 @@ def load_encoder(spec: str | Path, layer: int = -1, reach: Reach = None) -> Enco
         encoder = _load_path(Path(spec))
     choose_layer(encoder, layer)
     choose_reach(encoder, reach)
+    choose_positions(encoder, positions)
     return encoder
 
 
@@ -112,6 +116,22 @@ def choose_reach(encoder: Encoder, reach: Reach) -> None:
         raise InputError(f"reach {reach} of {encoder.name}: need 1 or more patches, or everywhere.")
     vit.reach = None if reach == "everywhere" else reach
     encoder.report += f"\nattention: {reach if vit.reach is None else f'patches up to {reach} away'}"
+
+
+def choose_positions(encoder: Encoder, how: Resize | None) -> None:
+    """Bring positions to other grids in this way; None leaves the encoder unchanged."""
+    if how is None:
+        return
+    vit = encoder.backbone
+    if not isinstance(vit, VisionTransformer):
+        raise InputError(f"positions {how} of {encoder.name}: it runs in the code of another package.")
+    if how == "exact" and vit.position_kind == "learned":
+        raise InputError(
+            f"positions exact of {encoder.name}: learned ones have no formula; use size or factor."
+        )
+    vit.position_resize = how
+    kept = [line for line in encoder.report.splitlines() if not line.startswith("positions on other grids")]
+    encoder.report = "\n".join([*kept, f"positions on other grids: {RESIZES[how]}"])
 
 
 def _load_random(name: str) -> Encoder:

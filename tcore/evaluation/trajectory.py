@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tcore.config import Reach
+from tcore.config import Reach, Resize
 from tcore.data.images import Frame
 from tcore.errors import InputError
 from tcore.evaluation.benchmarks import find_benchmark
@@ -55,6 +55,7 @@ def evaluate_checkpoints(
     *,
     layer: int = -1,
     reach: Reach = None,
+    positions: Resize | None = None,
     say: Say = silent,
 ) -> dict[int, Row]:
     """Score every kept encoder of a run; those that were scored before are not scored again.
@@ -67,7 +68,7 @@ def evaluate_checkpoints(
     files = kept_encoders(run)
     for index, (step, file) in enumerate(files.items()):
         say(f"checkpoint {index + 1}/{len(files)}: step {step}")
-        row = score_step(load_encoder(file, layer, reach), folder / file.stem, score)
+        row = score_step(load_encoder(file, layer, reach, positions), folder / file.stem, score)
         # After every encoder, so that a stop loses nothing.
         found = add_row(folder, run, step, row, write=join()[0] == 0)
     return found

@@ -13,8 +13,10 @@ def build(config: "Config") -> "Method":
     """The method of a run, with weights drawn from its seed."""
     import torch
 
+    from tcore.methods.conditional import build_conditional
     from tcore.methods.contrast import build_contrast
     from tcore.methods.distillation import build_distillation
+    from tcore.methods.reconstruction import build_reconstruction
     from tcore.methods.regions import build_croc, build_odin
     from tcore.methods.settings import (
         ContrastSettings,
@@ -23,6 +25,8 @@ def build(config: "Config") -> "Method":
         MaskedSettings,
         OdinSettings,
     )
+    from tcore.methods.settings_pixel import CropMaeSettings, PixelSettings, RspSettings, SiamMaeSettings
+    from tcore.methods.stochastic import build_stochastic
     from tcore.methods.tcore import build_tcore
 
     with torch.random.fork_rng(devices=[]):
@@ -35,18 +39,28 @@ def build(config: "Config") -> "Method":
             return build_croc(config, config.method)
         if isinstance(config.method, OdinSettings):
             return build_odin(config, config.method)
+        if isinstance(config.method, SiamMaeSettings | CropMaeSettings):
+            return build_conditional(config, config.method)
+        if isinstance(config.method, RspSettings):
+            return build_stochastic(config, config.method)
+        if isinstance(config.method, PixelSettings):
+            return build_reconstruction(config, config.method)
         return build_tcore(config, config.method)
 
 
 def build_sampling(config: "Config", fps: float | None = None) -> "Sampling":
     """How a run draws its samples from a store of this frame rate (unknown: `fps` of the settings)."""
+    from tcore.methods.pixel_sampling import PixelSampling
     from tcore.methods.sampling import FrameSampling, RegionSampling, SandwichSampling
     from tcore.methods.settings import CrocSettings, FrameSettings, OdinSettings
+    from tcore.methods.settings_pixel import PixelSettings
 
     if isinstance(config.method, CrocSettings | OdinSettings):
         return RegionSampling.of(config, config.method)
     if isinstance(config.method, FrameSettings):
         return FrameSampling.of(config, config.method)
+    if isinstance(config.method, PixelSettings):
+        return PixelSampling.of(config, config.method, fps or config.fps)
     return SandwichSampling.of(config, config.method, fps or config.fps)
 
 

@@ -27,6 +27,8 @@ class Part:
     """Factor on the peak learning rate."""
     last_layer: tuple[str, ...] = ()
     """Prefixes of the names that `optim.freeze_last_layer_epochs` applies to; empty: none."""
+    undecayed: tuple[str, ...] = ()
+    """Names without weight decay, beside biases, norms and LayerScale."""
 
 
 class Method(nn.Module):

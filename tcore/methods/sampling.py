@@ -2,7 +2,7 @@
 
 import zlib
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Self
+from typing import ClassVar, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -27,6 +27,7 @@ from tcore.methods.settings import (
     Sides,
     TCoReSettings,
 )
+from tcore.methods.settings_pixel import Filter
 
 MASKS = 3  # the stream of randomness that masks are drawn from; data/source.py has the others
 
@@ -95,6 +96,7 @@ class SandwichSampling:
 
     names = ("past", "current", "future")
     only_masked = ("past", "future")
+    filter: ClassVar[Filter] = "bicubic"
 
     @staticmethod
     def of(config: Config, settings: TCoReSettings, fps: float) -> "SandwichSampling":
@@ -103,7 +105,7 @@ class SandwichSampling:
             settings,
             config.views,
             config.seed,
-            config.optim.batch,
+            config.optim.samples,
             config.views.global_size // config.vit.patch_size,
             offset_in_frames(settings.sandwich, fps),
         )
@@ -215,6 +217,7 @@ class FrameSampling:
     names = ("current",)
     only_masked = ()
     repeats_short = False
+    filter: ClassVar[Filter] = "bicubic"
 
     @classmethod
     def of(cls, config: Config, settings: FrameSettings) -> Self:
@@ -223,7 +226,7 @@ class FrameSampling:
             settings.frame,
             config.views,
             config.seed,
-            config.optim.batch,
+            config.optim.samples,
             config.views.global_size // config.vit.patch_size,
             settings.masking if isinstance(settings, MaskedSettings) else None,
         )

@@ -7,14 +7,15 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int64
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from tcore.config import VitSpec
+from tcore.config import Resize, VitSpec
 from tcore.errors import InputError
 from tcore.files import write_bytes
 from tcore.model.attention import LARGE, Attention, Seen, tiles_within_reach, within_reach, working_dtype
+from tcore.model.positions import grid_positions
 from tcore.model.subset import (
     Share,
     Subset,
@@ -172,30 +173,34 @@ class VisionTransformer(nn.Module):
         drop_path_form: Literal["subset", "sample"] = "subset",
         reach: int | None = None,
         position_std: float = 0.02,
-        position_resize: Literal["size", "factor"] = "size",
+        position_resize: Resize = "size",
+        class_token: bool = True,
         class_std: float = 1e-6,
-        positions: Literal["learned", "sincos"] = "learned",
+        positions: Literal["learned", "sincos", "grid"] = "learned",
         init: Literal["trunc-normal", "xavier"] = "trunc-normal",
         train_patch_embed: bool = True,
     ) -> None:
         super().__init__()
         self.dim, self.depth, self.num_heads, self.reach = dim, depth, num_heads, reach
         self.patch_size, self.num_registers = patch_size, num_registers
-        self.num_prefix = 1 + num_registers
-        self.native_grid, self.position_resize = image_size // patch_size, position_resize
+        self.num_class, self.class_token, self.position_kind = int(class_token), class_token, positions
+        self.num_prefix = self.num_class + num_registers
+        self.native_grid = image_size // patch_size
+        self.position_resize: Resize = position_resize
         self.drop_path, self.drop_path_form = drop_path, drop_path_form
         shares = torch.linspace(0, drop_path, depth).tolist()
         self.drop_rates = [drop_path] * depth if drop_path_rule == "uniform" else shares
-        self.cls_token = nn.Parameter(torch.empty(1, 1, dim))
-        self.pos_embed = nn.Parameter(torch.empty(1, 1 + self.native_grid**2, dim))
+        self.cls_token = nn.Parameter(torch.empty(1, self.num_class, dim))
+        self.pos_embed = nn.Parameter(torch.empty(1, self.num_class + self.native_grid**2, dim))
         self.register_tokens = nn.Parameter(torch.empty(1, num_registers, dim))
         self.mask_token = nn.Parameter(torch.zeros(1, dim))
         self.patch_embed = PatchEmbed(dim, patch_size)
         self.blocks = nn.ModuleList(Block(dim, num_heads, layer_scale) for _ in range(depth))
         self.norm = nn.LayerNorm(dim, eps=1e-6)
         self.run_block = run_block
-        if positions == "sincos":
-            self.pos_embed = nn.Parameter(sincos_positions(dim, self.native_grid), requires_grad=False)
+        if positions != "learned":
+            fixed = self.fixed_positions(self.native_grid, self.native_grid)
+            self.pos_embed = nn.Parameter(fixed, requires_grad=False)
         else:
             nn.init.trunc_normal_(self.pos_embed, std=position_std)
         nn.init.normal_(self.cls_token, std=class_std)
@@ -247,9 +252,9 @@ class VisionTransformer(nn.Module):
             within = tiles_within_reach if tiled else within_reach
             seen = within(self.reach, rows, columns, self.num_prefix, x.device)
         position = self.positions(rows, columns)
-        frame = (self.cls_token + position[:, :1]).expand(x.shape[0], -1, -1)
+        frame = (self.cls_token + position[:, : self.num_class]).expand(x.shape[0], -1, -1)
         registers = self.register_tokens.expand(x.shape[0], -1, -1)
-        x = torch.cat([frame, registers, x + position[:, 1:]], dim=1)
+        x = torch.cat([frame, registers, x + position[:, self.num_class :]], dim=1)
         shares: list[Share] = [None] * (2 * len(self.blocks))
         if self.training and stochastic_depth and self.drop_path > 0:
             draw = draw_subsets if self.drop_path_form == "subset" else draw_gates
@@ -266,7 +271,29 @@ class VisionTransformer(nn.Module):
         if wanted != "all":
             return self._finish(x, gates(pairs[-1][0]), gates(pairs[-1][1]), wanted, seen)
         x = self.norm(x)
-        return self._tokens(x[:, 0], x)
+        return self._tokens(x[:, 0] if self.num_class else x[:, self.num_prefix :].mean(dim=1), x)
+
+    def sequence(
+        self, pixels: Float[Tensor, "b k c"], visible: Int64[Tensor, "b k"] | None = None
+    ) -> Float[Tensor, "b n d"]:
+        """Tokens of some patches alone (without `visible`: of all), after the final norm, class token first.
+
+        Patches come as pixels with the channels last, as `pixels.patchify` makes them: those that are not
+        seen are not even projected.
+        """
+        weight = self.patch_embed.proj.weight
+        x = F.linear(pixels, weight.movedim(1, -1).flatten(1), self.patch_embed.proj.bias)
+        position = self.table()
+        front, patches = position[:, : self.num_class], position[0, self.num_class :]
+        frame = (self.cls_token + front).expand(x.shape[0], -1, -1)
+        x = torch.cat([frame, x + (patches if visible is None else patches[visible])], dim=1)
+        for block in self.blocks:
+            x = self.run_block(block, x, None, None)
+        return self.norm(x)
+
+    def table(self) -> Float[Tensor, "1 n d"]:
+        """Positions of all tokens that it is trained on, that of the class token first."""
+        return self.pos_embed
 
     def _finish(
         self,
@@ -291,7 +318,7 @@ class VisionTransformer(nn.Module):
         return self._tokens(Take.apply(both, rows.argsort(), rows), whole)  # type: ignore[no-untyped-call]
 
     def _tokens(self, frame: Float[Tensor, "b d"], x: Float[Tensor, "m n d"]) -> Tokens:
-        return Tokens(frame, x[:, 1 : self.num_prefix], x[:, self.num_prefix :])
+        return Tokens(frame, x[:, self.num_class : self.num_prefix], x[:, self.num_prefix :])
 
     def sizes(self) -> dict[str, Any]:
         """What an encoder card holds to build this network again: fields of VitSpec, and the image size."""
@@ -301,6 +328,10 @@ class VisionTransformer(nn.Module):
             sizes["layer_scale"] = None
         if self.position_resize != "size":
             sizes["position_resize"] = self.position_resize
+        if self.position_kind != "learned":
+            sizes["positions"] = self.position_kind
+        if not self.class_token:
+            sizes["class_token"] = False
         return sizes | {"image_size": self.native_grid * self.patch_size}
 
     @torch.no_grad()
@@ -316,12 +347,21 @@ class VisionTransformer(nn.Module):
             hook.remove()
         return last.attn.first_map(normed[0])[:, :, self.num_prefix :]
 
+    def fixed_positions(self, rows: int, columns: int) -> Float[Tensor, "1 n d"]:
+        """Positions that follow from a formula; 0 for the class token."""
+        patches = grid_positions(rows, columns, self.dim, row_first=self.position_kind == "sincos")
+        return F.pad(patches, (0, 0, self.num_class, 0))[None]
+
     def positions(self, rows: int, columns: int) -> Float[Tensor, "1 n d"]:
         """Position embedding for a grid; the native one as it is, others by bicubic resize in fp32."""
         native = self.native_grid
         if (rows, columns) == (native, native):
             return self.pos_embed
-        grid = self.pos_embed[:, 1:].float().view(1, native, native, self.dim).permute(0, 3, 1, 2)
+        if self.position_resize == "exact":
+            return self.fixed_positions(rows, columns).to(self.pos_embed)
+        grid = (
+            self.pos_embed[:, self.num_class :].float().view(1, native, native, self.dim).permute(0, 3, 1, 2)
+        )
         if torch.are_deterministic_algorithms_enabled():
             grid = grid.cpu()  # on CUDA the gradients of a resize are added up in any order
         if self.position_resize == "size":
@@ -330,23 +370,19 @@ class VisionTransformer(nn.Module):
             factors = ((rows + 0.1) / native, (columns + 0.1) / native)
             grid = F.interpolate(grid, scale_factor=factors, mode="bicubic")
         patches = grid.flatten(2).transpose(1, 2)
-        return torch.cat([self.pos_embed[:, :1], patches.to(self.pos_embed)], dim=1)
+        return torch.cat([self.pos_embed[:, : self.num_class], patches.to(self.pos_embed)], dim=1)
 
 
-def sincos_positions(dim: int, grid: int) -> Float[Tensor, "1 n {dim}"]:
-    """Fixed positions of MoCo v3 (arXiv:2104.02057): sines and cosines of row and column; 0 for the frame."""
-    rate = 10000.0 ** -(torch.arange(dim // 4, dtype=torch.float64) / (dim // 4))
-    angle = torch.arange(grid, dtype=torch.float64)[:, None] * rate
-    one = torch.cat([angle.sin(), angle.cos()], dim=1)
-    both = torch.cat([one[:, None].expand(-1, grid, -1), one.expand(grid, -1, -1)], dim=2)
-    return F.pad(both.flatten(0, 1), (0, 0, 1, 0)).float()[None]
+def vit_sizes(vit: VitSpec, image_size: int) -> dict[str, Any]:
+    """Arguments of the encoder of a run."""
+    sizes = dict(vars(vit)) | {"image_size": image_size}
+    del sizes["auxiliary_drop_path"]  # a setting of the method
+    return sizes
 
 
 def build_vit(vit: VitSpec, image_size: int) -> VisionTransformer:
     """An encoder with a position embedding for images of this size."""
-    sizes = dict(vars(vit))
-    del sizes["auxiliary_drop_path"]  # a setting of the method
-    return VisionTransformer(image_size=image_size, **sizes)
+    return VisionTransformer(**vit_sizes(vit, image_size))
 
 
 def save_safetensors(tensors: Mapping[str, Tensor], path: Path, about: dict[str, str] | None = None) -> None:

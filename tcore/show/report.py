@@ -278,7 +278,7 @@ def _cost(run: Run) -> dict[str, str]:
         return {}
     found = {
         "training time": format_seconds(seconds),
-        "samples": f"{len(run.metrics) * run.config.optim.batch:,}",
+        "samples": f"{len(run.metrics) * run.config.optim.samples:,}",
     }
     for name, column, of, digits in (
         ("samples/s, median", "samples_per_second", median, ".1f"),

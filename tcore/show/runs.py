@@ -79,7 +79,7 @@ class Run:
         if self.config is None or not self.metrics:
             return None
         speeds = self.series("samples_per_second").values()
-        return float(sum(self.config.optim.batch / speed for speed in speeds if speed > 1e-9))
+        return float(sum(self.config.optim.samples / speed for speed in speeds if speed > 1e-9))
 
 
 def read_run(path: str | Path) -> Run:

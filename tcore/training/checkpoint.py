@@ -147,7 +147,8 @@ def encoder_card(config: Config, step: int) -> dict[str, Any]:
     """What is needed to build the encoder again, and where it comes from."""
     vit, usual = dataclasses.asdict(config.vit), VitSpec()
     built = ["dim", "depth", "num_heads", "patch_size", "num_registers", "layer_scale"]
-    built += [name for name in ("reach", "position_resize") if vit[name] != getattr(usual, name)]
+    others = ("reach", "position_resize", "positions", "class_token")
+    built += [name for name in others if vit[name] != getattr(usual, name)]
     return {
         "format": CARD_FORMAT,
         "vit": {name: vit[name] for name in built} | {"image_size": config.views.global_size},

@@ -135,7 +135,7 @@ class Run:
         num_steps = self.schedule.num_steps
         journal = distributed.only_first(lambda: Journal(run, first_step, num_steps, quiet))
         record = Recorder(
-            journal, DataWait(source), BadSamples(config.runtime.bad_samples), config.optim.batch
+            journal, DataWait(source), BadSamples(config.runtime.bad_samples), config.optim.samples
         )
         notes += introduce(source, trainer, num_steps, first_step)
         record.say("\n".join(filter(None, (*notes, *(init.lines if init else ())))))
@@ -277,11 +277,11 @@ def stop_requested(stop: StopRequest, look: bool) -> str | None:
 def resolve(config: Config) -> Config:
     """Checked settings, with what depends on the machine filled in."""
     config = validate(config)
-    batch, accumulate, processes = config.optim.batch, config.optim.accumulate, world().size
+    batch, accumulate, processes = config.optim.samples, config.optim.accumulate, world().size
     if batch % (processes * accumulate):
         raise InputError(
-            f"optim.batch={batch} cannot be shared equally by {processes} processes in "
-            f"optim.accumulate={accumulate} parts: need a multiple of {processes * accumulate}."
+            f"optim.batch={config.optim.batch} ({batch} samples) cannot be shared equally by {processes} "
+            f"processes in optim.accumulate={accumulate} parts: need a multiple of {processes * accumulate}."
         )
     dtype = choose_dtype(config.optim.precision, choose_device(config.runtime.device))
     precision: Literal["bf16", "fp32"] = "bf16" if dtype == torch.bfloat16 else "fp32"
@@ -336,14 +336,15 @@ def describe_run(source: Source, num_steps: int, first_step: int = 0) -> str:
     what: str = config.source
     if isinstance(source, ImageSource):
         what += f" with {source.neighbors.k} neighbors each (by {source.neighbors.encoder})"
+    each = f" with {optim.repeat} samples each" if optim.repeat > 1 else ""
     parts = f" in {optim.accumulate} parts" if optim.accumulate > 1 else ""
     if processes > 1:
         how = "a share of the model each" if config.runtime.sharding == "shard" else "the whole model each"
-        parts += f" ({optim.batch // processes} in each of {processes} processes, {how})"
+        parts += f" ({optim.samples // processes} in each of {processes} processes, {how})"
     begin = f"resumes at step {first_step} of" if first_step else "takes"
     epoch = f"{source.steps_per_epoch:,} step{'s'[: source.steps_per_epoch > 1]} an epoch"
     return (
-        f"{clips:,} {what}{short}, batch {optim.batch}{parts}, {epoch}; "
+        f"{clips:,} {what}{short}, batch {optim.batch}{each}{parts}, {epoch}; "
         f"{begin} {num_steps:,} steps of {config.method.name} on {choose_device(config.runtime.device)} "
         f"in {optim.precision}"
     )

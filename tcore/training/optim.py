@@ -152,6 +152,8 @@ class Optimizer:
                     patch_embed_lr=settings.patch_embed_lr,
                     decay_all=settings.decay_all,
                 )
+                if inner in part.undecayed:
+                    rule = rule._replace(decayed=False)
                 grouped.setdefault((name, rule), []).append(parameter)
         self._rules = list(grouped)
         on_gpu = all(p.is_cuda for group in grouped.values() for p in group)
@@ -163,10 +165,13 @@ class Optimizer:
         )
 
     def clip(self) -> dict[str, Tensor]:
-        """Clip the gradients of each part or parameter by itself; norms are those of parts before it."""
+        """Clip the gradients of each part or parameter by itself, or all; norms are those of parts before."""
         norms = {part: _norm(parameters) for part, parameters in self.parameters.items()}
+        total = torch.stack(list(norms.values())).norm() if self.settings.clip_by == "all" else None
         for part, parameters in self.parameters.items():
-            if self.settings.clip_by == "part":
+            if total is not None:
+                torch.nn.utils.clip_grads_with_norm_(parameters, self.settings.clip, total)
+            elif self.settings.clip_by == "part":
                 torch.nn.utils.clip_grads_with_norm_(parameters, self.settings.clip, norms[part])
             elif self.settings.clip_by == "parameter":
                 for parameter in parameters:

@@ -87,7 +87,7 @@ def _report(
     config: Config, source: Source, init: Init | None, small: Cost, large: Cost, gpu_gib: float | None
 ) -> str:
     """What was measured at two sizes, and what follows for the run."""
-    processes, batch = world().size, config.optim.batch
+    processes, batch = world().size, config.optim.samples
     num_steps = run_length(config, source.steps_per_epoch).num_steps
     memory = Line.through((small.at_a_time, small.gib), (large.at_a_time, large.gib))
     seconds = Line.through((small.samples, small.seconds), (large.samples, large.seconds))
@@ -115,7 +115,7 @@ def _report(
 
 def _at_a_time(config: Config) -> int:
     """Samples that one process has in memory at a time."""
-    return config.optim.batch // (world().size * config.optim.accumulate)
+    return config.optim.samples // (world().size * config.optim.accumulate)
 
 
 def _measure_two(config: Config, measure: Callable[[Config], Cost]) -> tuple[Cost, Cost]:
@@ -123,7 +123,8 @@ def _measure_two(config: Config, measure: Callable[[Config], Cost]) -> tuple[Cos
     full, processes = _at_a_time(config), world().size
 
     def with_samples(count: int) -> Config:
-        return replace(config, optim=replace(config.optim, batch=max(1, count) * processes, accumulate=1))
+        batch = max(1, count // config.optim.repeat) * processes
+        return replace(config, optim=replace(config.optim, batch=batch, accumulate=1))
 
     small = measure(with_samples(full // 2))
     try:
@@ -159,7 +160,7 @@ def _measure(
     counts = {part: sum(p.numel() for p in own) for part, own in trainer.optimizer.parameters.items()}
     return Cost(
         at_a_time=_at_a_time(config),
-        samples=config.optim.batch,
+        samples=config.optim.samples,
         gib=gib,
         seconds=seconds / TIMED_STEPS,
         wait=waited / seconds,
@@ -175,7 +176,7 @@ def verdict(config: Config, processes: int, memory: Line, gpu_gib: float) -> str
     >>> verdict(recipe("vits16-k400"), 1, Line(2.0, 0.125), 24.0)
     'no: batch 256 needs 34.0 of 24.0 GiB, 10% kept free; add --optim.accumulate 2 (18.0 GiB)'
     """
-    batch, room = config.optim.batch, (1 - KEPT_FREE) * gpu_gib
+    batch, room = config.optim.samples, (1 - KEPT_FREE) * gpu_gib
 
     def needs(parts: int) -> float:
         return memory.at(batch // (processes * parts))

@@ -53,7 +53,7 @@ class Trainer:
                     "runtime.verify_every needs runtime.compile=off on a GPU: compiled kernels do not add up "
                     "in the same order twice."
                 )
-            fixed = self.method.fixed_shapes(self.own_videos, config.optim.batch)
+            fixed = self.method.fixed_shapes(self.own_videos, config.optim.samples)
             compile_method(self.method, fixed_shapes=fixed, sharded=sharded)
             self.render = compile_render(self.device)
         wrap = shard if sharded else replicate
@@ -66,8 +66,8 @@ class Trainer:
 
     @property
     def own_videos(self) -> int:
-        """Videos that this process computes at a time."""
-        return self.config.optim.batch // (self.config.optim.accumulate * self.world.size)
+        """Samples that this process computes at a time."""
+        return self.config.optim.samples // (self.config.optim.accumulate * self.world.size)
 
     def step(self, parts: Iterator[RawBatch], step: int, values: StepValues, look: bool = False) -> "Outcome":
         """Make one step; a GPU may still be at work on it when this returns."""
@@ -83,7 +83,7 @@ class Trainer:
         # What each process has is its share of a sum.
         distributed.add_up([*losses.values(), *self.method.sums()])
         norms = self.optimizer.clip()
-        outcome = Outcome(step, losses, norms, values, self.config.optim.batch, self.method, samples)
+        outcome = Outcome(step, losses, norms, values, self.config.optim.samples, self.method, samples)
         outcome.bad, outcome.timing = tuple(bad), self.timing
         if self.device.type == "cpu":
             outcome.check()  # the numbers are there: stop before the update

@@ -9,6 +9,7 @@ import pytest
 
 from tcore import Config, InputError
 from tcore.config import (
+    METHODS,
     differences,
     flatten,
     from_dict,
@@ -16,7 +17,7 @@ from tcore.config import (
     to_dict,
     validate,
 )
-from tcore.methods.settings import METHODS, LossConfig, TCoReSettings
+from tcore.methods.settings import LossConfig, TCoReSettings
 from tests.tiny import change, settings_of
 
 OLD = Path(__file__).parents[1] / "training" / "old_run" / "config.json"

@@ -1,0 +1,316 @@
+"""The eight methods that reconstruct pixels: they train, resume, and add up over processes and parts."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tcore import Config, InputError, load_encoder, methods, recipe, train
+from tcore.config import validate
+from tcore.data.loader import render_batch
+from tcore.data.source import Share
+from tcore.data.stores import FrameStore
+from tcore.methods.pixel_sampling import PixelSampling
+from tcore.methods.reconstruction import PixelBatch, PixelMethod, Reconstruction
+from tcore.model.pixels import fill, noise_seeds, normal_noise, patchify, uniform_noise, unpatchify
+from tests.training.jobs import StoppedError, stopping_at
+
+NAMES = ("mae", "rcmae", "siammae", "cropmae", "rsp", "dropmae", "videomae", "maest")
+SMALL: dict[str, Any] = {
+    "vit.dim": 32,
+    "vit.depth": 2,
+    "vit.num_heads": 2,
+    "vit.patch_size": 8,
+    "views.global_size": 32,
+    "decoder.width": 32,
+    "decoder.depth": 1,
+    "decoder.num_heads": 2,
+    "optim.steps": 2,
+    "optim.batch": 4,
+    "rendered.videos": 5,
+    "rendered.frames": 12,
+    "rendered.size": 48,
+    "checkpoint_every": 2,
+    "keep_every": 2,
+    "runtime.log_every": 1,
+}
+# Of 16 patches, the published shares would leave none.
+RATIOS = {"siammae": 0.8, "cropmae": 0.9}
+
+
+def small(name: str, **changes: Any) -> Config:
+    """The short recipe of a method, made small; a dot in a name is written as two underscores."""
+    own = {"mask_ratio": RATIOS[name]} if name in RATIOS else {}
+    own |= {"decoder.hidden": 32} if name in ("siammae", "cropmae") else {}
+    own |= {"latent.variables": 3, "latent.values": 4} if name == "rsp" else {}
+    return recipe(f"vits16-{name}-short", SMALL | own | {k.replace("__", "."): v for k, v in changes.items()})
+
+
+def rows(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def build(config: Config) -> PixelMethod:
+    method = methods.build(config)
+    assert isinstance(method, PixelMethod)
+    return method
+
+
+def read(config: Config, step: int = 0, share: Share | None = None) -> PixelBatch:
+    store = FrameStore.rendered(videos=5, frames=12, size=48)
+    raw = methods.build_source(store, config, share).read(step, 0)
+    found = render_batch(raw, torch.device("cpu"))
+    assert isinstance(found, PixelBatch)
+    return found
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_method_trains_and_exports_an_encoder_of_frames(name: str, tmp_path: Path) -> None:
+    config = small(name)
+    run = train(config, tmp_path / "run", quiet=True)
+    last = rows(run)[-1]
+    assert last["total"] > 0
+    assert last["health"]["state"] in ("learning", "plateau", "collapse")
+    assert last["health"]["patch_rank"] >= 1
+    encoder = load_encoder(run)
+    assert encoder(torch.zeros(1, 32, 48, 3, dtype=torch.uint8)).shape == (1, 32, 4, 6)
+    # What is exported sees a frame as training does: repeated over the first time slot, where it sees clips.
+    method = build(config)
+    state = torch.load(run / "checkpoint.pt", weights_only=True)["model"]
+    method.load_state_dict(state)
+    frame = torch.randn(2, 3, 32, 32)
+    clip = frame[:, :, None].expand(-1, -1, method.tube, -1, -1)
+    backbone = method.backbone
+    if isinstance(method, Reconstruction):
+        clip = method.renormalized(clip)
+        backbone = backbone if method.teacher is None else method.teacher.backbone
+    places = torch.arange(16).expand(2, -1)
+    seen = backbone.sequence(method.patches(clip), places)[:, backbone.num_class :]
+    assert torch.allclose(encoder.backbone(frame).patches, seen, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "mae",
+        "siammae",
+        "rsp",
+        *(pytest.param(n, marks=pytest.mark.long) for n in NAMES if n not in ("mae", "siammae", "rsp")),
+    ],
+)
+def test_stopped_and_resumed_run_equals_uninterrupted_run(name: str, tmp_path: Path) -> None:
+    config = small(name, optim__steps=4)
+    whole = train(config, tmp_path / "whole", quiet=True)
+    with pytest.raises(StoppedError):
+        train(config, tmp_path / "parts", quiet=True, on_step=stopping_at(3))
+    parts = train(config, tmp_path / "parts", quiet=True)
+    assert [row["total"] for row in rows(whole)] == [row["total"] for row in rows(parts)]
+    assert (whole / "encoder.safetensors").read_bytes() == (parts / "encoder.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_two_halves_of_a_step_add_up_to_the_whole(name: str) -> None:
+    changes = {"decoder__dropout": 0.0} if name in ("siammae", "cropmae") else {}
+    changes |= {"attention_dropout": 0.0} if name == "dropmae" else {}
+    changes |= {"latent__floor": 0.0} if name == "rsp" else {}
+    config = small(name, **changes)
+    method = build(config)
+
+    def gradients(batches: list[PixelBatch]) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
+        method.zero_grad()
+        sums: dict[str, float] = {}
+        for batch in batches:
+            losses = method(batch, {"momentum": 0.99})
+            method.total(losses).backward()
+            sums = {key: sums.get(key, 0.0) + float(value.detach()) for key, value in losses.items()}
+        return sums, {key: p.grad.clone() for key, p in method.named_parameters() if p.grad is not None}
+
+    whole, whole_gradients = gradients([read(config)])
+    halves, half_gradients = gradients([read(config, share=Share(rank, 2)) for rank in range(2)])
+    assert halves == pytest.approx(whole, rel=1e-5)
+    for key, gradient in whole_gradients.items():
+        largest = float(gradient.abs().max()) + 1e-6
+        assert float((half_gradients[key] - gradient).abs().max()) <= 1e-4 * largest, key
+
+
+def test_what_is_seen_and_what_is_masked_are_all_patches() -> None:
+    for name in NAMES:
+        batch = read(small(name))
+        slots = {"dropmae": 2, "videomae": 4, "maest": 4}.get(name, 1)
+        every = torch.cat([batch.visible, batch.masked], dim=1).sort(dim=1).values
+        assert torch.equal(every, torch.arange(16 * slots).expand(4, -1))
+        if name == "videomae":  # the same places at all times
+            assert torch.equal(
+                (batch.visible % 16).view(4, 4, -1), (batch.visible[:, None, :2] % 16).expand(4, 4, 2)
+            )
+
+
+def test_masks_differ_between_samples_and_steps() -> None:
+    config = small("mae")
+    batch, other = read(config), read(config, step=1)
+    assert len({tuple(row) for row in batch.visible.tolist()}) > 1
+    assert not torch.equal(batch.visible, other.visible)
+
+
+def sampling(config: Config, fps: float | None = None) -> PixelSampling:
+    made = methods.build_sampling(config, fps)
+    assert isinstance(made, PixelSampling)
+    return made
+
+
+def test_pairs_have_the_published_gaps_in_frames_of_the_store() -> None:
+    for name, gaps in (("siammae", (4, 47)), ("rsp", (4, 48)), ("dropmae", (4, 49))):
+        native = sampling(recipe(f"vits16-{name}-k400"), 30.0)
+        drawn = [native.frames(300, np.random.default_rng(seed)) for seed in range(400)]
+        apart = [frames[native.names[1]] - frames[native.names[0]] for frames in drawn]
+        assert (min(apart), max(apart)) == gaps
+        assert min(frames[native.names[0]] for frames in drawn) < 20
+        slow = sampling(recipe(f"vits16-{name}-k400"), 8.0)
+        drawn = [slow.frames(80, np.random.default_rng(seed)) for seed in range(200)]
+        apart = [frames[slow.names[1]] - frames[slow.names[0]] for frames in drawn]
+        assert (min(apart), max(apart)) == (1, {"siammae": 12, "rsp": 12, "dropmae": 13}[name])
+
+
+def test_videos_too_short_for_a_gap_give_what_they_have() -> None:
+    for name in ("siammae", "rsp", "dropmae"):
+        made = sampling(small(name))
+        for seed in range(20):
+            first, second = made.frames(3, np.random.default_rng(seed)).values()
+            assert 0 <= first < second <= 2
+        assert made.usable(np.array([1, 2, 3])).tolist() == [False, True, True]
+
+
+@pytest.mark.parametrize("name", ["siammae", "rsp", "dropmae", "videomae", "maest"])
+def test_store_too_slow_for_the_published_spacing_is_refused_with_the_rate_it_needs(name: str) -> None:
+    with pytest.raises(InputError, match=r"store of (7\.5|8) frames per second.*has 2.*--fps 8"):
+        sampling(recipe(f"vits16-{name}-k400"), 2.0)
+    sampling(recipe(f"vits16-{name}-k400"), 7.6)
+    sampling(recipe(f"vits16-{name}-short"), 2.0)
+
+
+def test_short_twins_say_that_their_spacing_is_not_published() -> None:
+    for name in ("siammae", "rsp", "dropmae", "videomae", "maest"):
+        assert "not as published" in sampling(small(name)).warnings()[0]
+        assert not sampling(recipe(f"vits16-{name}-k400"), 8.0).warnings()
+    assert not sampling(small("mae")).warnings()
+
+
+def test_clips_are_consecutive_frames_and_share_one_box() -> None:
+    made = sampling(small("videomae"))
+    frames = list(made.frames(20, np.random.default_rng(3)).values())
+    assert np.diff(frames).tolist() == [1] * 7
+    plan = made.views(dict.fromkeys(made.names, (48, 64)), np.random.default_rng(0))["global"]
+    assert len(np.unique(plan.box, axis=0)) == 1
+    assert plan.frame.tolist() == list(range(8))
+    assert not plan.flip.any()
+
+
+def test_views_are_shared_own_or_nested() -> None:
+    sizes = {"past": (48, 64), "current": (48, 64), "future": (48, 64)}
+    draws = [np.random.default_rng(seed) for seed in range(60)]
+    shared = [sampling(small("siammae")).views(sizes, rng) for rng in draws]
+    assert all(np.array_equal(v["memory"].box, v["global"].box) for v in shared)
+    assert all(np.array_equal(v["memory"].flip, v["global"].flip) for v in shared)
+    own = [sampling(small("dropmae")).views(sizes, rng)["global"] for rng in draws]
+    assert any(not np.array_equal(*plan.box) for plan in own)
+    assert any(plan.flip[0] != plan.flip[1] for plan in own)
+    for views in (sampling(small("cropmae")).views(sizes, rng) for rng in draws):
+        (top, left, height, width), (y, x, h, w) = views["memory"].box[0], views["global"].box[0]
+        assert top <= y <= y + h <= top + height
+        assert left <= x <= x + w <= left + width
+        assert 0.25 < h * w / (height * width) < 0.65
+
+
+def test_repeated_samples_of_a_video_are_in_one_step_and_count_as_samples() -> None:
+    config = small("rsp", optim__batch=2, optim__repeat=2)
+    source = methods.build_source(FrameStore.rendered(videos=5, frames=12, size=48), config)
+    chosen = source.chosen(0)
+    assert chosen[0] == chosen[1] != chosen[2] == chosen[3]
+    assert config.optim.peak_lr == pytest.approx(config.optim.base_lr * 2 / 256)
+    batch = read(config)
+    assert batch.samples == len(batch.target) == 4
+    assert not torch.equal(batch.target[0], batch.target[1])
+
+
+def test_noise_follows_from_the_sample_alone_and_has_the_right_spread() -> None:
+    batch = read(small("rsp"))
+    seeds = noise_seeds(batch.visible)
+    assert torch.equal(noise_seeds(batch.visible[1:2]), seeds[1:2])
+    normal = normal_noise(torch.arange(40), 5000)
+    assert abs(float(normal.mean())) < 0.01
+    assert float(normal.std()) == pytest.approx(1.0, abs=0.01)
+    uniform = uniform_noise(torch.arange(40), 5000, 2)
+    assert float(uniform.min()) > 0
+    assert float(uniform.max()) < 1
+    assert float(uniform.mean()) == pytest.approx(0.5, abs=0.005)
+    assert abs(float(torch.corrcoef(normal[:2])[0, 1])) < 0.06
+
+
+def test_tokens_of_pixels_become_the_clip_again() -> None:
+    clip = torch.randn(2, 3, 4, 16, 24)
+    assert torch.equal(unpatchify(patchify(clip, 2, 8), 2, 8, (2, 3)), clip)
+    places = torch.tensor([[2, 0]])
+    filled = fill(torch.full((1, 1, 1), 9.0), torch.tensor([[[1.0], [2.0]]]), places, 4)
+    assert filled.flatten().tolist() == [2.0, 9.0, 1.0, 9.0]
+
+
+def test_dropout_of_the_decoder_follows_from_the_seed_of_the_part() -> None:
+    config = small("siammae")
+    method, batch = build(config), read(config)
+
+    def loss(seed: int | None) -> float:
+        generator = None if seed is None else torch.Generator().manual_seed(seed)
+        return float(method(batch, {}, generator)["masked"].detach())
+
+    state = torch.get_rng_state()
+    assert loss(1) == loss(1) != loss(2)
+    assert torch.equal(state, torch.get_rng_state())
+
+
+def test_teacher_follows_and_is_exported() -> None:
+    config = small("rcmae")
+    method = build(config)
+    assert isinstance(method, Reconstruction)
+    assert method.teacher is not None
+    with torch.no_grad():
+        method.backbone.cls_token.add_(1.0)
+    before = method.teacher.backbone.cls_token.clone()
+    method.finish_step({"momentum": 0.75})
+    assert torch.allclose(method.encoder().cls_token, before + 0.25)
+
+
+def test_biases_of_keys_stay_zero_where_they_have_none(tmp_path: Path) -> None:
+    encoder = load_encoder(train(small("videomae"), tmp_path / "run", quiet=True)).backbone
+    for name, value in encoder.state_dict().items():
+        if name.endswith("qkv.bias"):
+            query, key, _ = value.view(3, -1)
+            assert not key.any()
+            assert query.any()
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "said"),
+    [
+        ("mae", {"vit__num_registers": 4}, r"vit.num_registers=4: mae needs 0"),
+        ("mae", {"vit__positions": "learned"}, "vit.positions=learned: mae needs grid"),
+        ("videomae", {"vit__class_token": True}, "vit.class_token=True: videomae needs False"),
+        ("mae", {"views__num_local": 3}, "views.num_local=3 has no effect on mae"),
+        ("siammae", {"source": "images"}, "source=images: siammae needs videos"),
+        ("maest", {"clip__frames": 7}, "clip.frames=7"),
+        ("maest", {"init": "runs/mine"}, "init"),
+        ("siammae", {"mask_ratio": 0.99}, "mask_ratio=0.99"),
+        ("mae", {"decoder__num_heads": 3}, "decoder.num_heads=3"),
+        ("mae", {"vit__positions": "learned", "vit__position_resize": "exact"}, "vit.position_resize=exact"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(name: str, changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        validate(small(name, **changes))
+
+
+def test_images_can_be_reconstructed_too() -> None:
+    for name in ("mae", "rcmae", "cropmae"):
+        validate(small(name, source="images"))
