@@ -47,17 +47,20 @@ BASE: dict[str, Any] = {
     "runtime.log_every": 50,
 }
 FINER = {"optim.batch": 64}
+PUBLISHED = {"masking.ratio": (0.1, 0.5), "optim.steps": 1000, "runtime.workers": 2}
 # Name, data, and what differs from BASE.
 CANDIDATES: dict[str, tuple[str, dict[str, Any]]] = {
     "open": ("CLIPS", {}),
-    "both": ("CLIPS", {"auxiliary": "both", "runtime.workers": 2}),
     "mix": ("CLIPS*3+VARIED", {}),
-    "varied": ("VARIED", {}),
+    "both": ("CLIPS*3+VARIED", {"auxiliary": "both", **PUBLISHED}),
+    "plain": ("CLIPS*3+VARIED", PUBLISHED),
+    "rendered": ("VARIED", {}),
     "areas": ("CLIPS*3+VARIED", {"views.global_area": (0.08, 0.5), "views.local_area": (0.02, 0.12)}),
     "grid16": ("CLIPS*3+VARIED", {"views.global_size": 256, "views.local_size": 112, **FINER}),
     "patch8": ("CLIPS*3+VARIED", {"vit.patch_size": 8, **FINER}),
     "wide": ("CLIPS*3+VARIED", {"vit.dim": 256, "vit.depth": 8, "vit.num_heads": 4}),
 }
+VIDEOS = "rendered-videos"  # under RUNS, beside the folders of candidates
 FILTERS = ("pieces", "features", "both")
 DETAILS = {"coarse": 1, "fine": 2, "finest": 3}
 TRIED = ("default@-3", "default@-5", "default^5")  # features of another block, another reach
@@ -77,7 +80,7 @@ def train_all(clips: Path, runs: Path, seconds: float, only: list[str], settings
         log = (runs / f"{name}.log").open("w")
         env = CLEAN | {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "2"}
         running[name] = subprocess.Popen(command, stdout=log, stderr=log, env=env)
-    render_all(runs / "varied", settings.get("videos", 400))
+    render_all(runs / VIDEOS, settings.get("videos", 400))
     print(f"rendered after {time.monotonic() - begun:.0f} s", flush=True)
     while running and time.monotonic() - begun < seconds:
         time.sleep(2)
@@ -124,10 +127,10 @@ def train_one(name: str, clips: Path, runs: Path, seconds: float, settings: dict
         save_filter(made, runs / f"{name}.safetensors")
         return
     data, differs = CANDIDATES[name]
-    while "VARIED" in data and not (runs / "varied").exists():
+    while "VARIED" in data and not (runs / VIDEOS).exists():
         time.sleep(1)
     config = tcore.recipe("vitti16-short", BASE | differs | changed)
-    frames = data.replace("CLIPS", str(clips)).replace("VARIED", str(runs / "varied"))
+    frames = data.replace("CLIPS", str(clips)).replace("VARIED", str(runs / VIDEOS))
     tcore.train(config, runs / name, frames)
 
 
@@ -180,7 +183,8 @@ def bring_back(runs: Path, rows: list[dict[str, Any]], trained: list[str], out: 
     fine = [row for row in rows if row["detail"] == "fine" and row["way"] == "off"]
 
     def score(name: str) -> float:
-        return float(np.mean([row["objects"] for row in fine if row["encoder"] == name] or [0]))
+        each = [one for row in fine if row["encoder"] == name for one in row["objects"]]
+        return float(np.mean(each)) if each else 0.0
 
     for name in sorted(trained, key=score, reverse=True)[:4]:
         made = encoder_file(runs, name)
