@@ -280,6 +280,7 @@ RECIPES: dict[str, Recipe] = {
                 regions=RegionConfig(cost_range="image", mean_over="all"),
             ),
             "dino",
+            color=0.0,
         ),
         "CrOC, the same.",
     ),

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from tcore.config import Config
 from tcore.methods.batch import Batch
 from tcore.methods.health import (
-    COLLAPSE_COSINE,
     COLLAPSE_RANK,
     FEWEST_FRAMES,
     Health,
@@ -194,7 +193,8 @@ def measure_health(rows: Mapping[str, Tensor], loss: float) -> Health:
         # Squared distance of two views of a sample, and how evenly projections spread.
         "alignment": alignment(first, second),
         "uniformity": uniformity(first),
-        # Effective ranks of the features and of the projections, and the cosine of features of other frames.
+        # Effective ranks of features and projections, and the cosine of features of different frames: it says
+        # nothing about collapse, because the first norm takes out whatever all features have in common.
         "frame_rank": effective_rank(rows["frames"]),
         "projection_rank": effective_rank(first),
         "frame_cosine": mean_cosine(rows["frames"]),
@@ -205,7 +205,6 @@ def measure_health(rows: Mapping[str, Tensor], loss: float) -> Health:
     collapsed = len(first) >= FEWEST_FRAMES and (
         figures["uniformity"] > COLLAPSE_UNIFORMITY
         or min(figures["frame_rank"], figures["projection_rank"]) < COLLAPSE_RANK
-        or figures["frame_cosine"] > COLLAPSE_COSINE
     )
     by_chance = 1 / max(1, len(first))
     state: State = "collapse" if collapsed else "learning"
