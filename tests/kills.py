@@ -68,7 +68,7 @@ class Start(NamedTuple):
     def codes(self) -> list[int]:
         """Exit codes, once all have ended and nothing that they started is left."""
         assert self.wait(END_S), f"it hangs: {self.said()}"
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + END_S
         while left := [pid for process in self.processes for pid in session_of(process.pid)]:
             assert time.monotonic() < deadline, f"processes {left} outlive a killed one"
             time.sleep(0.01)

@@ -24,7 +24,8 @@ ROOT = Path(__file__).parent.parent / "tcore"
 INPUTS, SEED = (
     int(os.environ.get(f"TCORE_FUZZ_{name}", usual)) for name, usual in (("INPUTS", 10_000), ("SEED", 1))
 )
-SECONDS = 10  # a reader of a file of some kilobytes that takes longer hangs
+# A reader of a small file that takes longer hangs: seconds of work, and of waiting on a busy machine.
+LIMITS = ((signal.ITIMER_PROF, signal.SIGPROF, 10), (signal.ITIMER_REAL, signal.SIGALRM, 120))
 
 
 class HangError(Exception):
@@ -38,13 +39,15 @@ def time_limit() -> Iterator[None]:
     def stop(number: int, frame: FrameType | None) -> None:
         raise HangError
 
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, SECONDS)
+    before = {number: signal.signal(number, stop) for _, number, _ in LIMITS}
+    for timer, _, seconds in LIMITS:
+        signal.setitimer(timer, seconds)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        for timer, number, _ in LIMITS:
+            signal.setitimer(timer, 0)
+            signal.signal(number, before[number])
 
 
 def try_reader(reader: Reader, what: str) -> str:

@@ -1,5 +1,8 @@
 """The encoder behind the page: one thread computes for all visitors, one frame at a time, in turn."""
 
+import os
+import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cached_property
@@ -25,13 +28,20 @@ from tcore.video.detail import choose_detail, estimate, fit_size
 SHOWN = (360, 640)  # a frame whose time decides on the detail: the page shrinks larger ones
 
 
+def _step_back() -> None:
+    """Let the threads that answer requests come before this one and its own; only Linux can."""
+    if sys.platform == "linux":
+        before = os.getpriority(os.PRIO_PROCESS, 0)
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), before + 5)  # at most 19, says the kernel
+
+
 class Engine:
     """Computes for every visitor in one thread, in the order of the requests."""
 
     def __init__(self, encoder: Encoder, matcher: Matcher | None = None, detail: Detail = "fine") -> None:
         self.encoder, self.matcher, self.detail = encoder, matcher, detail
         self.device = next(encoder.parameters()).device
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="compute")
+        self._thread = ThreadPoolExecutor(1, "compute", initializer=_step_back)
         self.submit = self._thread.submit  # pieces of work that take about as long as one frame
 
     def close(self) -> None:

@@ -163,6 +163,13 @@ def test_masks_are_counted_before_they_are_decoded(visitor: Visitor) -> None:
         tracemalloc.stop()
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="threads have priorities of their own on Linux")
+def test_answers_come_before_the_computation(demo: Demo) -> None:
+    here = os.getpriority(os.PRIO_PROCESS, 0)
+    there = demo.engine.submit(os.getpriority, os.PRIO_PROCESS, 0).result()
+    assert there == min(19, here + 5)
+
+
 def test_five_hundred_requests_at_once_are_answered(visitor: Visitor) -> None:
     async def ask() -> bytes:
         reader, writer = await asyncio.open_connection("127.0.0.1", visitor.demo.port)
