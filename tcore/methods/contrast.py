@@ -246,12 +246,18 @@ def build_projectors(
     )
 
 
+def build_backbone(config: Config) -> VisionTransformer:
+    """The encoder of a run that masks nothing; what it has no use for is not trained."""
+    backbone = build_vit(config.vit, config.views.global_size)
+    backbone.mask_token.requires_grad_(False)
+    backbone.register_tokens.requires_grad_(config.vit.num_registers > 0)  # shards need elements
+    return backbone
+
+
 def build_contrast(config: Config, settings: ContrastSettings) -> Contrast:
     """The networks of a run, with weights drawn from torch's generator."""
-    backbone = build_vit(config.vit, config.views.global_size)
-    backbone.mask_token.requires_grad_(False)  # nothing is masked
     return Contrast(
-        backbone,
+        build_backbone(config),
         *build_projectors(settings.projector, settings.predictor, config.vit.dim),
         settings.contrast,
     )

@@ -20,7 +20,7 @@ from torch import Tensor
 from tcore.config import Config
 from tcore.errors import InputError
 from tcore.methods.batch import Batch
-from tcore.methods.contrast import Contrast, build_projectors
+from tcore.methods.contrast import Contrast, build_backbone, build_projectors
 from tcore.methods.distillation import SelfDistillation, build_head
 from tcore.methods.health import Health
 from tcore.methods.schedules import Length, cosine
@@ -49,7 +49,7 @@ from tcore.model.contrast import Projector, object_contrast_rows
 from tcore.model.fused import fused_patch_sums
 from tcore.model.heads import ProjectionHead
 from tcore.model.losses import TeacherTargets
-from tcore.model.vit import Tokens, VisionTransformer, build_vit
+from tcore.model.vit import Tokens, VisionTransformer
 
 
 @dataclass(frozen=True)
@@ -313,8 +313,7 @@ def clustering_of(regions: RegionConfig) -> Clustering:
 
 def build_croc(config: Config, settings: CrocSettings) -> Croc:
     """CrOC's networks, with weights drawn from torch's generator."""
-    backbone = build_vit(config.vit, config.views.global_size)
-    backbone.mask_token.requires_grad_(False)  # nothing is masked
+    backbone = build_backbone(config)
     head = build_head(settings.head, config.vit.dim)
     student_temperature = settings.loss.student_temperature
     return Croc(
@@ -324,8 +323,7 @@ def build_croc(config: Config, settings: CrocSettings) -> Croc:
 
 def build_odin(config: Config, settings: OdinSettings) -> Odin:
     """ODIN's networks, with weights drawn from torch's generator; discovery may start from a run."""
-    backbone = build_vit(config.vit, config.views.global_size)
-    backbone.mask_token.requires_grad_(False)  # nothing is masked
+    backbone = build_backbone(config)
     projectors = build_projectors(settings.projector, settings.predictor, config.vit.dim, bias=True)
     method = Odin(backbone, *projectors, settings.contrast, settings.discovery)
     if settings.discovery.init is not None and method.discovery is not None:
