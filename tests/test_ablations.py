@@ -1,6 +1,5 @@
 """Every row of the paper's four ablation tables, by flags of the ablation recipe, trained for two steps."""
 
-import json
 import math
 import re
 from pathlib import Path
@@ -12,11 +11,13 @@ from tcore.cli.train import parse_train
 from tcore.config import Config
 from tcore.lab import TABLES, Row
 from tcore.recipes import recipe
+from tests.runs import metrics
 
 SHRUNK = (
-    "--views.global-size 64 --views.local-size 32 --views.num-local 2 --head.prototypes 64 --head.hidden 32 "
-    "--head.bottleneck 16 --vit.dim 48 --vit.depth 2 --vit.num-heads 3 --optim.steps 2 --optim.batch 8 "
-    "--matching.num-heads 4 --rendered.videos 4 --rendered.frames 20 --rendered.size 64"
+    "--views.global-size 32 --views.local-size 16 --views.num-local 1 --head.prototypes 64 --head.hidden 32 "
+    "--head.bottleneck 16 --vit.dim 48 --vit.depth 2 --vit.num-heads 3 --vit.patch-size 8 "
+    "--optim.steps 2 --optim.batch 4 --matching.num-heads 4 "
+    "--rendered.videos 4 --rendered.frames 20 --rendered.size 32"
 ).split()
 
 
@@ -43,7 +44,7 @@ def test_ablation_row_trains_two_steps(row: str, tmp_path: Path) -> None:
     command = parse_train(["vits16-k400-100ep", "--run", str(tmp_path / "run"), *flags.split(), *SHRUNK])
     assert command.run is not None
     run = train(command.config, command.run, quiet=True)
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    lines = metrics(run)
     assert [line["step"] for line in lines] == [1, 2]
     for line in lines:
         assert {name for name in ALL | ALONE if name in line} == losses
@@ -76,6 +77,6 @@ def test_every_other_setting_trains_too(flags: str, tmp_path: Path) -> None:
     shrunk = [*SHRUNK, *flags.split()]
     config: Config = parse_train(["vits16-k400-100ep", *shrunk]).config
     run = train(config, tmp_path / "run", quiet=True)
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    lines = metrics(run)
     assert len(lines) == 2
     assert all(math.isfinite(line["total"]) for line in lines)

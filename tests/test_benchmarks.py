@@ -9,9 +9,7 @@ import numpy as np
 import pytest
 from torch import Tensor, nn
 
-import tcore
 from tests.methods import tiny_models
-from tests.tiny import TINY
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
 import cost
@@ -104,10 +102,9 @@ def test_a_module_that_finds_the_patch_is_told_from_one_that_does_not_look() -> 
 
 
 def test_matching_of_a_run_is_a_table(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    whole: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = tcore.train(tcore.recipe("quickstart", TINY), tmp_path / "run", quiet=True)
-    monkeypatch.setattr(sys, "argv", ["matching.py", str(run), "--batches", "1"])
+    monkeypatch.setattr(sys, "argv", ["matching.py", str(whole), "--batches", "1"])
     matching.main()
     rows = capsys.readouterr().out.splitlines()[2:]
     assert [row.split("|")[1].strip() for row in rows] == [

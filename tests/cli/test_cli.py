@@ -197,21 +197,19 @@ def test_help_of_a_recipe_shows_its_values(capsys: Capture) -> None:
     assert "--sandwich.offset" in printed
 
 
-@pytest.mark.parametrize(
-    ("arguments", "more"),
-    [("--help", "tyro PIL"), ("train quickstart --help", ""), ("figure failures --help", "")],
-)
-def test_help_loads_no_large_package(arguments: str, more: str) -> None:
-    code = f"""
+def test_help_loads_no_large_package() -> None:
+    code = """
 import sys
 from tcore.cli.main import main
-try:
-    main({arguments.split()!r})
-finally:
-    assert not {{"torch", "numpy", "matplotlib", *{more.split()!r}}} & set(sys.modules)
+for words, more in (("--help", "tyro PIL"), ("train quickstart --help", ""), ("figure failures --help", "")):
+    try:
+        main(words.split())
+    except SystemExit:
+        pass
+    assert not {"torch", "numpy", "matplotlib", *more.split()} & set(sys.modules), words
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "tcore" in done.stdout
+    assert all(words in done.stdout for words in ("usage: tcore train", "usage: tcore figure failures"))
 
 
 def test_library_imports_without_the_packages_of_the_command_line() -> None:

@@ -3,8 +3,10 @@
 import json
 import re
 import shlex
+import sys
 import threading
 import time
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from tcore.lab import (
     TABLES,
     Job,
     Plan,
+    Processes,
     Row,
     check_folder,
     collect,
@@ -74,8 +77,16 @@ def wait_for(path: Path) -> bool:
     return path.exists()
 
 
-def test_a_table_is_trained_scored_and_written(tmp_path: Path) -> None:
-    """Real processes, as a user would start them; the second call finds everything done."""
+def test_a_table_is_trained_scored_and_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Real commands, by which a user would get the same; the second call finds everything done."""
+
+    def run(self: Processes, command: list[str], environment: object, log: Path) -> int:
+        assert command[:3] == [sys.executable, "-m", "tcore"]
+        with log.open("a") as said, redirect_stdout(said), redirect_stderr(said):
+            main(command[3:])
+        return 0
+
+    monkeypatch.setattr(Processes, "run", run)
     table, out = tmp_path / "mine.json", tmp_path / "out"
     table.write_text(json.dumps([{"name": "with pf"}, {"name": "no pf", "flags": "--loss.past-future 0"}]))
     lines = run_lab(out, str(table), "no pf")

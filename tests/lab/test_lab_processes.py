@@ -48,6 +48,14 @@ def test_a_signal_to_a_lab_stops_its_training_too(endless: "subprocess.Popen[str
     assert not (run.parent / DONE).exists()
 
 
+def test_a_process_of_a_lab_writes_its_log_and_returns_its_code(tmp_path: Path) -> None:
+    code = "import os, sys; print(os.environ['WORD'], file=sys.stderr); sys.exit(3)"
+    for _ in range(2):
+        environment = os.environ | {"WORD": "hello"}
+        assert Processes().run([sys.executable, "-c", code], environment, tmp_path / "log") == 3
+    assert (tmp_path / "log").read_text() == "hello\n" * 2
+
+
 class Printing(Processes):
     """Prints some lines and exits."""
 

@@ -1,9 +1,9 @@
 """Whether training learns, waits or collapses: figures, and what a run says of them."""
 
-import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +14,8 @@ from tcore.methods.health import Health, effective_rank, measure_health
 from tcore.training.loop import open_store
 from tcore.training.optim import build_schedule
 from tcore.training.step import Trainer
-from tests.tiny import tiny
+from tests.runs import metrics
+from tests.tiny import change, tiny
 
 K = 32
 
@@ -94,36 +95,24 @@ def test_collapse_is_said_during_training_and_a_healthy_run_says_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # A center that never moves and sharp targets: nothing keeps all frames from one prototype.
-    collapsing = tiny(
+    healthy = tiny(optim__steps=12, optim__batch=8, runtime__log_every=4, checkpoint_every=100)
+    loose: dict[str, Any] = {"center_momentum": 1.0, "temperature": (0.01, 0.01), "momentum": (0.5, 0.5)}
+    teacher = {f"teacher__{name}": value for name, value in loose.items()}
+    collapsing = change(
+        healthy,
+        **teacher,
         teacher__targets="centering",
-        teacher__center_momentum=1.0,
-        teacher__temperature=(0.01, 0.01),
-        teacher__momentum=(0.5, 0.5),
         loss__koleo=0.0,
         vit__layer_scale=0.5,
         optim__base_lr=0.05,
-        optim__steps=12,
-        optim__batch=8,
-        runtime__log_every=4,
-        checkpoint_every=100,
     )
     train(collapsing, tmp_path / "collapsing")
     assert "warning: step" in capsys.readouterr().err
-    healthy = tiny(optim__steps=12, optim__batch=8, runtime__log_every=4, checkpoint_every=100)
     run = train(healthy, tmp_path / "healthy")
     printed = capsys.readouterr().err
     assert "warning" not in printed
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    assert set(lines[-1]["health"]) == {
-        "frame_rank",
-        "patch_rank",
-        "prototypes_used",
-        "target_entropy",
-        "target_information",
-        "frame_cosine",
-        "past_future_cosine",
-        "state",
-    }
+    figures = "frame_rank patch_rank prototypes_used target_entropy target_information frame_cosine"
+    assert set(metrics(run)[-1]["health"]) == {*figures.split(), "past_future_cosine", "state"}
 
 
 def test_published_initialization_is_called_a_plateau(

@@ -66,10 +66,9 @@ def test_attention_takes_any_three_images_and_chosen_patches(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     images, out = paint_images(tmp_path, [(70, 50), (90, 60), (64, 64)]), tmp_path / "a.png"
-    draw("attention", run, *images, "--patch", "1", "2", "--patch", "6", "10", out=out)
+    draw("attention", run, *images, "--patch", "1", "2", "--patch", "6", "10", "--heads", "each", out=out)
     assert "cross-attention of patches 1 2, 6 10" in capsys.readouterr().out
-    draw("attention", run, *images, "--heads", "each", "--patch", "1", "2", out=out)
-    draw("attention", run / "encoder.safetensors", out=out)
+    draw("attention", run / "encoder.safetensors", "--patch", "1", "2", out=out)
     assert "similarity" in capsys.readouterr().out, "there is no matching module"
 
 
@@ -109,7 +108,6 @@ def test_propagation_of_a_users_video_needs_no_truth(run: Path, tmp_path: Path) 
 
 
 def test_dynamics_are_drawn_from_a_run(run: Path, tmp_path: Path) -> None:
-    main(["evaluate", str(run), "--rendered", "--videos", "1", "--every-checkpoint"])
     draw("dynamics", run, run, out=tmp_path / "d.png")
 
 
