@@ -43,6 +43,12 @@ NARROW: dict[str, Any] = {
     "predictor.hidden": 32,
     "head.patch_prototypes": 32,
     "discovery.clusters": 4,
+    "decoder.width": 32,
+    "decoder.depth": 1,
+    "decoder.num_heads": 2,
+    "decoder.hidden": 32,
+    "latent.variables": 3,
+    "latent.values": 4,
 }
 
 
@@ -51,8 +57,9 @@ def shrunk(name: str, **changes: Any) -> Config:
     config = recipe(name)
     known = flatten(config)
     sizes = {setting: value for setting, value in (TINY | NARROW).items() if setting in known}
-    for setting in ("views.num_local", "vit.drop_path"):  # 0 stays 0
-        sizes[setting] = sizes[setting] if known[setting] else known[setting]
+    for setting in ("views.num_local", "vit.drop_path", *config.method.unused):  # 0 stays 0
+        if not known[setting] or setting in config.method.unused:
+            sizes.pop(setting, None)
     return change(override(config, sizes), **changes)
 
 

@@ -142,6 +142,10 @@ class Reconstruction(PixelMethod):
     ['masked']
     """
 
+    gain: Tensor
+    shift: Tensor
+    imagenet: Tensor
+
     def __init__(
         self,
         backbone: VisionTransformer,
@@ -160,10 +164,11 @@ class Reconstruction(PixelMethod):
         super().__init__(backbone, decoder, weights, target=target)
         self.single_frames, self.momentum, self.key_bias = single_frames, momentum, key_bias
         self.attention_dropout = attention_dropout
-        # What turns pixels that are normalized as ImageNet's into those that this method sees.
-        gain = [ours / theirs for ours, theirs in zip(STD, std, strict=True)]
-        shift = [(m - theirs) / s for m, theirs, s in zip(MEAN, mean, std, strict=True)]
-        self.gain, self.shift = gain, shift
+        ours, theirs = torch.tensor([MEAN, STD]), torch.tensor([mean, std])
+        # From pixels normalized as ImageNet's to those that this method sees, and to [0, 1].
+        self.register_buffer("gain", ours[1] / theirs[1], persistent=False)
+        self.register_buffer("shift", (ours[0] - theirs[0]) / theirs[1], persistent=False)
+        self.register_buffer("imagenet", ours, persistent=False)
         self.renormalizes = (tuple(mean), tuple(std)) != (MEAN, STD)
         self.teacher = None if momentum is None else Teacher(backbone, decoder)
 
@@ -197,8 +202,7 @@ class Reconstruction(PixelMethod):
         """Pixels by the mean and deviation that the method was published with."""
         if not self.renormalizes:
             return frames
-        gain, shift = (frames.new_tensor(x)[:, None, None, None] for x in (self.gain, self.shift))
-        return frames * gain + shift
+        return frames * self.gain[:, None, None, None] + self.shift[:, None, None, None]
 
     def predict(
         self, tokens: Float[Tensor, "b k d"], batch: PixelBatch, generator: torch.Generator | None
@@ -217,12 +221,12 @@ class Reconstruction(PixelMethod):
         """Pixels that predictions are about: those of the tokens, or of one frame of each (MAE-ST)."""
         if self.single_frames:
             time = frames.shape[2]
-            chosen = frames[:, :, predicted_frames(time, time // self.tube)]
-            return patchify(chosen, 1, self.backbone.patch_size)
+            chosen = [frames[:, :, index] for index in predicted_frames(time, time // self.tube)]
+            return patchify(torch.stack(chosen, dim=2), 1, self.backbone.patch_size)
         if self.target != "channel":
             return patches
         # Targets by channel are of pixels between 0 and 1: the small number is outside of the root.
-        mean, std = (patches.new_tensor(x).repeat(patches.shape[-1] // 3) for x in (MEAN, STD))
+        mean, std = self.imagenet.repeat(1, patches.shape[-1] // 3)
         return patches * std + mean
 
     def values(self, step: int, length: Length) -> dict[str, float]:
@@ -250,11 +254,7 @@ class Reconstruction(PixelMethod):
             return self.teacher.backbone
         encoder = super().encoder()
         if self.renormalizes:
-            state = encoder.state_dict()
-            device = next(iter(state.values())).device
-            encoder.load_state_dict(
-                absorb(state, *(torch.tensor(x, device=device) for x in (self.gain, self.shift)))
-            )
+            encoder.load_state_dict(absorb(encoder.state_dict(), self.gain, self.shift))
         return encoder
 
     def backbones(self) -> list[VisionTransformer]:

@@ -76,9 +76,10 @@ class Stochastic(PixelMethod):
         patches, samples = self.patches(batch.target), batch.samples
         current = self.backbone.sequence(self.patches(batch.memory))
         self.observe(current)
-        noisy = self.backbone.sequence(patches + self.noise * self.pixel_noise(batch, patches))
+        seeds = noise_seeds(batch.visible)
+        noisy = self.backbone.sequence(patches + self.noise * self.pixel_noise(seeds, patches))
         posterior, prior = self.latent.logits(current[:, 0], noisy[:, 0])
-        z = straight_through(posterior, self.posterior_sample(batch, posterior))
+        z = straight_through(posterior, self.sample(seeds, posterior))
         future = self.decode_future(current, z, batch.visible)
         kept = self.backbone.sequence(take(patches, batch.visible), batch.visible)
         masked = self.decode_masked(kept, batch)
@@ -92,15 +93,17 @@ class Stochastic(PixelMethod):
             "kl": divergence.clamp(min=self.floor) * (len(patches) / samples),
         }
 
-    def pixel_noise(self, batch: PixelBatch, patches: Float[Tensor, "b n c"]) -> Float[Tensor, "b n c"]:
+    def pixel_noise(
+        self, seeds: Int64[Tensor, "b"], patches: Float[Tensor, "b n c"]
+    ) -> Float[Tensor, "b n c"]:
         """Standard normal noise that follows from each sample alone."""
-        return normal_noise(noise_seeds(batch.visible), patches[0].numel()).view_as(patches)
+        return normal_noise(seeds, patches[0].numel()).view_as(patches)
 
-    def posterior_sample(
-        self, batch: PixelBatch, logits: Float[Tensor, "b variables values"], stream: int = 2
+    def sample(
+        self, seeds: Int64[Tensor, "b"], logits: Float[Tensor, "b variables values"], stream: int = 2
     ) -> Float[Tensor, "b variables values"]:
-        """A sample of the latent, in the same way."""
-        uniform = uniform_noise(noise_seeds(batch.visible), logits[0].numel(), stream)
+        """A sample of the latent, in the same way; other streams give other samples."""
+        uniform = uniform_noise(seeds, logits[0].numel(), stream)
         return one_hot_samples(logits.detach(), uniform.view_as(logits))
 
     def decode_future(

@@ -137,11 +137,7 @@ def noise_seeds(visible: Int64[Tensor, "b k"]) -> Int64[Tensor, "b"]:
 
     Noise that follows from it is the same on any number of processes and in any parts of a step.
     """
-    places = visible.sort(dim=1).values
-    total = torch.zeros_like(places[:, 0])
-    for column in places.unbind(dim=1):
-        total = _scramble(total * 31 + column + 1)
-    return total
+    return _scramble(_scramble(visible * 2654435761 + 1).sum(dim=1))
 
 
 def uniform_noise(seeds: Int64[Tensor, "b"], count: int, stream: int) -> Float[Tensor, "b {count}"]:

@@ -287,8 +287,8 @@ def check_rsp(arrays: Arrays) -> Iterator[Deviation]:
     for floor, prefix in ((settings["kl_freebit"], ""), (settings["kl_floor_case"], "_floored")):
         model = rsp_model(arrays, settings, floor)
         with (
-            patch.object(model, "pixel_noise", lambda batch, patches: patchify(noise, 1, settings["patch"])),
-            patch.object(model, "posterior_sample", lambda batch, logits: sample),
+            patch.object(model, "pixel_noise", lambda seeds, patches: patchify(noise, 1, settings["patch"])),
+            patch.object(model, "sample", lambda seeds, logits: sample),
         ):
             yield from check_losses(arrays, model, batch, f"loss{prefix}")
         yield from gradients(model, arrays, f"grad{prefix}")
