@@ -71,6 +71,8 @@ def table(
 def _cell(value: Value, digits: int) -> Block:
     value, note = value if isinstance(value, tuple) else (value, "")
     number = isinstance(value, int | float)
+    if isinstance(value, str) and Path(value).is_absolute():
+        value = short_path(value)  # a report may be given to others
     text = f"{value:.{digits}f}" if isinstance(value, float) else "-" if value is None else str(value)
     return {"text": text, "note": note, "number": number}
 

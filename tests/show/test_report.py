@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from tcore.cli.main import main
-from tcore.show.report import draw_figures, write_report
+from tcore.show.report import draw_figures, table, write_report
 from tcore.show.runs import read_run
 
 NASTY = 'b <script>alert("x")</script> & |'
@@ -42,6 +42,12 @@ def test_a_report_of_two_runs_tells_them_apart_and_escapes_their_names(
     assert page.count("<script") == 1
     assert page.count("<svg") == page.count("</svg>") >= 9
     assert page.count("<table") == page.count("</table>") > 1
+
+
+def test_tables_of_a_report_name_no_folders_of_the_machine() -> None:
+    texts = ("/home/somebody/runs/a/encoder.safetensors", "timm:vit_small_patch16_224.dino", "and/or")
+    shown = [cell["text"] for cell in table(("", "", ""), [texts])["rows"][0]]
+    assert shown == [".../a/encoder.safetensors", *texts[1:]]
 
 
 def test_a_report_embeds_figures_scores_and_worst_clips(
