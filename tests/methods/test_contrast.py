@@ -1,6 +1,5 @@
 """SimCLR, MoCo v3, CrOC and ODIN behind the trainer: trained, resumed, on several processes, refused."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,23 +16,20 @@ from tcore.methods.contrast import Contrast, alignment, measure_health, uniformi
 from tcore.methods.regions import Croc, Odin, RegionBatch
 from tcore.methods.sampling import RegionSampling
 from tcore.training.optim import Optimizer, build_schedule
+from tests.runs import assert_resumes_exactly, metrics
 from tests.tiny import change, shrunk
-from tests.training.jobs import StoppedError, stopping_at, work, work_together
+from tests.training.jobs import work, work_together
 
 NAMES = ("simclr", "mocov3", "croc", "odin")
 # One of each file here, the others in the long run.
 SOME = ["simclr", "croc", *(pytest.param(name, marks=pytest.mark.long) for name in ("mocov3", "odin"))]
 
 
-def rows(run: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-
-
-@pytest.mark.parametrize("kind", ["k400", "short"])
 @pytest.mark.parametrize("name", NAMES)
-def test_it_trains_and_exports_its_encoder(name: str, kind: str, tmp_path: Path) -> None:
-    config = validate(shrunk(f"vits16-{name}-{kind}", optim__steps=2))
-    found = rows(train(config, tmp_path / "run", quiet=True))
+def test_it_trains_and_exports_its_encoder(name: str, tmp_path: Path) -> None:
+    methods.build(validate(shrunk(f"vits16-{name}-short")))
+    config = validate(shrunk(f"vits16-{name}-k400", optim__steps=2))
+    found = metrics(train(config, tmp_path / "run", quiet=True))
     assert len(found) == 2
     assert all(torch.tensor(row["total"]).isfinite() for row in found)
     assert found[-1]["health"]["state"] in ("learning", "plateau", "collapse")
@@ -43,22 +39,10 @@ def test_it_trains_and_exports_its_encoder(name: str, kind: str, tmp_path: Path)
 
 @pytest.mark.parametrize("name", SOME)
 def test_resumed_run_equals_uninterrupted_run_bit_for_bit(name: str, tmp_path: Path) -> None:
-    config = shrunk(f"vits16-{name}-k400")
-    whole = train(config, tmp_path / "whole", quiet=True)
-    with pytest.raises(StoppedError):
-        train(config, tmp_path / "parts", quiet=True, on_step=stopping_at(3))
-    parts = train(config, tmp_path / "parts", quiet=True)
-    assert [row["total"] for row in rows(whole)] == [row["total"] for row in rows(parts)]
-    states = [torch.load(run / "checkpoint.pt", weights_only=True)["model"] for run in (whole, parts)]
-    assert all(torch.equal(x, states[1][key]) for key, x in states[0].items())
+    assert_resumes_exactly(shrunk(f"vits16-{name}-k400", optim__steps=4), tmp_path)
 
 
-SAME: dict[str, Any] = {
-    "vit__drop_path": 0.0,
-    "optim__batch": 8,
-    "optim__steps": 3,
-    "rendered__videos": 9,
-}
+SAME: dict[str, Any] = {"vit__drop_path": 0.0, "optim__batch": 8, "optim__steps": 2, "rendered__videos": 9}
 CROC_SAME = {"regions__cost_range": "image", "regions__mean_over": "all"}
 
 
@@ -73,7 +57,7 @@ def test_two_processes_have_the_losses_and_gradients_of_one(names: tuple[str, ..
         jobs.append({"run": str(tmp_path / f"2-{name}"), "gradients": True, **own})
     work_together(2, jobs)
     for name in names:
-        one, two = rows(tmp_path / f"1-{name}"), rows(tmp_path / f"2-{name}")
+        one, two = (metrics(tmp_path / f"{count}-{name}") for count in (1, 2))
         losses = [key for key in one[0] if key in ("total", "dino", "region", "contrast")]
         for a, b in zip(one, two, strict=True):
             for loss in losses:

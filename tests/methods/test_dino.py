@@ -1,6 +1,5 @@
 """DINO behind the trainer: what it wants to see, what it minimizes, how it is trained."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tcore import Config, InputError, load_encoder, methods, recipe, train
+from tcore import Config, InputError, load_encoder, methods, recipe
 from tcore.config import validate
 from tcore.data.loader import render_batch
 from tcore.data.source import RawBatch, Source
@@ -19,8 +18,8 @@ from tcore.methods.distillation import SelfDistillation
 from tcore.methods.sampling import FrameSampling
 from tcore.methods.settings import DinoSettings
 from tcore.training.optim import Optimizer, build_schedule
+from tests.runs import assert_resumes_exactly, metrics
 from tests.tiny import TINY
-from tests.training.jobs import StoppedError, stopping_at
 
 
 def small(**changes: Any) -> Config:
@@ -36,16 +35,10 @@ def build(config: Config) -> SelfDistillation:
 
 
 def test_it_trains_exports_the_teacher_and_resumes_bit_for_bit(tmp_path: Path) -> None:
-    whole = train(small(), tmp_path / "whole", quiet=True)
-    with pytest.raises(StoppedError):
-        train(small(), tmp_path / "parts", quiet=True, on_step=stopping_at(3))
-    parts = train(small(), tmp_path / "parts", quiet=True)
-    rows = [json.loads(line) for line in (whole / "metrics.jsonl").read_text().splitlines()]
-    again = [json.loads(line) for line in (parts / "metrics.jsonl").read_text().splitlines()]
-    assert [row["dino"] for row in rows] == [row["dino"] for row in again]
+    whole = assert_resumes_exactly(small(), tmp_path)
+    rows = metrics(whole)
     assert all(row["total"] == row["dino"] for row in rows)
     assert rows[-1]["health"]["state"] in ("learning", "plateau", "collapse")
-    assert (whole / "encoder.safetensors").read_bytes() == (parts / "encoder.safetensors").read_bytes()
     assert not (whole / "matching.safetensors").exists()
     encoder = load_encoder(whole)
     assert encoder(torch.zeros(1, 32, 48, 3, dtype=torch.uint8)).shape == (1, 32, 4, 6)

@@ -240,7 +240,7 @@ def work_together(processes: int, jobs: list[dict[str, Any]], *ways: str) -> Non
     """Do some jobs on several processes: forked from this one, or started by torchrun if a way is named."""
     if not ways and not torch.cuda.is_available():
         with tempfile.TemporaryDirectory() as folder:
-            code, said = fork_together(processes, jobs, Path(folder) / "log")
+            code, said = fork_together(processes, lambda: do(jobs, ()), Path(folder) / "log")
     else:
         words = command(jobs, *(ways or ["together"]), processes=processes)
         done = subprocess.run(words, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=600)
@@ -298,20 +298,18 @@ def do(jobs: list[dict[str, Any]], ways: Sequence[str]) -> None:
     leave()
 
 
-def do_forked(place: dict[str, str], jobs: list[dict[str, Any]], log: Path) -> None:
+def do_forked(place: dict[str, str], work: Callable[[], None], log: Path) -> None:
     """What one of several processes does that were forked from a test."""
     os.environ.update(place)
     for number, name in ((1, "stdout"), (2, "stderr")):
         os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
         setattr(sys, name, os.fdopen(number, "w", buffering=1))
     warnings.resetwarnings()
-    do(jobs, ())
+    work()
 
 
-def fork_together(
-    processes: int, jobs: list[dict[str, Any]], log: Path, restarts: int = 0
-) -> tuple[int, str]:
-    """As torchrun does jobs on several processes, without the seconds in which each of them imports torch.
+def fork_together(processes: int, work: Callable[[], None], log: Path, restarts: int = 0) -> tuple[int, str]:
+    """As torchrun does work on several processes, without the seconds in which each of them imports torch.
 
     One that fails ends the others, and all are started again; the store outlives them.
     """
@@ -326,7 +324,7 @@ def fork_together(
         shared = address | dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(processes))
         shared["TORCHELASTIC_RESTART_COUNT"] = str(attempt)
         places = [shared | dict.fromkeys(("RANK", "LOCAL_RANK"), str(rank)) for rank in range(processes)]
-        ranks = [fork.Process(target=do_forked, args=(place, jobs, log)) for place in places]
+        ranks = [fork.Process(target=do_forked, args=(place, work, log)) for place in places]
         for rank in ranks:
             rank.start()
         while not any(rank.exitcode for rank in ranks) and any(rank.is_alive() for rank in ranks):

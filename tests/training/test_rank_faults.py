@@ -28,7 +28,7 @@ from tests.training.faults import (
     steps_of,
     wait_for_step,
 )
-from tests.training.jobs import children_of, command, fork_together
+from tests.training.jobs import children_of, command, do, fork_together
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="signals, limits and /proc of Linux")
 
@@ -43,7 +43,7 @@ def launched(jobs: list[dict[str, Any]], root: Path) -> tuple[int, str]:
 
 def forked(jobs: list[dict[str, Any]], root: Path) -> tuple[int, str]:
     """The same, faster."""
-    return fork_together(2, jobs, root / "log", restarts=2)
+    return fork_together(2, lambda: do(jobs, ()), root / "log", restarts=2)
 
 
 @pytest.fixture(scope="module", params=[forked, pytest.param(launched, marks=pytest.mark.long)])
