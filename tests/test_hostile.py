@@ -237,33 +237,29 @@ def test_json_nested_without_end_is_refused(tmp_path: Path) -> None:
             read()
 
 
-@pytest.mark.parametrize(
-    ("name", "damage", "said"),
-    [
-        ("plan.json", b"{}", "plan.json: content.settings is missing or wrong; give a new folder"),
-        ("parts/*.json", b'{"shard": {}}', "000000.json: content.notes is missing or wrong; remove it"),
-        ("checkpoints.json", b'{"checkpoints": [{"step": 1}]}', "scores is missing or wrong; remove it"),
-        ("score card", b'{"benchmarks": {}}', "card.encoder is missing or wrong.*evaluate again"),
-        ("score card of a report", b"{", "not JSON.*evaluate again"),
-        ("results of a quickstart", b'{"heldout_videos": 2}', "content.scores.*tcore quickstart"),
-        ("scores of a lab", b'{"benchmarks": {"davis": {}}}', "results.json.*scores.*remove"),
-        (
-            "lab.json of a table",
-            b'{"seconds": []}',
-            "lab.json: content.seconds is missing or wrong; remove it",
-        ),
-        ("init.json", b"[]", "init.json: content is missing or wrong; remove"),
-        ("frames of a run", b'{"frames": 3}', "environment.json: content.frames.*--frames"),
-    ],
-)
-def test_a_damaged_file_of_a_run_is_named_with_what_to_do(
-    name: str, damage: bytes, said: str, tmp_path: Path
-) -> None:
-    reader = next(reader for reader in make_readers(tmp_path) if reader.name == name)
-    reader.file.write_bytes(damage)
-    with pytest.raises(InputError, match=said) as caught:
-        reader.read()
-    assert "\n" not in str(caught.value)
+DAMAGED = [
+    ("plan.json", b"{}", "plan.json: content.settings is missing or wrong; give a new folder"),
+    ("parts/*.json", b'{"shard": {}}', "000000.json: content.notes is missing or wrong; remove it"),
+    ("checkpoints.json", b'{"checkpoints": [{"step": 1}]}', "scores is missing or wrong; remove it"),
+    ("score card", b'{"benchmarks": {}}', "card.encoder is missing or wrong.*evaluate again"),
+    ("score card of a report", b"{", "not JSON.*evaluate again"),
+    ("results of a quickstart", b'{"heldout_videos": 2}', "content.scores.*tcore quickstart"),
+    ("scores of a lab", b'{"benchmarks": {"davis": {}}}', "results.json.*scores.*remove"),
+    ("lab.json of a table", b'{"seconds": []}', "lab.json: content.seconds is missing or wrong; remove it"),
+    ("init.json", b"[]", "init.json: content is missing or wrong; remove"),
+    ("frames of a run", b'{"frames": 3}', "environment.json: content.frames.*--frames"),
+]
+
+
+def test_a_damaged_file_of_a_run_is_named_with_what_to_do(tmp_path: Path) -> None:
+    readers = {reader.name: reader for reader in make_readers(tmp_path)}
+    for name, damage, said in DAMAGED:
+        whole = readers[name].file.read_bytes()
+        readers[name].file.write_bytes(damage)
+        with pytest.raises(InputError, match=said) as caught:
+            readers[name].read()
+        assert "\n" not in str(caught.value)
+        readers[name].file.write_bytes(whole)
 
 
 def test_a_mat_file_that_unpacks_beyond_the_limit_is_refused(

@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
-from tcore import InputError, load_encoder, recipe, train
+from tcore import InputError, load_encoder, recipe
 from tcore.cli.main import main
 from tcore.config import from_dict
 from tcore.data.rendered import render_video
@@ -23,21 +23,15 @@ from tcore.evaluation import encoders
 from tcore.evaluation.encoders import shipped
 from tcore.evaluation.export import ship
 from tcore.show.features import load_matcher
-from tests.tiny import tiny
 
 ROOT = Path(__file__).parents[2]
 CARD = (ROOT / "docs" / "default-encoder.md").read_text(encoding="utf-8")
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return train(tiny(optim__steps=2), tmp_path_factory.mktemp("runs") / "run", quiet=True)
-
-
 @pytest.fixture
-def folder(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An installation that came with the encoder of the run."""
-    ship(load_encoder(run), tmp_path / "encoders")
+    ship(load_encoder(whole), tmp_path / "encoders")
     monkeypatch.setattr(encoders, "FOLDER", tmp_path / "encoders")
     return tmp_path / "encoders"
 
@@ -94,13 +88,13 @@ def test_the_word_is_not_a_run_folder(
 
 
 def test_half_precision_on_disk_is_single_precision_in_use(
-    run: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    whole: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stored = load_file(folder / "default.safetensors")
     assert {value.dtype for value in stored.values()} == {torch.float16}
     size = (folder / "default.safetensors").stat().st_size
-    assert size < 0.6 * (run / "encoder.safetensors").stat().st_size
-    ours, theirs = load_encoder("default"), load_encoder(run)
+    assert size < 0.6 * (whole / "encoder.safetensors").stat().st_size
+    ours, theirs = load_encoder("default"), load_encoder(whole)
     assert ours.name == "default"
     assert {p.dtype for p in ours.parameters()} == {torch.float32}
     frames = torch.randint(0, 255, (2, 32, 48, 3), dtype=torch.uint8)
@@ -108,7 +102,7 @@ def test_half_precision_on_disk_is_single_precision_in_use(
     assert load_encoder("default", layer=0).backbone.depth == 1
     # The word wins over a folder, and a path over the word.
     monkeypatch.chdir(tmp_path)
-    Path("default").symlink_to(run)
+    Path("default").symlink_to(whole)
     assert load_encoder("default").fingerprint() == ours.fingerprint() != theirs.fingerprint()
     assert load_encoder("./default").fingerprint() == theirs.fingerprint()
     assert load_encoder(Path("default")).fingerprint() == theirs.fingerprint()
@@ -118,14 +112,14 @@ def test_half_precision_on_disk_is_single_precision_in_use(
 
 
 def test_figures_and_the_demo_take_the_word_with_its_matching_module(
-    run: Path,
+    whole: Path,
     folder: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    ours, theirs = load_engine("default").matcher, load_matcher(run)
+    ours, theirs = load_engine("default").matcher, load_matcher(whole)
     assert ours is not None
     assert theirs is not None
     for a, b in zip(ours.match.parameters(), theirs.match.parameters(), strict=True):
@@ -136,17 +130,17 @@ def test_figures_and_the_demo_take_the_word_with_its_matching_module(
 
 
 def test_the_command_makes_it_and_overwrites_nothing(
-    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["export", str(run), str(tmp_path / "new"), "--format", "default"]
+    words = ["export", str(whole), str(tmp_path / "new"), "--format", "default"]
     main(words)
     assert "default.safetensors" in capsys.readouterr().out
     card = json.loads((tmp_path / "new" / "default.json").read_text())
-    assert (card["step"], card["precision"], card["vit"]["dim"]) == (2, "fp16", 32)
+    assert (card["step"], card["precision"], card["vit"]["dim"]) == (6, "fp16", 32)
     with pytest.raises(SystemExit):
         main(words)
     assert "exists: remove it" in capsys.readouterr().err
-    encoder = load_encoder(run)
+    encoder = load_encoder(whole)
     next(iter(encoder.parameters())).data.fill_(1e6)
     with pytest.raises(InputError, match=r"reaches 1e\+06: half precision ends at 65504"):
         ship(encoder, tmp_path / "beyond")
@@ -154,12 +148,12 @@ def test_the_command_makes_it_and_overwrites_nothing(
 
 
 def test_the_card_tells_the_step_of_the_file_and_nothing_of_a_run_nearby(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ship(load_encoder(run / "encoders" / "step-000001.safetensors"), tmp_path / "kept")
+    ship(load_encoder(whole / "encoders" / "step-000003.safetensors"), tmp_path / "kept")
     card = json.loads((tmp_path / "kept" / "default.json").read_text())
-    assert (card["step"], card["matching_step"]) == (1, 2)
-    monkeypatch.chdir(run)
+    assert (card["step"], card["matching_step"]) == (3, 6)
+    monkeypatch.chdir(whole)
     files = ship(load_encoder("random:vitti16"), tmp_path / "random")
     assert "step" not in json.loads(files[1].read_text())
     assert sorted(files) == sorted((tmp_path / "random").iterdir())

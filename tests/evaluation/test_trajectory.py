@@ -1,26 +1,28 @@
 """Every kept encoder of a run is scored once."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 
-from tcore import evaluate, train
+from tcore import evaluate
 from tcore.errors import InputError
 from tcore.evaluation import trajectory
 from tcore.evaluation.card import Card
 from tcore.evaluation.encoder import Encoder
 from tcore.evaluation.trajectory import evaluate_checkpoints, read_checkpoints, trajectory_table
-from tests.tiny import tiny
 
 
 def score(encoder: Encoder, out: Path) -> Card:
     return evaluate(encoder, rendered=1, out=out)
 
 
-def test_every_kept_encoder_is_scored_and_not_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_kept_encoder_is_scored_and_not_again(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(trajectory, "cycle_consistency", lambda encoder, clips: 0.5)
-    run = train(tiny(keep_every=3), tmp_path / "run", quiet=True)
+    run = shutil.copytree(whole, tmp_path / "run")
     found = evaluate_checkpoints(run, score)
     assert list(found) == [3, 6]
     assert found[3]["weights"] != found[6]["weights"]
