@@ -79,8 +79,8 @@ def test_parts_of_a_step_are_judged_together() -> None:
 def test_small_parts_of_a_healthy_run_raise_no_alarm(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    train(tiny(optim__accumulate=4, optim__steps=4), tmp_path / "parts")
-    train(tiny(optim__batch=2, optim__steps=4), tmp_path / "few")
+    train(tiny(optim__accumulate=4, optim__steps=2), tmp_path / "parts")
+    train(tiny(optim__batch=2, optim__steps=2), tmp_path / "few")
     assert "collapse" not in capsys.readouterr().err
 
 
