@@ -54,6 +54,8 @@ class Protocol:
     """Stretch every channel to [0, 1] before the argmax."""
     precision: Precision = "fp32"
     """Arithmetic of the encoder, and the form in which features are held."""
+    search: Literal["exact", "halved"] = "exact"
+    """Compare all cells of the window; or means of four of them, and then the cells of the best means."""
     skip_first: bool = False
     """VIP: leave the first frame, whose labels are given, out of the score."""
     count_lost: bool = False
@@ -139,7 +141,7 @@ RENDERED = replace(TCORE, name="rendered", radius=6.0, resize="native")
 
 def corrected(protocol: Protocol, chosen: Protocol) -> Protocol:
     """A protocol with the precision and the corrections of another."""
-    shared = ("precision", "skip_first", "count_lost", "round_border")
+    shared = ("precision", "search", "skip_first", "count_lost", "round_border")
     return replace(protocol, **{name: getattr(chosen, name) for name in shared})
 
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tcore.errors import InputError
+from tcore.evaluation import propagate
 from tcore.evaluation.propagate import Propagator, label_sources, propagate_features, propagate_plainly
 from tcore.evaluation.protocols import FirstFrame, Protocol
 
@@ -160,3 +161,39 @@ def test_labels_given_for_a_later_frame_restart_the_propagation() -> None:
     assert not torch.equal(seen[3], found[3])
     with pytest.raises(InputError, match="first frame has no labels"):
         next(propagate_features(features, lambda index, propagated: None, Protocol()))
+
+
+@pytest.mark.parametrize("grid", [(8, 12), (9, 7), (5, 5), (7, 8)])
+@pytest.mark.parametrize("limit_first", [False, True])
+def test_halved_search_that_keeps_every_candidate_is_exact(
+    monkeypatch: pytest.MonkeyPatch, grid: tuple[int, int], limit_first: bool
+) -> None:
+    features, first = random_video(11, 7, *grid)
+    knobs: dict[str, Any] = {"context": 3, "radius": 3.3, "limit_first": limit_first}
+    exact = run(features, first, **knobs)
+    assert not torch.equal(run(features, first, **knobs, search="halved"), exact)  # few of many, of noise
+    monkeypatch.setattr(propagate, "CANDIDATES", 10**6)
+    torch.testing.assert_close(run(features, first, **knobs, search="halved"), exact)
+
+
+def test_halved_search_of_a_moving_pattern_is_nearly_exact() -> None:
+    noise = torch.randn(1, 8, 10, 14, generator=torch.Generator().manual_seed(4))
+    texture = F.interpolate(noise, size=(40, 56), mode="bicubic")[0]
+    features = torch.stack([texture[:, 8 - t : 32 - t, 8 + t : 48 + t] for t in range(6)])
+    first = F.one_hot((features[0, 0] > 0).long(), 2).float()
+    exact = run(features, first, context=3, radius=6)
+    found = run(features, first, context=3, radius=6, search="halved")
+    assert (found.argmax(dim=3) == exact.argmax(dim=3)).float().mean() > 0.97
+
+
+def test_sources_of_a_halved_search_make_its_label() -> None:
+    features, first = random_video(3, 5, 6, 9)
+    knobs: dict[str, Any] = {"context": 3, "radius": 4, "search": "halved"}
+    labels = run(features, first, **knobs)
+    propagator = Propagator(Protocol(**knobs))
+    propagator.start(features[0], first)
+    for time in range(1, 5):
+        found = propagator.sources(features[time], time, 2 * time)
+        mixed = torch.stack([s.weight * labels[s.frame, s.row, s.column] for s in found]).sum(dim=0)
+        torch.testing.assert_close(mixed, labels[time, time, 2 * time])
+        propagator.skip(features[time], labels[time])
