@@ -56,10 +56,36 @@ _TABLE: dict[str, tuple[float | None, ...]] = {
     "DINOv2, ImageNet, 100 ep": (63.2, 61.4, 65.1, 37.3, 46.3, 75.4),
 }
 
+# DINOv3 (arXiv:2508.10104): frozen features as well, protocol dinov3, at three sizes of the short side.
+_DINOV3 = {
+    "DINOv3 ViT-7B/16, 480 pixels": (30, 71.1),
+    "DINOv3 ViT-7B/16, 960 pixels": (60, 79.7),
+    "DINOv3 ViT-7B/16, 1440 pixels": (90, 83.3),
+}
+LINES = 30  # patches along the short side of DAVIS, in the paper's table
+
 PUBLISHED = {row: dict(zip(COLUMNS, values, strict=True)) for row, values in _TABLE.items()}
+PUBLISHED |= {row: {"J&F": score} for row, (_, score) in _DINOV3.items()}
 
 # The rows that a printed table ends with; a report shows all.
-SHOWN = tuple(PUBLISHED)[:8]
+SHOWN = (*tuple(_TABLE)[:8], *_DINOV3)
+
+
+def grid_lines(name: str, result: Card) -> int:
+    """Patches along the short side of DAVIS; where they differ, scores do not compare."""
+    finer = {"60x110": 60, "90x165": 90, "up960": 60, "up1440": 90}
+    grids = [clip["grid"] for clip in result["clips"].values() if "grid" in clip]
+    return min(grids[0]) if grids and name == "davis" else finer.get(result["protocol"].get("resize"), LINES)
+
+
+def published_on(lines: int) -> list[str]:
+    """Published rows on a grid with about as many lines.
+
+    >>> published_on(60), len(published_on(30)), published_on(45)
+    (['DINOv3 ViT-7B/16, 960 pixels'], 28, [])
+    """
+    of = {row: count for row, (count, _) in _DINOV3.items()}
+    return [row for row in PUBLISHED if abs(of.get(row, LINES) - lines) <= 0.15 * lines]
 
 
 def interval(value: Any) -> bool:
@@ -79,7 +105,7 @@ _RESULT = {
     "clips_from?": str,
     "protocol": _KNOBS,
     "binary": bool,
-    "clips": {str: {"input?": _size}},
+    "clips": {str: {"input?": _size, "grid?": _size}},
     "differs?": [str],
 }
 SHAPE = {
@@ -143,7 +169,10 @@ def table(card: Card) -> list[str]:
     """The card as lines for a person."""
     name, results = card["encoder"]["name"], card["benchmarks"]
     official = {b: result for b, result in results.items() if find_benchmark(b).official_clips}
-    lines = [*_rows(name, official, SHOWN)] if official else []
+    lines: list[str] = []
+    for count in dict.fromkeys(grid_lines(*one) for one in official.items()):
+        alike = {b: result for b, result in official.items() if grid_lines(b, result) == count}
+        lines += _rows(name, alike, tuple(row for row in published_on(count) if row in SHOWN))
     for benchmark, result in results.items():
         if benchmark not in official:
             lines += _rows(f"{name} ({benchmark})", {benchmark: result}, ())
@@ -167,6 +196,8 @@ def _rows(name: str, results: dict[str, Card], published: tuple[str, ...]) -> It
         ranges = (f"{100 * spread[c][0]:.1f}-{100 * spread[c][1]:.1f}" if c in spread else "" for c in scores)
         yield f"{'95% interval over clips':{width}}" + "".join(f"{text:>13}" for text in ranges)
     for row in published:
+        if not PUBLISHED[row].keys() & scores.keys():
+            continue
         values = (PUBLISHED[row].get(column) for column in scores)
         yield f"{row:{width}}" + "".join(f"{'-' if value is None else value:>13}" for value in values)
 
@@ -174,8 +205,10 @@ def _rows(name: str, results: dict[str, Card], published: tuple[str, ...]) -> It
 def _conditions(name: str, result: Card) -> Iterator[str]:
     """What the numbers of one benchmark depend on, and why they may not be comparable."""
     knobs = result["protocol"]
+    sizes = {(*clip.get("grid", ()), *clip.get("input", ())) for clip in result["clips"].values()}
+    grid = "grid {}x{} of {}x{} pixels, ".format(*min(sizes)) if len(min(sizes, default=())) == 4 else ""
     yield (
-        f"{name}: protocol {knobs['name']}, context {knobs['context']}, {knobs['window']} "
+        f"{name}: {grid}protocol {knobs['name']}, context {knobs['context']}, {knobs['window']} "
         f"{knobs['radius']:g}, top-{knobs['topk']}, temperature {knobs['temperature']}, "
         f"first frame {knobs['first_frame']}, {knobs['precision']}; "
         f"clips {len(result['clips'])} ({result['clips_from']}); truth {result['truth']}"

@@ -154,7 +154,9 @@ def run_benchmark(
 
 def per_clip(benchmark: Benchmark, result: Result) -> Card:
     """What the card says of one clip."""
-    shown: Card = {name: result[name] for name in ("frames", "input", "seconds", "objects") if name in result}
+    shown: Card = {
+        name: result[name] for name in ("frames", "input", "grid", "seconds", "objects") if name in result
+    }
     try:
         return benchmark.summarize([result]) | shown
     except InputError:  # nothing to score in this clip alone

@@ -18,7 +18,7 @@ from tcore.config import OPERATIONAL, Config, flatten
 from tcore.data.images import read_image
 from tcore.errors import InputError
 from tcore.evaluation.benchmarks import find_benchmark
-from tcore.evaluation.card import PUBLISHED, worst
+from tcore.evaluation.card import PUBLISHED, grid_lines, published_on, worst
 from tcore.evaluation.encoders import load_encoder
 from tcore.files import write_text
 from tcore.show.clips import Times, evenly, open_clip
@@ -208,9 +208,10 @@ def _percent(result: Any, column: str) -> tuple[float, str] | None:
 def _scores(runs: Sequence[Run]) -> Iterator[Block]:
     """A table for each benchmark, with the published rows of a public one, and why ours may not compare."""
     cards = list(_cards(runs))
-    for benchmark in dict.fromkeys(name for _, card in cards for name in card["benchmarks"]):
+    all_found = [(b, name, result) for name, card in cards for b, result in card["benchmarks"].items()]
+    for benchmark, lines in dict.fromkeys((b, grid_lines(b, result)) for b, _, result in all_found):
         found = {
-            name: card["benchmarks"][benchmark] for name, card in cards if benchmark in card["benchmarks"]
+            name: result for b, name, result in all_found if b == benchmark and grid_lines(b, result) == lines
         }
         columns = list(dict.fromkeys(column for result in found.values() for column in result["scores"]))
         rows = [(name, *(_percent(result, column) for column in columns)) for name, result in found.items()]
@@ -218,9 +219,9 @@ def _scores(runs: Sequence[Run]) -> Iterator[Block]:
         caption = f"{benchmark}: {source}, in percent, with 95% intervals over clips"
         published: list[tuple[Value, ...]] = []
         if find_benchmark(benchmark).official_clips:
-            known = {row: [scores.get(column) for column in columns] for row, scores in PUBLISHED.items()}
+            known = {row: [PUBLISHED[row].get(column) for column in columns] for row in published_on(lines)}
             published = [(row, *values) for row, values in known.items() if any(values)]
-            caption += "; below: the T-CoRe paper's main table"
+            caption += f"; grid of {lines} lines; below: published on such a grid" if published else ""
         yield table(("encoder", *columns), [*rows, *published], f"{caption}.", marked=len(rows))
         for name, result in found.items():
             if differs := "; ".join(result.get("differs", ())):

@@ -102,12 +102,22 @@ def test_card_says_what_the_numbers_depend_on(card: Card) -> None:
     assert card["peak_memory"]["cpu_gb"] > 0.01
     assert card["seconds"] > 0
     text = "\n".join(table(card))
-    for part in ("T-CoRe, K400, 400 ep", "64.7", "protocol tcore", "2 instead of 30 clips; input 64x64"):
+    for part in ("grid 8x8 of 64x64 pixels, protocol tcore", "2 instead of 30 clips; input 64x64"):
         assert part in text
     assert "--reach" not in text
     worst = min(davis["clips"], key=lambda name: davis["clips"][name]["J&F"])
     assert worst_clips(card, 1)[0].endswith(worst)
     assert [len(worst_clips(card, count)) for count in (2, 0)] == [6, 0]
+
+
+@pytest.mark.parametrize(
+    ("lines", "shown"), [(30, ["64.7", "71.1"]), (60, ["79.7"]), (90, ["83.3"]), (45, [])]
+)
+def test_published_rows_are_those_of_the_same_grid(card: Card, lines: int, shown: list[str]) -> None:
+    davis = card["benchmarks"]["davis"]
+    clips = {name: clip | {"grid": [lines, 2 * lines]} for name, clip in davis["clips"].items()}
+    text = "\n".join(table(card | {"benchmarks": {"davis": davis | {"clips": clips}}}))
+    assert [score for score in ("64.7", "71.1", "79.7", "83.3") if score in text] == shown
 
 
 def test_saved_predictions_score_the_same(card: Card, datasets: dict[str, Any], out: Path) -> None:

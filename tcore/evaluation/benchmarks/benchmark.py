@@ -173,6 +173,10 @@ class Benchmark(ABC):
             return input_size(self.fixed_size, encoder.patch_size)
         return self.own_size(frame, encoder.patch_size)
 
+    def sizes(self, encoder: Encoder, size: Size) -> Result:
+        """What a result says of the size of its frames."""
+        return {"input": list(size), "grid": [side // encoder.patch_size for side in size]}
+
     def own_size(self, frame: Size, patch_size: int) -> Size:
         """The size of this benchmark's published protocol, or of a finer grid."""
         return self.protocol.input_size(frame, patch_size)
@@ -249,7 +253,7 @@ class MaskBenchmark(Benchmark):
                     save(clip.name, f"{path.stem}.png", ids)
                 yield ids
 
-        return self.score_clip(clip, saved()) | {"input": list(size)}
+        return self.score_clip(clip, saved()) | self.sizes(encoder, size)
 
     def _predict(self, encoder: Encoder, clip: Clip) -> tuple[Size, Iterator[Ids]]:
         first, num_classes = self.first_labels(clip)

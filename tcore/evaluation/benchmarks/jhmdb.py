@@ -88,7 +88,7 @@ class Jhmdb(Benchmark):
         joints, truth, size = self.predict(encoder, clip)
         if save:
             save(clip.name, "joints.npz", joints)
-        return describe_joints(truth, joints) | {"frames": len(clip.frames), "input": list(size)}
+        return describe_joints(truth, joints) | {"frames": len(clip.frames)} | self.sizes(encoder, size)
 
     def total(self, results: Iterable[Result]) -> Result:
         """PCK at each threshold, and how many joints could not be scored."""
