@@ -26,10 +26,11 @@ from safetensors.torch import load_file
 
 import tcore
 from experiments.edge_filter import read_bank, save_filter, train_filter
+from experiments.learned_filter import load_filter
 from tcore.data.images import encode_jpeg, read_image
 from tcore.data.rendered_varied import render_varied
 from tcore.evaluation import scores
-from tcore.evaluation.edges import guided_labels, load_filter
+from tcore.evaluation.edges import guided_labels
 from tcore.evaluation.encoders import load_encoder
 from tcore.evaluation.masks import VOID, as_binary, read_ids
 from tcore.evaluation.protocols import TCORE
@@ -204,9 +205,10 @@ def bring_back(runs: Path, rows: list[dict[str, Any]], trained: list[str], out: 
 
 
 def ways(encoder: str, filters: list[str]) -> tuple[str, ...]:
-    """How labels come to pixels: everything for the present default, less for candidates."""
-    guided = ("guided 1.5 1e-5", "guided 3 1e-5", "guided 2 1e-4")
-    return ("off", *guided, *filters) if encoder == "default" else ("off", guided[0], *filters[:1])
+    """How labels come to pixels (guided: radius, strength, further rounds, keep): less for candidates."""
+    settings = ("1 1e-5 2 0", "1.5 1e-5 0 0", "1.5 1e-5 2 0", "0.75 1e-5 2 0", "1 1e-5 0 1", "1.5 1e-5 0 1")
+    guided = tuple(f"guided {one}" for one in (*settings, "1 1e-5 2 1", "1.5 1e-5 2 1"))
+    return ("off", *guided, *filters) if encoder == "default" else ("off", *guided[:2], *filters[-1:])
 
 
 def encoder_file(runs: Path, name: str) -> Path | None:
@@ -270,8 +272,8 @@ def filtered(
 ) -> torch.Tensor:
     """Labels of the guide."""
     if way.startswith("guided"):
-        _, radius, strength = way.split()
-        return guided_labels(soft, frame, float(radius), float(strength))
+        _, radius, strength, rounds, keep = way.split()
+        return guided_labels(soft, frame, float(radius), float(strength), int(rounds), keep=keep == "1")
     return load_filter(device, runs / f"{way}.safetensors").refine(soft, frame)
 
 

@@ -1,4 +1,4 @@
-"""Train the edge filter (tcore/evaluation/edges.py) without any label.
+"""Train the learned filter (experiments/learned_filter.py) without any label.
 
     python experiments/edge_filter.py FRAMES OUT.safetensors [--steps 4000] [--goal both] [--encoder default]
 
@@ -21,9 +21,9 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
+from experiments.learned_filter import EdgeFilter, grow
 from tcore.data.rendered import render_video
 from tcore.data.stores import walk_frames
-from tcore.evaluation.edges import EdgeFilter, grow
 from tcore.evaluation.encoder import Encoder
 from tcore.evaluation.resize import normalize_images
 from tcore.model.vit import save_safetensors

@@ -1,27 +1,25 @@
-"""Labels brought from the grid to pixels by a filter that looks at the frame: learned, or guided.
+"""Labels brought from the grid to pixels by a filter that looks at the frame: labels follow its colors.
 
-Both take soft labels of the grid and a frame, and return soft labels of a finer grid, the guide: every cell
-becomes `side` x `side` pixels. From there to the pixels of the frame, `resize.grid_to_ids` is exact enough.
+The guided filter (He et al., TPAMI 2013) takes soft labels of the grid and a frame, and returns soft labels
+of a finer grid, the guide: every cell becomes `side` x `side` pixels. Nothing is learned.
 """
 
-from functools import lru_cache
-from pathlib import Path
+import math
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, UInt8
-from safetensors import safe_open
-from torch import Tensor, nn
+from torch import Tensor
 
-from tcore.errors import InputError
 from tcore.evaluation.propagate import Labels
-from tcore.evaluation.resize import Size, normalize_images
+from tcore.evaluation.resize import Size, bilinear
 
 Pixels = UInt8[Tensor, "frame_height frame_width 3"]
 FineLabels = Float[Tensor, "fine_rows fine_columns classes"]
-REACH = 4  # neighbors of a cell that labels are mixed from: 9 x 9
+Planes = Float[Tensor, "1 planes rows columns"]
 LARGEST_SIDE = 8  # of a cell, in pixels of the guide
-FILE = Path(__file__).parents[1] / "encoders" / "default-edges.safetensors"
+ALIKE = 0.1  # neighbors whose labels differ by less have no border between them
 
 
 def guide_side(grid: Size, frame: Size) -> int:
@@ -41,146 +39,89 @@ def guide(frame: Pixels, grid: Size, side: int) -> Float[Tensor, "1 3 rows colum
 
 
 @torch.no_grad()
-def guided_labels(labels: Labels, frame: Pixels, radius: float = 1.5, strength: float = 1e-5) -> FineLabels:
-    """The guided filter (He et al., TPAMI 2013) in color: around every pixel, labels are linear in its color.
+def guided_labels(
+    labels: Labels,
+    frame: Pixels,
+    radius: float = 1.0,
+    strength: float = 1e-5,
+    rounds: int = 2,
+    *,
+    keep: bool = False,
+    everywhere: bool = False,
+) -> FineLabels:
+    """Soft labels of the guide: around every pixel, labels are linear in its color.
 
-    `radius` counts cells; a larger `strength` (epsilon of the paper) smooths more. Nothing is learned.
+    `radius` counts cells; a larger `strength` (epsilon of the paper) smooths more. Smoothing takes from what
+    is small or thin: in every further round, cells get back what their pixels have lost on average, and with
+    `keep` what is still lost is added at the end. Only the rectangle around the borders between labels is
+    filtered, unless `everywhere`; the rest is bilinear.
     """
     grid = (labels.shape[0], labels.shape[1])
     side = guide_side(grid, (frame.shape[0], frame.shape[1]))
-    image = guide(frame.to(labels.device), grid, side)
+    # Shares add up to one before and after: the first class is what the others leave.
+    cells = labels.movedim(-1, 0)[None, 1:].float()
+    planes = bilinear(cells, (grid[0] * side, grid[1] * side))
+    # A filtered pixel sees two windows around it, and so do those within them.
+    box = (0, grid[0], 0, grid[1]) if everywhere else around_borders(labels, math.ceil(4 * radius + 0.5))
+    if box is not None:
+        top, bottom, left, right = box
+        fine = (slice(None), slice(None), *(slice(a * side, b * side) for a, b in (box[:2], box[2:])))
+        image = guide(frame.to(labels.device), grid, side)[fine]
+        shape = (image.shape[2], image.shape[3])
+        follow = follow_colors(image, max(1, round(radius * side)), strength)
+        wanted = cells[:, :, top:bottom, left:right]
+        given = wanted
+        for _ in range(1 + rounds):
+            found = follow(bilinear(given, shape)).clamp(0, 1)
+            lost = wanted - F.avg_pool2d(found, side)
+            given = given + lost
+        if keep:
+            found = (found + bilinear(lost, shape)).clamp(0, 1)
+        planes[fine] = found
+    rest = (1 - planes.sum(dim=1, keepdim=True)).clamp(min=0)
+    return torch.cat([rest, planes], dim=1)[0].movedim(0, -1)
+
+
+def around_borders(labels: Labels, margin: int) -> tuple[int, int, int, int] | None:
+    """The cells around all borders between labels: rows and columns from and to; None where there is none."""
     planes = labels.movedim(-1, 0)[None]
-    planes = F.interpolate(planes, size=image.shape[-2:], mode="bilinear", align_corners=False)
-    half = max(1, round(radius * side))
+    # Beyond the rim of the grid, a pool sees its nearest cells alone.
+    apart = F.max_pool2d(planes, 3, 1, 1) + F.max_pool2d(-planes, 3, 1, 1)
+    borders = (apart > ALIKE).any(dim=1)[0]
+    if not borders.any():
+        return None
+    found = []
+    for line, length in ((borders.any(dim=1), labels.shape[0]), (borders.any(dim=0), labels.shape[1])):
+        places = line.nonzero()
+        found += [max(0, int(places[0]) - margin), min(length, int(places[-1]) + 1 + margin)]
+    return found[0], found[1], found[2], found[3]
+
+
+def follow_colors(image: Planes, half: int, strength: float) -> Callable[[Planes], Planes]:
+    """The guided filter of an image of three colors with windows of 2 half + 1: a function of planes."""
 
     def mean(x: Tensor) -> Tensor:
         rows = F.avg_pool2d(x, (2 * half + 1, 1), 1, (half, 0), count_include_pad=False)
         return F.avg_pool2d(rows, (1, 2 * half + 1), 1, (0, half), count_include_pad=False)
 
-    color, label = mean(image), mean(planes)
-    pairs = mean((image[:, :, None] * image[:, None]).flatten(1, 2)).unflatten(1, (3, 3))
-    spread = (pairs - color[:, :, None] * color[:, None]).movedim((1, 2), (-2, -1))
-    spread = spread + strength * torch.eye(3, device=labels.device)
-    joint = mean((image[:, :, None] * planes[:, None]).flatten(1, 2)).unflatten(1, (3, -1))
-    joint = (joint - color[:, :, None] * label[:, None]).movedim((1, 2), (-2, -1))
+    color = mean(image)
+    spread = mean((image[:, :, None] * image[:, None]).flatten(1, 2)).unflatten(1, (3, 3))
+    spread = spread - color[:, :, None] * color[:, None]
+    spread = spread + strength * torch.eye(3, device=image.device)[:, :, None, None]
     # The inverse of a symmetric 3 x 3 matrix by cross products: far faster than a solver.
-    first, second, third = spread.unbind(-1)
-    crossed = [torch.linalg.cross(*pair) for pair in ((second, third), (third, first), (first, second))]
-    inverse = torch.stack(crossed, dim=-1) / (first * crossed[0]).sum(-1)[..., None, None]
-    slope = (inverse @ joint).movedim((-2, -1), (1, 2))
-    offset = label - (slope * color[:, :, None]).sum(dim=1)
-    slope = mean(slope.flatten(1, 2)).unflatten(1, (3, -1))
-    found = (slope * image[:, :, None]).sum(dim=1) + mean(offset)
-    return found[0].clamp(0, 1).movedim(0, -1)
+    first, second, third = spread.unbind(2)
+    crossed = [
+        torch.linalg.cross(*pair, dim=1) for pair in ((second, third), (third, first), (first, second))
+    ]
+    inverse = torch.stack(crossed, dim=2) / (first * crossed[0]).sum(1)[:, None, None]
 
+    def follow(planes: Planes) -> Planes:
+        label = mean(planes)
+        joint = mean((image[:, :, None] * planes[:, None]).flatten(1, 2)).unflatten(1, (3, -1))
+        joint = joint - color[:, :, None] * label[:, None]
+        slope = (inverse[:, :, :, None] * joint[:, None]).sum(dim=2)
+        offset = label - (slope * color[:, :, None]).sum(dim=1)
+        slope = mean(slope.flatten(1, 2)).unflatten(1, (3, -1))
+        return (slope * image[:, :, None]).sum(dim=1) + mean(offset)
 
-def mix_neighbors(
-    queries: Float[Tensor, "b dim fine_rows fine_columns"],
-    keys: Float[Tensor, "b dim rows columns"],
-    values: Float[Tensor, "b channels rows columns"],
-    falloff: Float[Tensor, ""],
-) -> Float[Tensor, "b channels fine_rows fine_columns"]:
-    """Every pixel mixes the values of the 9 x 9 cells around its own, by a softmax over them.
-
-    A cell counts by query . key, less `falloff` times its squared distance from the pixel, in cells. Rows of
-    cells are done a few at a time, so that memory stays bounded.
-    """
-    rows, columns = keys.shape[2:]
-    side, wide = queries.shape[2] // rows, 2 * REACH + 1
-    place = (torch.arange(side, device=keys.device) + 0.5) / side - 0.5
-    apart = (place[:, None] - torch.arange(-REACH, REACH + 1, device=keys.device)).square()
-    distance = (apart[:, None, :, None] + apart[None, :, None, :]).flatten(2, 3).flatten(0, 1)
-    bias = -falloff * distance
-    pad = (REACH,) * 4
-    inside = F.pad(keys.new_ones(1, 1, rows, columns), pad)
-    keys, values = F.pad(keys, pad), F.pad(values, pad)
-    allowed = 1 << 30 if keys.is_cuda else 32 << 20  # bytes of weights that exist at a time
-    step = max(1, allowed // (4 * len(keys) * columns * side**2 * wide**2))
-
-    def around(x: Tensor, top: int, bottom: int) -> Tensor:
-        """The neighbors of the cells of some rows: b, cells, 81, channels."""
-        near = x[:, :, top : bottom + 2 * REACH].unfold(2, wide, 1).unfold(3, wide, 1)
-        return near.permute(0, 2, 3, 4, 5, 1).flatten(3, 4).flatten(1, 2)
-
-    found = []
-    for top in range(0, rows, step):
-        bottom = min(rows, top + step)
-        mine = queries[:, :, top * side : bottom * side].unflatten(2, (-1, side)).unflatten(4, (-1, side))
-        mine = mine.permute(0, 2, 4, 3, 5, 1).flatten(3, 4).flatten(1, 2)
-        scores = mine @ around(keys, top, bottom).transpose(-1, -2) + bias
-        scores = scores.masked_fill(around(inside, top, bottom).transpose(-1, -2) == 0, -torch.inf)
-        mixed = scores.softmax(dim=-1) @ around(values, top, bottom)
-        mixed = mixed.unflatten(1, (bottom - top, columns)).unflatten(3, (side, side))
-        found.append(mixed.permute(0, 5, 1, 3, 2, 4).flatten(4, 5).flatten(2, 3))
-    return torch.cat(found, dim=2)
-
-
-class EdgeFilter(nn.Module):
-    """A small network of the frame alone: queries of pixels and keys of cells, which say whose label counts.
-
-    Three scales of convolutions over the guide; keys are means over their cells.
-    """
-
-    def __init__(self, width: int = 32, dim: int = 32) -> None:
-        super().__init__()
-
-        def layers(given: int, made: int, stride: int, count: int) -> nn.Sequential:
-            steps: list[nn.Module] = [nn.Conv2d(given, made, 3, stride, 1), nn.GELU()]
-            for _ in range(count - 1):
-                steps += [nn.Conv2d(made, made, 3, 1, 1), nn.GELU()]
-            return nn.Sequential(*steps)
-
-        self.sizes = {"width": width, "dim": dim}
-        self.fine = layers(3, width, 1, 2)
-        self.middle = layers(width, 2 * width, 2, 2)
-        self.coarse = layers(2 * width, 3 * width, 2, 3)
-        self.from_middle = nn.Conv2d(2 * width, width, 1)
-        self.from_coarse = nn.Conv2d(3 * width, 2 * width, 1)
-        self.query = nn.Conv2d(width, dim, 1)
-        self.key = nn.Conv2d(width, dim, 1)
-        self.falloff = nn.Parameter(torch.tensor(1.0))
-        nn.init.normal_(self.query.weight, std=0.01)  # at first, distance alone counts
-
-    def forward(
-        self,
-        images: Float[Tensor, "b 3 fine_rows fine_columns"],
-        values: Float[Tensor, "b channels rows columns"],
-    ) -> Float[Tensor, "b channels fine_rows fine_columns"]:
-        """Values of the grid, brought to the size of the images, which are normalized."""
-        grid = values.shape[-2:]
-        fine = self.fine(images)
-        middle = self.middle(fine)
-        middle = middle + grow(self.from_coarse(self.coarse(middle)), middle)
-        fine = fine + grow(self.from_middle(middle), fine)
-        queries = self.query(fine)
-        keys = F.avg_pool2d(self.key(fine), queries.shape[2] // grid[0])
-        return mix_neighbors(queries, keys, values, F.softplus(self.falloff))
-
-    @torch.no_grad()
-    def refine(self, labels: Labels, frame: Pixels) -> FineLabels:
-        """Soft labels of the grid as those of the guide: a cell becomes `guide_side` pixels."""
-        grid = (labels.shape[0], labels.shape[1])
-        side = guide_side(grid, (frame.shape[0], frame.shape[1]))
-        image = normalize_images(guide(frame.to(labels.device), grid, side))
-        return self(image, labels.movedim(-1, 0)[None].float())[0].movedim(0, -1)
-
-
-def grow(x: Float[Tensor, "b c rows columns"], like: Tensor) -> Float[Tensor, "b c fine_rows fine_columns"]:
-    """Bilinear, to the size of another."""
-    return F.interpolate(x, size=like.shape[-2:], mode="bilinear", align_corners=False)
-
-
-@lru_cache(maxsize=2)
-def load_filter(device: torch.device, file: Path = FILE) -> EdgeFilter:
-    """The filter that comes with the package."""
-    try:
-        with safe_open(file, "pt") as opened:
-            sizes = {name: int(value) for name, value in (opened.metadata() or {}).items()}
-            weights = {name: opened.get_tensor(name).float() for name in opened.keys()}  # noqa: SIM118
-        found = EdgeFilter(**sizes)
-        found.load_state_dict(weights)
-    except Exception as error:
-        raise InputError(
-            f"cannot load the edge filter {file}: {error}; --edges off works without."
-        ) from error
-    return found.eval().requires_grad_(False).to(device)
+    return follow

@@ -45,7 +45,7 @@ def resize_images(
 ) -> Float[Tensor, "*batch 3 new_height new_width"]:
     """Scale images to [0, 1] and resize them bilinearly, without antialias, to (height, width)."""
     planes = images.movedim(-1, -3).to(torch.float32) / 255
-    return _bilinear(planes, size)
+    return bilinear(planes, size)
 
 
 def normalize_images(
@@ -85,7 +85,7 @@ def ids_to_grid(
     if nearest:
         return F.one_hot(resize_ids(at_input, grid), num_classes).to(torch.float32)
     planes = F.one_hot(at_input, num_classes).movedim(-1, 0).to(torch.float32)
-    return _bilinear(planes, grid).movedim(0, -1).contiguous()
+    return bilinear(planes, grid).movedim(0, -1).contiguous()
 
 
 def grid_to_ids(
@@ -99,7 +99,7 @@ def grid_to_ids(
     if labels.shape[-1] > 256:
         raise InputError(f"labels have {labels.shape[-1]} classes; ids of 8 bits allow 256")
     # Double precision keeps rounding out of the choice between two nearly equal classes.
-    at_input = _bilinear(labels.movedim(-1, 0).to(torch.float64), input_size)
+    at_input = bilinear(labels.movedim(-1, 0).to(torch.float64), input_size)
     if stretch:  # every channel to [0, 1] by its own range; an empty one stays empty
         low, high = at_input.amin(dim=(1, 2), keepdim=True), at_input.amax(dim=(1, 2), keepdim=True)
         spread = torch.where(high > low, high - low, 1)
@@ -108,9 +108,10 @@ def grid_to_ids(
     return resize_ids(at_input.max(dim=0).indices.to(torch.uint8), output_size)
 
 
-def _bilinear(
+def bilinear(
     planes: Float[Tensor, "*batch height width"], size: Size
 ) -> Float[Tensor, "*batch new_height new_width"]:
+    """Planes at another size, without antialias."""
     stacked = planes.reshape(-1, 1, *planes.shape[-2:])
     resized = F.interpolate(stacked, size=size, mode="bilinear", align_corners=False, antialias=False)
     return resized.reshape(*planes.shape[:-2], *size)
