@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from tcore.config import Compile
 from tcore.data import render
 from tcore.device import world
+from tcore.errors import InputError
 from tcore.methods.method import Method
 from tcore.model.fused import PLAIN, Kernels
 from tcore.model.vit import Block, run_block
@@ -90,6 +91,11 @@ def shard(method: Method) -> nn.Module:
         return method
     from torch.distributed.fsdp import fully_shard  # optional, and takes seconds
 
+    if any(p.requires_grad and not p.numel() for p in method.parameters()):
+        raise InputError(
+            "runtime.sharding=shard: vit.num_registers=0 leaves this method a weight without elements, which "
+            "cannot be shared out; use --runtime.sharding replicate, or --vit.num-registers 4."
+        )
     mesh = init_device_mesh(next(method.parameters()).device.type, (world().size,))
     for backbone in method.backbones():
         for block in backbone.blocks:
