@@ -56,7 +56,8 @@ def shrunk(name: str, **changes: Any) -> Config:
     """A recipe with the sizes of a tiny run, as far as it has them, some settings changed as in `tiny`."""
     config = recipe(name)
     known = flatten(config)
-    sizes = {setting: value for setting, value in (TINY | NARROW).items() if setting in known}
+    own = {setting: value for setting, value in NARROW.items() if known.get(setting) is not None}
+    sizes = {setting: value for setting, value in TINY.items() if setting in known} | own
     for setting in ("views.num_local", "vit.drop_path", *config.method.unused):  # 0 stays 0
         if not known[setting] or setting in config.method.unused:
             sizes.pop(setting, None)

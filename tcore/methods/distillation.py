@@ -313,9 +313,11 @@ class SelfDistillation(Method):
         steps = length.warmup(teacher.temperature_epochs, 0.075)
 
         def warmed(ends: tuple[float, float], step: int) -> float:
+            if step < 0:
+                return ends[0]
             if teacher.temperature_by == "epoch":
-                return warmup_linear(max(0, step) // epoch, *ends, -(-steps // epoch))
-            return warmup_linear(max(0, step), *ends, steps)
+                return warmup_linear(step // epoch, *ends, -(-steps // epoch))
+            return warmup_linear(step, *ends, steps)
 
         values = {
             "momentum": cosine(step, *teacher.momentum, length.num_steps),
