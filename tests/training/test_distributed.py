@@ -71,7 +71,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     jobs.append(job(root / "2-bf16-shard", "shard", **BF16))
     jobs.append(job(root / "1-then-2-shards", "shard", **VARIANTS["centering"]))
     jobs.append(job(root / "2-shards-middle", "shard", faults=STOPPED, **VARIANTS["centering"]))
-    work_together(2, jobs, "together")  # by torchrun, as users do
+    work_together(2, jobs)
     return root
 
 
@@ -107,6 +107,15 @@ def test_two_processes_have_the_losses_and_gradient_norms_of_one_in_bf16(runs: P
     for a, b in zip(metrics(runs / "2-bf16-shard"), metrics(runs / "1-bf16"), strict=True):
         for name in (*LOSSES, *NORMS):
             assert a[name] == pytest.approx(b[name], rel=2e-2), (name, a["step"])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", KINDS)
+def test_processes_that_torchrun_starts_train_what_forked_ones_do(
+    runs: Path, tmp_path: Path, kind: str
+) -> None:
+    work_together(2, [job(tmp_path / "run", kind, **VARIANTS["centering"])], "together")
+    assert_same_losses(tmp_path / "run", runs / "1-centering")
 
 
 @pytest.mark.long
