@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, UInt8
 from PIL import Image
 from torch import Tensor
 
@@ -22,6 +22,7 @@ from tcore.evaluation.protocols import Precision, Protocol
 from tcore.evaluation.resize import Size, grid_to_ids, ids_to_grid, normalize_images, resize_images
 from tcore.text import format_size
 
+PLAIN = ("480x880", "short480", "native", "up480")  # input sizes that are about those of the frames
 THREADS = 4  # enough to read and write as fast as the fastest GPU computes
 Item = TypeVar("Item")
 Made = TypeVar("Made")
@@ -87,9 +88,32 @@ def run_masks(
         ids, input_size=size, grid=grid, num_classes=num_classes, nearest=protocol.labels == "nearest"
     )
     output_size = (first.shape[0], first.shape[1])
-    for _, labels in run_clip(encoder, ahead(read_image, frames), soft, size, protocol):
-        found = grid_to_ids(labels, input_size=size, output_size=output_size, stretch=protocol.stretch)
-        yield found.cpu().numpy()
+    # An input that is larger than the frames, for its finer grid, knows no more of their pixels.
+    at = size if protocol.resize in PLAIN else min(size, output_size)
+    labeled = run_clip(encoder, ahead(read_image, frames), soft, size, protocol)
+    yield from to_host(
+        grid_to_ids(labels, input_size=at, output_size=output_size, stretch=protocol.stretch)
+        for _, labels in labeled
+    )
+
+
+def to_host(found: Iterable[UInt8[Tensor, "height width"]]) -> Iterator[Ids]:
+    """Ids as arrays; those of a GPU one behind, so that it computes the next while they are copied."""
+    behind: tuple[Tensor, torch.cuda.Event] | None = None
+    for ids in found:
+        if not ids.is_cuda:
+            yield ids.numpy()
+            continue
+        host = torch.empty(ids.shape, dtype=ids.dtype, pin_memory=True).copy_(ids, non_blocking=True)
+        copied = torch.cuda.Event()
+        copied.record()
+        if behind is not None:
+            behind[1].synchronize()
+            yield behind[0].numpy()
+        behind = host, copied
+    if behind is not None:
+        behind[1].synchronize()
+        yield behind[0].numpy()
 
 
 def encode(

@@ -82,7 +82,10 @@ class TrackedMasks:
             ids: Ids = self._masks[index]
         else:
             classes = grid_to_ids(
-                soft, input_size=self._inside, output_size=self._size, stretch=self._protocol.stretch
+                soft,
+                input_size=min(self._inside, self._size),
+                output_size=self._size,
+                stretch=self._protocol.stretch,
             )
             ids = self._ids[classes.cpu().numpy()].astype(np.uint8)
         return Found(ids, confidence, float((ids > 0).mean()))
