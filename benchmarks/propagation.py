@@ -1,9 +1,9 @@
 """Frames per second of label propagation, from JPEGs to saved masks: `python benchmarks/propagation.py`.
 
 For each detail (coarse, fine, finest): frames/s, CPU seconds a frame, peak memory, and the gain over the time
-before grids had names. With `--davis DIR` on real clips, otherwise on a rendered one of 480x854; `--repeat 10`
-runs through the frames ten times over, in the same memory. `--stages` prints the time of each stage, and
-compares with the plain twin.
+before grids had names. With `--davis DIR` on real clips, otherwise on a rendered one of 480x854; with
+`--repeat 10` ten times over, in the same memory. `--stages` prints the time of each stage, and compares with
+the plain twin.
 """
 
 import argparse
@@ -33,8 +33,8 @@ from tcore.evaluation.resize import Size, grid_to_ids, ids_to_grid
 from tcore.evaluation.run_clip import encode, run_masks, write_behind
 from tcore.video.detail import fit_size
 
-# What came before. ViT-S/16 on an H200: frames/s, at 960x1760 with five other jobs on the same GPU. The encoder
-# `default` on a CPU: seconds of one thread for a frame, encoding and a step with a full context.
+# What came before. ViT-S/16 on an H200: frames/s, at 960x1760 with five other jobs on the same GPU. The
+# encoder `default` on a CPU: seconds of one thread for a frame, encoding and a step with a full context.
 BEFORE = {"cuda": {"coarse": 95.0, "fine": 4.5}, "cpu": {"coarse": 1.44, "fine": 17.4}}
 WANTED = {"cuda": {"coarse": 120.0, "fine": 40.0}, "cpu": {"coarse": 3.0, "fine": 0.7}}
 
@@ -94,7 +94,8 @@ def report(
         else f", {measured / (before if device.type == 'cuda' else 1 / before):.2f}x of before"
     )
     print(
-        f"{detail}: {size[0]}x{size[1]}, patches of {encoder.patch_size}, {count} frames: {speed:.2f} frames/s{f' (wanted: {wanted:g})' if wanted else ''}, "
+        f"{detail}: {size[0]}x{size[1]}, patches of {encoder.patch_size}, {count} frames: "
+        f"{speed:.2f} frames/s{f' (wanted: {wanted:g})' if wanted else ''}, "
         f"{spent / count:.2f} CPU s a frame{times}; peak memory {peak_memory(device)}",
         flush=True,
     )
