@@ -29,8 +29,9 @@ from tcore.data.prepare import merge, prepare, summarize
 from tcore.data.stores import FolderStore, PackedStore
 from tcore.data.video import FileVideo, SampledVideo, probe
 from tcore.errors import InputError
-from tcore.evaluation.benchmarks.benchmark import fingerprint, read_list
+from tcore.evaluation.benchmarks.benchmark import Clip, fingerprint, read_list
 from tcore.evaluation.benchmarks.jhmdb import read_joints, read_mat
+from tcore.evaluation.benchmarks.points import read_keypoints
 from tcore.evaluation.benchmarks.rendered import Rendered
 from tcore.evaluation.card import read_card, worst_clips
 from tcore.evaluation.encoder import Encoder
@@ -215,6 +216,8 @@ def label_readers(root: Path) -> list[Reader]:
     packed.write_bytes(mat_bytes(compressed=True))
     np.savez(joints, joints=np.zeros((2, 15, 3)))
     names.write_text("bear\ncamel\n")
+    clip = Clip("clip", 4 * (mask,), (root / "keypoints.csv",))
+    clip.truth[0].write_text("frame,name,x,y,visible\n0,nose,1.5,2,1\n0,hand,,,0\n3,nose,4,5,1\n")
     return [
         Reader("mask ids", mask, lambda: read_ids(mask)),
         Reader("mask colors", mask, lambda: load_mask(mask)),
@@ -223,6 +226,7 @@ def label_readers(root: Path) -> list[Reader]:
         Reader("mat file", mat, lambda: read_mat(mat)),
         Reader("mat file, compressed", packed, lambda: read_mat(packed)),
         Reader("joints.npz", joints, lambda: read_joints(joints, (2, 15, 3))),
+        Reader("keypoints.csv", clip.truth[0], lambda: read_keypoints(clip)),
         Reader("list of clips", names, lambda: read_list(names)),
         Reader("truth", names, lambda: fingerprint([names])),
     ]

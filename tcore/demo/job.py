@@ -23,6 +23,7 @@ from tcore.demo.engine import Engine
 from tcore.demo.limits import Limits
 from tcore.errors import InputError
 from tcore.evaluation.propagate import Labels, propagate_features
+from tcore.evaluation.protocols import TCORE
 from tcore.evaluation.resize import Size
 from tcore.video.both_ways import both_ways
 from tcore.video.labels import Masks, Points
@@ -80,7 +81,8 @@ class Job:
     def run(self, given: Masks | Points, changed: int) -> None:
         """Start to propagate from the last annotated frame before the first changed one."""
         patch = self.engine.encoder.patch_size
-        track = track_labels(given, self.clip.size, self.inside, patch, self.protocol)
+        protocol = self.engine.protocol(self.inside) if isinstance(given, Masks) else TCORE
+        track = track_labels(given, self.clip.size, self.inside, patch, protocol)
         with self._lock:
             if self.state == "running":
                 raise InputError("a run is in progress: cancel it, or wait until it is done.")
@@ -92,6 +94,7 @@ class Job:
             self.steps, self.total = 0, self.clip.count - first + (last - first + 1 if last > first else 0)
             self._soft = self._labels(track, first)
             self.given, self.found, self.first = given, self.found[:first], first
+            self.protocol = track.protocol
             self.state, self.error, self.seconds = "running", "", 0.0
             self.engine.submit(self._step, track, self._soft, time.perf_counter())
 
@@ -102,7 +105,7 @@ class Job:
             def given(index: int, propagated: Labels | None) -> Labels | None:
                 return track.given(frames[index], propagated)
 
-            return propagate_features(map(self.features, frames), given, self.protocol)
+            return propagate_features(map(self.features, frames), given, track.protocol)
 
         start = next(frame for frame in track.frames if frame >= first)
         ahead = ((None, soft) for soft in run(range(start, self.clip.count)))

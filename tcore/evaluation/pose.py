@@ -1,6 +1,8 @@
-"""Joints as label maps and back: the pose benchmark in grid cells and pixels."""
+"""Joints and points as label maps and back: in grid cells and pixels."""
 
 from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -8,11 +10,13 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from tcore.evaluation.protocols import TCORE, Protocol
 from tcore.evaluation.resize import Size
 
 Points = Float[np.ndarray, "2 *rest"]
 Maps = Float[Tensor, "height width channels"]
 
+POINT_RADIUS = 0.2  # of the shorter side of the grid
 LOST = -1.0
 """Annotations and read-outs mark a lost joint by this value in both coordinates."""
 
@@ -81,6 +85,24 @@ def read_out(label_maps: Maps, topk: int = 5) -> Float[Tensor, "2 channels-1"]:
     x = (weights * (cells % width)).sum(dim=0)
     y = (weights * (cells // width)).sum(dim=0)
     return torch.where(empty, LOST, torch.stack([x, y]))
+
+
+def points_protocol(chosen: Protocol, grid: Size) -> Protocol:
+    """The protocol for points: that of T-CoRe mixes fewer labels, from nearer by; others stay as they are.
+
+    A mask that is blurred keeps its middle; a point that is blurred is gone. What was changed stays, too.
+    """
+    if chosen.name.split("-")[0] != TCORE.name:
+        return chosen
+    radius = max(3.0, round(POINT_RADIUS * min(grid)))
+    tuned: dict[str, Any] = {
+        "radius": radius,
+        "limit_first": True,
+        "context": 7,
+        "topk": 5,
+        "temperature": 0.1,
+    }
+    return replace(chosen, **{k: v for k, v in tuned.items() if getattr(chosen, k) == getattr(TCORE, k)})
 
 
 def stamp_points(points: Float[np.ndarray, "points 2"], grid: Size) -> Float[Tensor, "height width channels"]:

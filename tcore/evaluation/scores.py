@@ -183,6 +183,34 @@ def pck(
     )
 
 
+def pck_of_points(
+    truth: JointsOfClip,
+    prediction: JointsOfClip,
+    individuals: Sequence[str],
+    thresholds: Sequence[float] = THRESHOLDS,
+) -> tuple[Float[np.ndarray, "thresholds joints"], Integer[np.ndarray, " joints"]]:
+    """The share of the frames in which each point of a clip is right, and how many were scored.
+
+    A point is scored where it is visible, after the first such frame. It is right when its distance, in units
+    of the larger side of the box around the visible points of its individual in that frame, is at most the
+    threshold; a point that the prediction lost is wrong.
+    """
+    visible = ~np.isnan(truth[0])
+    scored = visible & (visible.cumsum(axis=1) > 1)
+    unit = np.zeros(visible.shape)
+    for one in set(individuals):
+        own = np.array([name == one for name in individuals])
+        seen = visible[own][None]
+        high = np.where(seen, truth[:, own], -np.inf).max(axis=1)
+        low = np.where(seen, truth[:, own], np.inf).min(axis=1)
+        unit[own] = np.where(seen.any(axis=1), high - low, 0).max(axis=0)
+    distance = np.nan_to_num(np.hypot(*(prediction - truth)), nan=np.inf)
+    counts = scored.sum(axis=1)
+    # A box without extent has no unit of length: nothing but an exact hit can be right there.
+    right = np.stack([(distance <= threshold * unit) & scored for threshold in thresholds])
+    return right.sum(axis=2) / np.maximum(counts, 1), counts
+
+
 def _joint_distances(
     truth: JointsOfClip,
     prediction: JointsOfClip,

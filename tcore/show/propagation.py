@@ -13,6 +13,7 @@ from matplotlib.ticker import MaxNLocator
 from PIL import Image, ImageDraw
 
 from tcore.data.images import Frame
+from tcore.data.rendered import JOINT_NAMES
 from tcore.data.rendered_scene import LIMBS
 from tcore.data.video import h264_encoder, open_video, video_writer
 from tcore.errors import InputError
@@ -140,13 +141,13 @@ def paint(clip: PropagatedClip, labels: Any, index: int) -> Frame:
 
 
 def draw_skeleton(frame: Frame, joints: Float[np.ndarray, "2 joints"], scale: float = 1.0) -> Frame:
-    """Limbs between visible joints: the right side orange, the left side green."""
+    """Limbs between the visible joints of a person, the right side orange, the left side green; or points."""
     image = Image.fromarray((frame * 0.6).astype(np.uint8))
     draw = ImageDraw.Draw(image)
     points = [(float(x + 0.5) * scale, float(y + 0.5) * scale) for x, y in joints.T]
     visible = ~np.isnan(joints).any(axis=0)
     width = max(2, min(frame.shape[:2]) // 80)
-    for a, b in LIMBS:
+    for a, b in LIMBS if len(points) == len(JOINT_NAMES) else ():
         if visible[a] and visible[b]:
             # Joints 3, 5, 7, ... are on the right, 4, 6, 8, ... on the left.
             color = MIDDLE if max(a, b) < 3 else RIGHT if max(a, b) % 2 else LEFT

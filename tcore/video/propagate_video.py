@@ -88,9 +88,7 @@ def propagate_video_file(
                 if overlay
                 else None
             )
-            soft = _soft_labels(
-                encoder, chain([first], frames), source.backward, track, size, inside, protocol, made
-            )
+            soft = _soft_labels(encoder, chain([first], frames), source.backward, track, size, inside, made)
             back = track.frames[-1] and 1 + track.frames[-1]  # frames that are also carried backward
             total = source.count and source.count + back
             run = _Run(track, table, draw, Progress("frame", total, say=say))
@@ -105,7 +103,9 @@ def propagate_video_file(
             )
         for line in remarks:
             say(line)
-        knobs = {name: value for name, value in dataclasses.asdict(protocol).items() if name != "resize"}
+        knobs = {
+            name: value for name, value in dataclasses.asdict(track.protocol).items() if name != "resize"
+        }
         card = {
             "video": short_path(source.path),
             "labels": [short_path(path) for path in paths],
@@ -189,7 +189,6 @@ def _soft_labels(
     track: TrackedMasks | TrackedPoints,
     size: Size,
     inside: Size,
-    protocol: Protocol,
     folder: Path | None = None,
 ) -> Iterator[tuple[Frame, Labels] | None]:
     """Every frame with its soft labels, after None for every frame of a pass backward."""
@@ -199,7 +198,7 @@ def _soft_labels(
         def given(index: int, propagated: Labels | None) -> Labels | None:
             return track.given(start + step * index, propagated)
 
-        return run_clip(encoder, frames, given, inside, protocol, smooth=True)
+        return run_clip(encoder, frames, given, inside, track.protocol, smooth=True)
 
     incoming = same_size(frames, size)
     back = (soft for _, soft in run(same_size(backward(last + 1), size, last, -1), last, -1))
@@ -255,7 +254,6 @@ def propagate(
         track,
         size,
         inside,
-        protocol,
     )
     for index, (_, label) in enumerate(labeled for labeled in soft if labeled is not None):
         values = track.read(index, label).values

@@ -12,7 +12,7 @@ from torch import Tensor
 from tcore.data.images import Frame
 from tcore.errors import InputError
 from tcore.evaluation.masks import Ids
-from tcore.evaluation.pose import locate_points, stamp_points
+from tcore.evaluation.pose import locate_points, points_protocol, stamp_points
 from tcore.evaluation.propagate import Labels
 from tcore.evaluation.protocols import Protocol
 from tcore.evaluation.resize import Size, grid_to_ids, ids_to_grid
@@ -48,7 +48,7 @@ class TrackedMasks:
             raise InputError("all that is given is background: there is nothing to propagate.")
         self.grid = (inside[0] // patch_size, inside[1] // patch_size)
         self.frames = sorted(masks.frames)
-        self._masks, self._size, self._inside, self._protocol = masks.frames, size, inside, protocol
+        self._masks, self._size, self._inside, self.protocol = masks.frames, size, inside, protocol
         # Classes are the ids that occur, so that a lone id 200 does not cost 200 empty classes.
         self._ids = np.unique(np.concatenate([[0], *(np.unique(ids) for ids in masks.frames.values())]))
 
@@ -62,7 +62,7 @@ class TrackedMasks:
             input_size=self._inside,
             grid=self.grid,
             num_classes=len(self._ids),
-            nearest=self._protocol.labels == "nearest",
+            nearest=self.protocol.labels == "nearest",
         )
 
     def blend(self, index: int, forward: Labels, backward: Labels | None) -> Labels:
@@ -85,7 +85,7 @@ class TrackedMasks:
                 soft,
                 input_size=min(self._inside, self._size),
                 output_size=self._size,
-                stretch=self._protocol.stretch,
+                stretch=self.protocol.stretch,
             )
             ids = self._ids[classes.cpu().numpy()].astype(np.uint8)
         return Found(ids, confidence, float((ids > 0).mean()))
@@ -94,7 +94,7 @@ class TrackedMasks:
 class TrackedPoints:
     """Points: one class each, and one for the rest. Given points are returned unchanged."""
 
-    def __init__(self, points: Points, size: Size, inside: Size, patch_size: int) -> None:
+    def __init__(self, points: Points, size: Size, inside: Size, patch_size: int, protocol: Protocol) -> None:
         for frame, named in points.frames.items():
             for name, (x, y) in named.items():
                 if not math.isnan(x) and not (-0.5 <= x < size[1] - 0.5 and -0.5 <= y < size[0] - 0.5):
@@ -105,6 +105,7 @@ class TrackedPoints:
         if all(math.isnan(x) for named in points.frames.values() for x, _ in named.values()):
             raise InputError("no point is visible in a given frame: there is nothing to propagate.")
         self.grid = (inside[0] // patch_size, inside[1] // patch_size)
+        self.protocol = points_protocol(protocol, self.grid)
         self.frames = sorted(points.frames)
         self._names, self._points = points.names, points.frames
         self._named = [
@@ -172,7 +173,7 @@ def track_labels(
     """Labels of frames of `size` that go into the encoder at the size `inside`."""
     if isinstance(labels, Masks):
         return TrackedMasks(labels, size, inside, patch_size, protocol)
-    return TrackedPoints(labels, size, inside, patch_size)
+    return TrackedPoints(labels, size, inside, patch_size, protocol)
 
 
 def paint_labels(frame: Frame, labels: np.ndarray) -> Frame:

@@ -200,7 +200,7 @@ def test_input_sizes_are_those_of_the_protocols(encoder: Encoder) -> None:
 
 def test_bad_requests_are_named(videos: list[RenderedVideo], encoder: Encoder, tmp_path: Path) -> None:
     bad: dict[str, dict[str, Any]] = {
-        "--davis DIR, --vip DIR, --jhmdb DIR, --rendered": {},
+        "--davis DIR, --vip DIR, --jhmdb DIR, --points DIR, --rendered": {},
         "Did you mean davis": {"davsi": tmp_path},
         "--binary goes with --davis": {"rendered": 1, "binary": True},
         "rendered=-1": {"rendered": -1},

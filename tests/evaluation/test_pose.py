@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -8,9 +10,13 @@ from tcore.evaluation.pose import (
     annotated_pixels,
     grid_to_pixels,
     joint_label_map,
+    locate_points,
+    points_protocol,
     read_out,
     rescale,
+    stamp_points,
 )
+from tcore.evaluation.protocols import TCORE, protocol
 
 places = st.floats(-4, 26, allow_nan=False)
 
@@ -67,3 +73,30 @@ def test_a_lost_read_out_is_lost_in_pixels_and_a_joint_left_of_the_frame_is_not(
     pixels = grid_to_pixels(np.array([[-1.0, 0.0, -1.0], [-1.0, 0.0, 4.0]]), (240, 320))
     assert np.isnan(pixels).tolist() == [[True, False, False], [True, False, False]]
     assert pixels[1, 2] == pytest.approx(48)
+
+
+def test_points_are_read_out_where_they_were_stamped() -> None:
+    rng = np.random.default_rng(0)
+    places = np.concatenate(
+        [rng.uniform(0, [11, 7], (40, 2)), [[0, 0], [11, 7], [5.5, 3.5], [np.nan, np.nan]]]
+    )
+    maps = stamp_points(places, (8, 12))
+    assert float(maps.min()) >= -1e-6
+    np.testing.assert_allclose(maps[:, :, 1:-1].sum(dim=(0, 1)), 1, atol=1e-6)
+    found = locate_points(maps)
+    np.testing.assert_allclose(found[:, :2], places, atol=1e-5)
+    np.testing.assert_allclose(found[:-1, 2], 1, atol=1e-6)
+    assert float(found[-1, 2]) == 0
+    # What is far away does not move a point, and takes from its confidence only what is missing.
+    here, there = (stamp_points(np.array([place]), (8, 12)) for place in ((1.3, 1.2), (9.0, 6.0)))
+    np.testing.assert_allclose(locate_points(0.7 * here + 0.3 * there)[0], [1.3, 1.2, 0.7], atol=1e-5)
+
+
+def test_protocol_of_points_is_narrower_unless_another_was_chosen() -> None:
+    assert points_protocol(TCORE, (30, 53)).radius == 6
+    fine = points_protocol(protocol("tcore-fine"), (60, 106))
+    assert (fine.radius, fine.resize, fine.limit_first) == (12, "60x110", True)
+    assert (fine.context, fine.topk, fine.temperature) == (7, 5, 0.1)
+    assert points_protocol(protocol("dino"), (30, 53)) == protocol("dino")
+    chosen = points_protocol(replace(TCORE, topk=1, radius=4), (30, 53))
+    assert (chosen.topk, chosen.radius, chosen.context) == (1, 4, 7)

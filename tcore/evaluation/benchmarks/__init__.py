@@ -15,6 +15,7 @@ BENCHMARKS = {
     "davis": "JPEGImages/480p, Annotations/480p",
     "vip": "Images, Annotations/Category_ids",
     "jhmdb": "Rename_Images, joint_positions",
+    "points": "folders of frames, each with a keypoints.csv (frame,name,x,y,visible)",
     "rendered": "",
 }
 

@@ -1,0 +1,201 @@
+"""Points of one's own: folders of frames with a keypoints.csv, scored by PCK relative to each individual."""
+
+import csv
+import io
+import math
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+from tcore.data.images import read_image
+from tcore.data.stores import list_images
+from tcore.errors import InputError
+from tcore.evaluation import scores
+from tcore.evaluation.benchmarks.benchmark import (
+    Benchmark,
+    Clip,
+    LabeledClip,
+    Layout,
+    Result,
+    Save,
+    Source,
+    frame_size,
+)
+from tcore.evaluation.benchmarks.jhmdb import read_joints
+from tcore.evaluation.encoder import Encoder
+from tcore.evaluation.pose import locate_points, points_protocol, rescale, stamp_points
+from tcore.evaluation.propagate import Features, Labels, propagate_features
+from tcore.evaluation.resize import Size
+from tcore.evaluation.run_clip import ahead, encode, same_size
+from tcore.files import read_text
+
+FILE = "keypoints.csv"
+COLUMNS = ("frame", "name", "x", "y", "visible")
+SHORT_SIDE = 480
+Tracks = Float[np.ndarray, "2 points time"]  # x, y in pixels from 0, NaN where a point is not visible
+
+
+class Points(Benchmark):
+    """Points from their first visible frame on, scored by the share that stays in place (PCK)."""
+
+    name = "points"
+    score_names = ("PCK@0.1", "PCK@0.2")
+    kind = "joints"
+    options = ("size",)
+
+    @classmethod
+    def layout(cls, source: Source) -> Layout:
+        """All folders with a keypoints.csv, up to two levels below."""
+        root = Path(str(source))
+        found = sorted({*root.glob(f"*/{FILE}"), *root.glob(f"*/*/{FILE}")})
+        if not found:
+            raise InputError(f"no clips under {root}: need folders of frames with a {FILE} in each.")
+        clips = {path.parent.relative_to(root).as_posix(): path for path in found}
+        return Layout(list(clips), False, lambda name: _find_clip(name, clips[name]))
+
+    def own_size(self, frame: Size, patch_size: int) -> Size:
+        """The frame's own size, or a short side of 480 pixels where it is larger; or a finer grid of that."""
+        short = min(SHORT_SIDE, *frame)
+        height, width = (side * short // min(frame) for side in frame)
+        return self.protocol.finer((height, width), patch_size)
+
+    def predict(self, encoder: Encoder, clip: Clip) -> tuple[Tracks, Tracks, Size]:
+        """Found and true points of a clip, and the input size; points that start together go together."""
+        truth = read_keypoints(clip)[1]
+        image = frame_size(clip.frames[0])
+        size = self.input_size(encoder, image)
+        grid = (size[0] // encoder.patch_size, size[1] // encoder.patch_size)
+        protocol = points_protocol(self.protocol, grid)
+        visible = ~np.isnan(truth[0])
+        starts, end = visible.argmax(axis=1), int(np.flatnonzero(visible.any(axis=0))[-1]) + 1
+        found = np.full(truth.shape, np.nan)
+        if encoder.copies:
+            for point, start in enumerate(starts.tolist()):
+                found[:, point, start:] = truth[:, point, start, None]
+            return found, truth, size
+        runs: dict[int, tuple[list[Features], Iterator[Labels]]] = {}
+        first = int(starts.min())
+        frames = same_size(ahead(read_image, clip.frames[first:end]), start=first)
+        for index, frame in enumerate(frames, first):
+            features = encode(encoder, frame, size, protocol.precision)
+            if index in starts:
+                cells = rescale(truth[:, starts == index, index] + 0.5, image, grid) - 0.5
+                waiting: list[Features] = []
+                labels = propagate_features(_taken(waiting), stamp_points(cells.T, grid), protocol)
+                runs[index] = (waiting, labels)
+            for start, (waiting, labels) in runs.items():
+                waiting.append(features)
+                cells = locate_points(next(labels))[:, :2].T.cpu().numpy()
+                found[:, starts == start, index] = rescale(cells + 0.5, grid, image) - 0.5
+        return found, truth, size
+
+    def run(self, encoder: Encoder, clip: Any, save: Save | None = None) -> Result:
+        """Propagate the points of a clip."""
+        found, _, size = self.predict(encoder, clip)
+        if save:
+            save(clip.name, "joints.npz", found)
+        return _score(clip, found) | {"frames": len(clip.frames), "input": list(size)}
+
+    def total(self, results: Iterable[Result]) -> Result:
+        """PCK at each threshold: the mean over the points of a clip, then over clips."""
+        clips = list(results)
+        return {
+            name: float(
+                np.mean([np.mean([point[name] for point in clip["points"].values()]) for clip in clips])
+            )
+            for name in self.score_names
+        } | {"scored": sum(point["scored"] for clip in clips for point in clip["points"].values())}
+
+    def score_saved(self, clip: Any, predictions: Path) -> Result:
+        """Read the joints.npz that an evaluation saves."""
+        shape = read_keypoints(clip)[1].shape
+        return _score(clip, read_joints(predictions / clip.name / "joints.npz", shape))
+
+    def label(self, encoder: Encoder, clip: Any) -> LabeledClip:
+        """Found and true points."""
+        found, truth, _ = self.predict(encoder, clip)
+        return LabeledClip(lambda index: read_image(clip.frames[index]), found, truth)
+
+    @classmethod
+    def check_truth(cls, clip: Any, sizes: dict[str, Size]) -> Iterator[str]:
+        """A table that cannot be read."""
+        try:
+            read_keypoints(clip)
+        except InputError as error:
+            yield str(error)
+
+
+def individuals(names: Iterable[str]) -> list[str]:
+    """Whom each point belongs to: the part of its name before the first `_`, where all names have one.
+
+    >>> individuals(["a0_head", "a1_head"]), individuals(["left_eye", "nose"])
+    (['a0', 'a1'], ['', ''])
+    """
+    parts = [name.partition("_") for name in names]
+    several = all(prefix and rest for prefix, _, rest in parts)
+    return [prefix if several else "" for prefix, _, _ in parts]
+
+
+def read_keypoints(clip: Clip) -> tuple[list[str], Tracks]:
+    """Names and positions of the points of a clip; a point that is never visible is left out."""
+    path, seen = clip.truth[0], dict[tuple[str, int], tuple[float, float]]()
+    try:
+        table = csv.DictReader(io.StringIO(read_text(path, "utf-8-sig"), newline=""), strict=True)
+        if missing := set(COLUMNS) - set(table.fieldnames or ()):
+            raise InputError(f"{path}: no column {min(missing)}; need {','.join(COLUMNS)}.")
+        for row in table:
+            key = (row["name"], int(row["frame"]))
+            x, y, visible = (float(row[column]) if row[column] else math.nan for column in COLUMNS[2:])
+            if not 0 <= key[1] < len(clip.frames):
+                raise InputError(
+                    f"{path}, line {table.line_num}: frame {key[1]} of {len(clip.frames)}, from 0 on."
+                )
+            if visible > 0:
+                if key in seen or not key[0] or not (math.isfinite(x) and math.isfinite(y)):
+                    raise InputError(
+                        f"{path}, line {table.line_num}: {key[0]!r} of frame {key[1]} has no place, or two."
+                    )
+                seen[key] = (x, y)
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror or error}.") from error
+    except (csv.Error, TypeError, ValueError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"cannot read {path}: {error}; need {','.join(COLUMNS)}.") from error
+    names = list(dict.fromkeys(name for name, _ in seen))
+    truth = np.full((2, len(names), len(clip.frames)), np.nan)
+    for (name, frame), place in seen.items():
+        truth[:, names.index(name), frame] = place
+    if not (np.isfinite(truth[0]).sum(axis=1) > 1).any():
+        raise InputError(f"{path}: no point is visible in two frames; there is nothing to score.")
+    return names, truth
+
+
+def _find_clip(name: str, table: Path) -> Clip:
+    frames = list_images(table.parent)
+    if not frames:
+        raise InputError(f"clip {name} has a {FILE}, but no frames beside it in {table.parent}.")
+    return Clip(name, frames, (table,))
+
+
+def _taken(waiting: list[Features]) -> Iterator[Features]:
+    """Features that are put into a list one at a time."""
+    while waiting:
+        yield waiting.pop()
+
+
+def _score(clip: Clip, found: Tracks) -> Result:
+    """PCK of every point that is visible after its first frame."""
+    names, truth = read_keypoints(clip)
+    shares, counts = scores.pck_of_points(truth, found, individuals(names))
+    return {
+        "points": {
+            name: {"scored": int(count)}
+            | {f"PCK@{t:g}": float(s) for t, s in zip(scores.THRESHOLDS, share, strict=True)}
+            for name, share, count in zip(names, shares.T, counts, strict=True)
+            if count
+        }
+    }
