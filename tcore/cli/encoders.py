@@ -66,6 +66,8 @@ class Evaluate(WithProtocol, WithDatasets):
     """VIP: leave the first frame, whose labels are given, out of the score."""
     count_lost: Switch = False
     """JHMDB: a joint that only the prediction lost counts as wrong; published scores leave it out."""
+    edges: Literal["on", "off"] = "off"
+    """Masks follow the edges of a frame, as in tcore propagate; published scores are without."""
     round_border: Switch = False
     """JHMDB: joints near the top and left border stay where they are; published scores move them a cell."""
     binary: Switch = False
@@ -125,6 +127,7 @@ class Evaluate(WithProtocol, WithDatasets):
         knobs = replace(
             chosen,
             precision=self.precision,
+            edges="guided" if self.edges == "on" else "off",
             first_frame=self.first_frame or chosen.first_frame,
             skip_first=self.skip_first,
             count_lost=self.count_lost,
@@ -192,6 +195,8 @@ class Propagate(WithProtocol):
     """New folder for the labels, confidence.csv and overlay.mp4 (unset: propagated/NAME-OF-VIDEO)."""
     detail: Literal["coarse", "fine", "finest"] | None = None
     """A patch covers 16, 8 or about 5 pixels of a frame (unset: fine, or coarse on a slow CPU)."""
+    edges: Literal["on", "off"] = "on"
+    """Masks follow the edges of a frame; off: labels of the grid are interpolated."""
     long_side: int | None = None
     """Shrink larger frames to this long side (unset: to a short side of 480)."""
     overlay: bool = True
@@ -217,6 +222,7 @@ class Propagate(WithProtocol):
             out,
             protocol=replace(protocol(self.protocol), precision=self.precision),
             detail=self.detail,
+            edges=self.edges == "on",
             long_side=self.long_side,
             overlay=self.overlay,
             form=self.format,

@@ -18,7 +18,7 @@ from tcore.data.images import Frame
 from tcore.device import choose_device
 from tcore.evaluation.encoder import Encoder
 from tcore.evaluation.encoders import load_encoder
-from tcore.evaluation.protocols import FINER, TCORE, Detail, Protocol
+from tcore.evaluation.protocols import FINER, TCORE, Detail, Edges, Protocol
 from tcore.evaluation.resize import Size, normalize_images, resize_images
 from tcore.evaluation.run_clip import encode
 from tcore.show.features import Matcher, load_matcher
@@ -38,8 +38,14 @@ def _step_back() -> None:
 class Engine:
     """Computes for every visitor in one thread, in the order of the requests."""
 
-    def __init__(self, encoder: Encoder, matcher: Matcher | None = None, detail: Detail = "fine") -> None:
-        self.encoder, self.matcher, self.detail = encoder, matcher, detail
+    def __init__(
+        self,
+        encoder: Encoder,
+        matcher: Matcher | None = None,
+        detail: Detail = "fine",
+        edges: Edges = "guided",
+    ) -> None:
+        self.encoder, self.matcher, self.detail, self.edges = encoder, matcher, detail, edges
         self.device = next(encoder.parameters()).device
         self._thread = ThreadPoolExecutor(1, "compute", initializer=_step_back)
         self.submit = self._thread.submit  # pieces of work that take about as long as one frame
@@ -66,7 +72,8 @@ class Engine:
     def protocol(self, inside: Size) -> Protocol:
         """The published protocol, its radius scaled from a coarse grid of 55 columns to this one's."""
         cells = max(inside) // self.encoder.patch_size / FINER[self.detail]
-        return replace(TCORE, name="demo", radius=max(4.0, round(20 * cells / 55, 1)), resize="native")
+        radius = max(4.0, round(20 * cells / 55, 1))
+        return replace(TCORE, name="demo", radius=radius, resize="native", edges=self.edges)
 
     def encode(self, frame: Frame, inside: Size) -> Float[Tensor, "channels rows columns"]:
         """Features of one frame."""
@@ -103,7 +110,9 @@ class Engine:
         return list(finer / finer.sum(dim=(1, 2), keepdim=True))
 
 
-def load_engine(spec: str | Path, detail: Detail | None = None, say: Say = silent) -> Engine:
+def load_engine(
+    spec: str | Path, detail: Detail | None = None, edges: Edges = "guided", say: Say = silent
+) -> Engine:
     """The encoder, and the matching module where it is a run that has one."""
     device = choose_device("auto")
     matcher = load_matcher(spec)
@@ -111,4 +120,4 @@ def load_engine(spec: str | Path, detail: Detail | None = None, say: Say = silen
         matcher = Matcher(matcher.backbone.to(device), matcher.match.to(device))
     encoder = load_encoder(spec).to(device)
     frame = np.zeros((*SHOWN, 3), np.uint8)
-    return Engine(encoder, matcher, detail or choose_detail(encoder, frame, None, TCORE, say=say))
+    return Engine(encoder, matcher, detail or choose_detail(encoder, frame, None, TCORE, say=say), edges)

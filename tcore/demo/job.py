@@ -128,7 +128,7 @@ class Job:
             return
         try:
             labels = next(soft)
-            found = None if labels is None else track.read(self.done, labels)
+            found = None if labels is None else track.read(self.done, labels, self.clip.frame(self.done))
             with self._lock:
                 if self._soft is not soft:
                     return

@@ -210,7 +210,8 @@ def _conditions(name: str, result: Card) -> Iterator[str]:
     yield (
         f"{name}: {grid}protocol {knobs['name']}, context {knobs['context']}, {knobs['window']} "
         f"{knobs['radius']:g}, top-{knobs['topk']}, temperature {knobs['temperature']}, "
-        f"first frame {knobs['first_frame']}, {knobs['precision']}; "
+        f"first frame {knobs['first_frame']}, {knobs['precision']}"
+        f"{', edges ' + knobs['edges'] if knobs.get('edges', 'off') != 'off' else ''}; "
         f"clips {len(result['clips'])} ({result['clips_from']}); truth {result['truth']}"
     )
     if result["differs"]:

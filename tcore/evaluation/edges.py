@@ -7,19 +7,36 @@ of a finer grid, the guide: every cell becomes `side` x `side` pixels. Nothing i
 import math
 from collections.abc import Callable
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
 from tcore.evaluation.propagate import Labels
-from tcore.evaluation.resize import Size, bilinear
+from tcore.evaluation.protocols import Protocol
+from tcore.evaluation.resize import Size, bilinear, grid_to_ids
 
+Shot = UInt8[np.ndarray, "frame_height frame_width 3"]
 Pixels = UInt8[Tensor, "frame_height frame_width 3"]
 FineLabels = Float[Tensor, "fine_rows fine_columns classes"]
 Planes = Float[Tensor, "1 planes rows columns"]
 LARGEST_SIDE = 8  # of a cell, in pixels of the guide
 ALIKE = 0.1  # neighbors whose labels differ by less have no border between them
+
+
+def labels_to_ids(
+    labels: Labels, frame: Shot, inside: Size, size: Size, protocol: Protocol
+) -> UInt8[Tensor, "new_height new_width"]:
+    """Soft labels of the grid as ids of `size`, bilinear or along the edges of the frame.
+
+    The protocol says which; bilinear labels are compared at the size `inside`.
+    """
+    if protocol.edges == "guided":
+        labels = guided_labels(labels, torch.from_numpy(frame.copy()))
+        # The guide is about half as large as a frame of 480 lines; larger frames need no larger planes.
+        inside = (min(size[0], 2 * labels.shape[0]), min(size[1], 2 * labels.shape[1]))
+    return grid_to_ids(labels, input_size=inside, output_size=size, stretch=protocol.stretch)
 
 
 def guide_side(grid: Size, frame: Size) -> int:
@@ -42,9 +59,9 @@ def guide(frame: Pixels, grid: Size, side: int) -> Float[Tensor, "1 3 rows colum
 def guided_labels(
     labels: Labels,
     frame: Pixels,
-    radius: float = 1.0,
+    radius: float = 1.5,
     strength: float = 1e-5,
-    rounds: int = 2,
+    rounds: int = 0,
     *,
     keep: bool = False,
     everywhere: bool = False,
@@ -53,8 +70,8 @@ def guided_labels(
 
     `radius` counts cells; a larger `strength` (epsilon of the paper) smooths more. Smoothing takes from what
     is small or thin: in every further round, cells get back what their pixels have lost on average, and with
-    `keep` what is still lost is added at the end. Only the rectangle around the borders between labels is
-    filtered, unless `everywhere`; the rest is bilinear.
+    `keep` what is still lost is added at the end. A CPU filters only the rectangle around the borders
+    between labels, unless `everywhere`; the rest is bilinear.
     """
     grid = (labels.shape[0], labels.shape[1])
     side = guide_side(grid, (frame.shape[0], frame.shape[1]))
@@ -62,7 +79,8 @@ def guided_labels(
     cells = labels.movedim(-1, 0)[None, 1:].float()
     planes = bilinear(cells, (grid[0] * side, grid[1] * side))
     # A filtered pixel sees two windows around it, and so do those within them.
-    box = (0, grid[0], 0, grid[1]) if everywhere else around_borders(labels, math.ceil(4 * radius + 0.5))
+    whole = everywhere or labels.is_cuda  # a GPU would wait for the rectangle longer than it filters
+    box = (0, grid[0], 0, grid[1]) if whole else around_borders(labels, math.ceil(4 * radius + 0.5))
     if box is not None:
         top, bottom, left, right = box
         fine = (slice(None), slice(None), *(slice(a * side, b * side) for a, b in (box[:2], box[2:])))

@@ -166,8 +166,9 @@ def per_clip(benchmark: Benchmark, result: Result) -> Card:
 def clip_key(benchmark: Benchmark, identity: dict[str, Any], truth: str, frames: str) -> str:
     """Everything that a clip's result depends on; another key means another result."""
     protocol = dataclasses.asdict(benchmark.protocol)
-    if protocol["search"] == "exact":
-        del protocol["search"]  # earlier versions had no other
+    for name, only in (("search", "exact"), ("edges", "off")):
+        if protocol[name] == only:
+            del protocol[name]  # earlier versions had no other
     knobs = {
         "weights": identity["weights"],
         "benchmark": benchmark.old_name or benchmark.name,  # so that results of earlier versions are found

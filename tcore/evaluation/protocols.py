@@ -15,6 +15,7 @@ from tcore.evaluation.resize import input_size
 FirstFrame = Literal["repeated", "once"]
 Precision = Literal["fp32", "bf16"]
 Window = Literal["disk", "square"]
+Edges = Literal["off", "guided"]
 Detail = Literal["coarse", "fine", "finest"]
 FINER: dict[Detail, int] = {
     "coarse": 1,
@@ -52,6 +53,8 @@ class Protocol:
     """How the first mask is brought to the grid."""
     stretch: bool = False
     """Stretch every channel to [0, 1] before the argmax."""
+    edges: Edges = "off"
+    """How labels get from the grid to pixels: bilinear, or along the edges of the frame (guided filter)."""
     precision: Precision = "fp32"
     """Arithmetic of the encoder, and the form in which features are held."""
     search: Literal["exact", "halved"] = "exact"
@@ -141,7 +144,7 @@ RENDERED = replace(TCORE, name="rendered", radius=6.0, resize="native")
 
 def corrected(protocol: Protocol, chosen: Protocol) -> Protocol:
     """A protocol with the precision and the corrections of another."""
-    shared = ("precision", "search", "skip_first", "count_lost", "round_border")
+    shared = ("edges", "precision", "search", "skip_first", "count_lost", "round_border")
     return replace(protocol, **{name: getattr(chosen, name) for name in shared})
 
 

@@ -15,11 +15,12 @@ from torch import Tensor
 
 from tcore.data.images import Frame, read_image
 from tcore.errors import InputError
+from tcore.evaluation.edges import labels_to_ids
 from tcore.evaluation.encoder import Encoder
 from tcore.evaluation.masks import VOID, Ids
 from tcore.evaluation.propagate import GivenLabels, Labels, propagate_features
 from tcore.evaluation.protocols import Precision, Protocol
-from tcore.evaluation.resize import Size, grid_to_ids, ids_to_grid, normalize_images, resize_images
+from tcore.evaluation.resize import Size, ids_to_grid, normalize_images, resize_images
 from tcore.text import format_size
 
 PLAIN = ("480x880", "short480", "native", "up480")  # input sizes that are about those of the frames
@@ -91,10 +92,7 @@ def run_masks(
     # An input that is larger than the frames, for its finer grid, knows no more of their pixels.
     at = size if protocol.resize in PLAIN else min(size, output_size)
     labeled = run_clip(encoder, ahead(read_image, frames), soft, size, protocol)
-    yield from to_host(
-        grid_to_ids(labels, input_size=at, output_size=output_size, stretch=protocol.stretch)
-        for _, labels in labeled
-    )
+    yield from to_host(labels_to_ids(labels, frame, at, output_size, protocol) for frame, labels in labeled)
 
 
 def to_host(found: Iterable[UInt8[Tensor, "height width"]]) -> Iterator[Ids]:

@@ -46,6 +46,7 @@ def propagate_video_file(
     *,
     protocol: Protocol = TCORE,
     detail: Detail | None = None,
+    edges: bool = True,
     long_side: int | None = None,
     overlay: bool = True,
     form: str | None = None,
@@ -59,9 +60,10 @@ def propagate_video_file(
     backward. Labels are given for any frames, which keep them; between two of these, what comes forward
     from one is blended with what comes backward from the other. `detail` and `long_side` are those of
     `fit_size` (None: as fine as this machine can); the protocol's own size is for benchmarks. `form` is the
-    format of the labels (`tcore.video.formats`).
+    format of the labels (`tcore.video.formats`). Masks follow the edges of a frame, unless `edges` is False.
     """
     encoder.need_features()
+    protocol = dataclasses.replace(protocol, edges="guided" if edges else "off")
     paths = [Path(labels)] if isinstance(labels, (str, Path)) else [Path(path) for path in labels]
     source, folder = open_video(Path(video)), Path(out)
     _check_files(source, paths, folder)
@@ -145,7 +147,7 @@ class _Run:
                 if labeled is None:  # a frame of the pass backward
                     continue
                 frame, label = labeled
-                found = self.track.read(self.done, label)
+                found = self.track.read(self.done, label, frame)
                 yield self.done, found.values
                 row = (f"{found.confidence:.4f}", f"{found.share:.4f}", int(self.done in self.track.frames))
                 self.table.writerow((self.done, *row))
@@ -215,6 +217,7 @@ def propagate(
     *,
     protocol: Protocol = TCORE,
     detail: Detail | None = None,
+    edges: bool = True,
     long_side: int | None = None,
 ) -> Iterator[np.ndarray]:
     """Labels of every frame: ids for a mask of ids, x and y for points (NaN where one is lost).
@@ -223,6 +226,7 @@ def propagate(
     iterable, of any length; one is held, besides the protocol's context. Labels of later frames are carried
     backward, too: `frames` must then be an array, or something else with a length and an index. A patch
     covers 16, 8 or about 5 pixels (`detail` coarse, fine or finest; None: fine if this machine can).
+    Masks follow the edges of the frames, unless `edges` is False.
 
     >>> from tcore import FrameStore, load_encoder
     >>> video = FrameStore.rendered(videos=1, frames=4, size=64).read(0, range(4))
@@ -232,6 +236,7 @@ def propagate(
     >>> len(labels), labels[3].shape, set(np.unique(labels[3]).tolist()) <= {0, 7}
     (4, (64, 64), True)
     """
+    protocol = dataclasses.replace(protocol, edges="guided" if edges else "off")
     given = _from_arrays(labels if isinstance(labels, Mapping) else {0: labels})
     indexed: Any = frames
     if max(given.frames) > 0:
@@ -255,8 +260,8 @@ def propagate(
         size,
         inside,
     )
-    for index, (_, label) in enumerate(labeled for labeled in soft if labeled is not None):
-        values = track.read(index, label).values
+    for index, (frame, label) in enumerate(labeled for labeled in soft if labeled is not None):
+        values = track.read(index, label, frame).values
         yield values if isinstance(given, Masks) else values[:, :2]
 
 

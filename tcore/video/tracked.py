@@ -11,11 +11,12 @@ from torch import Tensor
 
 from tcore.data.images import Frame
 from tcore.errors import InputError
+from tcore.evaluation.edges import Shot, labels_to_ids
 from tcore.evaluation.masks import Ids
 from tcore.evaluation.pose import locate_points, points_protocol, stamp_points
 from tcore.evaluation.propagate import Labels
 from tcore.evaluation.protocols import Protocol
-from tcore.evaluation.resize import Size, grid_to_ids, ids_to_grid
+from tcore.evaluation.resize import Size, ids_to_grid
 from tcore.text import format_size
 from tcore.video.labels import Masks, Points
 
@@ -73,7 +74,7 @@ class TrackedMasks:
         sure, other = (labels.amax(dim=2, keepdim=True) for labels in (forward, backward))
         return torch.lerp(backward, forward, mixed(share, sure, other))
 
-    def read(self, index: int, soft: Labels) -> Found:
+    def read(self, index: int, soft: Labels, frame: Shot) -> Found:
         """Ids of a frame, and how confident they are."""
         best, winner = soft.max(dim=2)
         labeled = winner > 0
@@ -81,12 +82,7 @@ class TrackedMasks:
         if index in self._masks:
             ids: Ids = self._masks[index]
         else:
-            classes = grid_to_ids(
-                soft,
-                input_size=min(self._inside, self._size),
-                output_size=self._size,
-                stretch=self.protocol.stretch,
-            )
+            classes = labels_to_ids(soft, frame, min(self._inside, self._size), self._size, self.protocol)
             ids = self._ids[classes.cpu().numpy()].astype(np.uint8)
         return Found(ids, confidence, float((ids > 0).mean()))
 
@@ -135,7 +131,7 @@ class TrackedPoints:
             backward, forward, mixed(share, forward.amax(dim=(0, 1)), backward.amax(dim=(0, 1)))
         )
 
-    def read(self, index: int, soft: Labels) -> Found:
+    def read(self, index: int, soft: Labels, frame: Shot) -> Found:
         """Position and confidence of every point."""
         values = self._located(index, soft)
         seen = ~np.isnan(values[:, 0])

@@ -113,7 +113,7 @@ def test_filtering_around_borders_alone_equals_filtering_everywhere() -> None:
         0, 256, (384, 640, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
     )
     assert around_borders(labels, 5) == (4, 21, 0, 20)
-    part, whole = guided_labels(labels, frame), guided_labels(labels, frame, everywhere=True)
+    part, whole = guided_labels(labels, frame, 1), guided_labels(labels, frame, 1, everywhere=True)
     torch.testing.assert_close(part, whole, atol=1e-5, rtol=0)
 
 
@@ -129,11 +129,11 @@ def test_further_rounds_give_small_objects_back_what_smoothing_took() -> None:
     frame, labels = two_colors(128, 128, 64), torch.zeros(8, 8, 2)
     labels[2, 2, 1] = labels[5, 6, 1] = 0.9
     labels[..., 0] = 1 - labels[..., 1]
-    found = [guided_labels(labels, frame, rounds=rounds)[..., 1] for rounds in (0, 1, 2)]
+    found = [guided_labels(labels, frame, 1, rounds=rounds)[..., 1] for rounds in (0, 1, 2)]
     lost = [0.9 - float(one[16:24, 16:24].mean()) for one in found]
     assert lost[0] - 0.05 > lost[1] > lost[2] + 0.03
     assert not (found[2] > 0.5).any()
-    kept = guided_labels(labels, frame, keep=True)[..., 1] > 0.5
+    kept = guided_labels(labels, frame, 1, rounds=2, keep=True)[..., 1] > 0.5
     assert kept[16:24, 16:24].any()
     assert kept[40:48, 48:56].any()
 

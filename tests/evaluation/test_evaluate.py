@@ -23,7 +23,7 @@ from tcore.evaluation.benchmarks.rendered import Rendered, propagate_video
 from tcore.evaluation.card import Card, rename_old, table, worst_clips
 from tcore.evaluation.encoder import Encoder
 from tcore.evaluation.encoders import choose_reach, load_encoder
-from tcore.evaluation.evaluate import evaluate
+from tcore.evaluation.evaluate import clip_key, evaluate
 from tcore.evaluation.protocols import RENDERED, TCORE, protocol
 from tests.evaluation.clips import tiny_encoder, write_folder
 from tests.evaluation.layouts import heldout_videos, write_davis, write_jhmdb, write_vip
@@ -176,6 +176,12 @@ def test_evaluation_resumes_and_reuses_only_what_would_come_out_again(
     assert any("--reach everywhere" in line for line in table(near))
 
 
+def test_results_with_and_without_edges_or_an_exact_search_are_never_mixed() -> None:
+    knobs = (TCORE, replace(TCORE, edges="guided"), replace(TCORE, search="halved"))
+    keys = {clip_key(find_benchmark("davis")([], one, ""), {"weights": "w"}, "t", "f") for one in knobs}
+    assert len(keys) == 3
+
+
 def test_input_sizes_are_those_of_the_protocols(encoder: Encoder) -> None:
     assert TCORE.input_size((480, 854), 16) == (480, 880)
     assert TCORE.input_size((480, 854), 14) == (476, 868)
@@ -286,6 +292,9 @@ def test_corrections_change_what_they_name(encoder: Encoder, datasets: dict[str,
     before = {name: result["scores"] for name, result in card["benchmarks"].items()}
     assert scores("vip", skip_first=True)["mIoU"] < before["vip"]["mIoU"]
     assert scores("davis", skip_first=True, round_border=True) == before["davis"]
+    assert scores("davis", edges="guided") != before["davis"]
+    assert scores("vip", edges="guided") != before["vip"]
+    assert scores("jhmdb", edges="guided") == before["jhmdb"]  # joints have no edges
     half = scores("davis", precision="bf16")
     assert half != before["davis"]
     assert half["J&F"] == pytest.approx(before["davis"]["J&F"], abs=0.05)

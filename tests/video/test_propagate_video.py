@@ -81,7 +81,8 @@ def test_masks_are_those_of_the_benchmark_with_confidence_and_a_card(
     assert said[1:] == ["detail fine: frames of 64x64 go in at 64x64, a grid of 8x8."]
 
     count = int(video.objects[0].max()) + 1
-    expected = list(run_masks(encoder, list_images(clip), video.objects[0], (64, 64), RENDERED, count))
+    edges = replace(RENDERED, edges="guided")
+    expected = list(run_masks(encoder, list_images(clip), video.objects[0], (64, 64), edges, count))
     found = [read_ids(out / "masks" / f"{index:05d}.png") for index in range(8)]
     np.testing.assert_array_equal(found[0], ids)  # as given
     for index in range(1, 8):
@@ -103,6 +104,7 @@ def test_masks_are_those_of_the_benchmark_with_confidence_and_a_card(
     assert card["frames"] == 8
     assert card["frame_size"] == card["input_size"] == [64, 64]
     assert card["detail"] == "fine"
+    assert card["protocol"]["edges"] == "guided"
     assert str(out.parent) not in (out / "propagation.json").read_text()  # it may be given to others
     assert card["encoder"]["weights"] == encoder.fingerprint()
     assert card["protocol"]["radius"] == RENDERED.radius
@@ -177,6 +179,19 @@ def test_labels_between_two_given_frames_are_nearer_to_the_truth_than_those_of_e
     assert right[0] > max(right[1:]) + 0.01
     np.testing.assert_array_equal(both[0], truth[0])
     np.testing.assert_array_equal(both[7], truth[7])
+
+
+def test_masks_follow_edges_unless_they_should_not(
+    encoder: Encoder, video: RenderedVideo, clip: Path
+) -> None:
+    on, off = (
+        np.stack(list(propagate(encoder, video.frames, video.objects[0], protocol=RENDERED, edges=edges)))
+        for edges in (True, False)
+    )
+    count = int(video.objects[0].max()) + 1
+    plain = list(run_masks(encoder, list_images(clip), video.objects[0], (64, 64), RENDERED, count))
+    assert (off[1:] == np.stack(plain[1:])).mean() > 0.999  # ids in another order may win in ties
+    assert 0.001 < (on != off).mean() < 0.2
 
 
 def test_shares_of_the_two_sides_follow_distance_and_confidence() -> None:

@@ -6,6 +6,7 @@ import struct
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from tcore.evaluation.benchmarks.benchmark import (
 )
 from tcore.evaluation.encoder import Encoder
 from tcore.evaluation.pose import annotated_pixels, joints_from_grid, joints_to_grid
+from tcore.evaluation.protocols import Protocol
 from tcore.evaluation.resize import Size
 from tcore.evaluation.run_clip import ahead, run_clip
 from tcore.files import read_bytes
@@ -54,6 +56,11 @@ class Jhmdb(Benchmark):
     official_clips = (268,)
     official_list = "splits/ACTION_test_split1.txt name 268"
     recognized_by = ("Rename_Images", "joint_positions")
+
+    @classmethod
+    def adapt(cls, chosen: Protocol) -> Protocol:
+        """Joints have no edges."""
+        return replace(super().adapt(chosen), edges="off")
 
     @classmethod
     def layout(cls, source: Source) -> Layout:

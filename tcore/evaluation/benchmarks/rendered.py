@@ -17,11 +17,12 @@ from tcore.evaluation.benchmarks.benchmark import Benchmark, LabeledClip, Layout
 from tcore.evaluation.benchmarks.davis import Davis, describe_objects
 from tcore.evaluation.benchmarks.jhmdb import Jhmdb, Joints, describe_joints
 from tcore.evaluation.benchmarks.vip import Vip
+from tcore.evaluation.edges import labels_to_ids
 from tcore.evaluation.encoder import Encoder
 from tcore.evaluation.pose import joints_from_grid, joints_to_grid
 from tcore.evaluation.propagate import propagate_features
 from tcore.evaluation.protocols import RENDERED, Protocol, corrected
-from tcore.evaluation.resize import Size, grid_to_ids, ids_to_grid
+from tcore.evaluation.resize import Size, ids_to_grid
 
 HELDOUT_SEED = 31415  # no setting was chosen on these videos
 FRAMES = 20
@@ -131,7 +132,8 @@ def propagate_video(video: RenderedVideo, encoder: Encoder, protocol: Protocol =
     objects, parts, joints = labels.split([one.shape[2] for one in first], dim=-1)
 
     def ids(labels: Tensor) -> np.ndarray:
-        return np.stack([grid_to_ids(soft, input_size=size, output_size=size).numpy() for soft in labels])
+        pairs = zip(labels, video.frames, strict=True)
+        return np.stack([labels_to_ids(soft, frame, size, size, protocol).numpy() for soft, frame in pairs])
 
     return Propagated(ids(objects), ids(parts), joints_from_grid(joints, size, grid))
 
