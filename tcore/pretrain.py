@@ -203,7 +203,9 @@ def _encoder(now: ScoreNow) -> Encoder:
     with torch.random.fork_rng(devices=[]):
         vit = build_vit(now.config.vit, now.config.views.global_size)
     vit.load_state_dict(dict(now.weights))
-    return Encoder(vit, f"{now.run} at step {now.step}").to(now.device)
+    encoder = Encoder(vit, f"{now.run} at step {now.step}").to(now.device)
+    encoder.notes = list(now.config.method.notes)
+    return encoder
 
 
 def describe(step: int, row: Row, best: Best, seconds: float) -> str:

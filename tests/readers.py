@@ -47,7 +47,7 @@ from tcore.pretrain import BEST, Best, read_best, write_best
 from tcore.show.features import load_matcher
 from tcore.show.report import SECTIONS, picture_data
 from tcore.show.runs import read_runs
-from tcore.show.samples import _frames_of
+from tcore.show.samples import frames_of
 from tcore.training.checkpoint import Init, load_newest, read_state, record_init
 from tcore.training.journal import forget_after, note_environment
 from tcore.video.labels import load_mask, read_points
@@ -290,7 +290,7 @@ def weight_readers(root: Path) -> list[Reader]:
         Reader("init.json", root / "init.json", read_init, share=0.5),
         Reader("best encoder", root / BEST, lambda: read_best(root)),
         Reader("environment.json", environment, read_environment, share=0.5),
-        Reader("frames of a run", environment, lambda: _frames_of(environment)),
+        Reader("frames of a run", environment, lambda: frames_of(environment)),
         Reader("lock.json", note, lambda: files._holder(note)),
     ]
 

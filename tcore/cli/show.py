@@ -245,6 +245,25 @@ class Dynamics(Drawn):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Reconstruction(Drawn):
+    """What a run of MAE, SiamMAE, RSP or the like restores: frames, what is seen of them, predictions."""
+
+    run: Positional[Path]
+    """A run folder of a method that reconstructs pixels."""
+    frames: str | None = None
+    """Other frames than those of the run: a store, a folder, or rendered."""
+    rows: int = 4
+    """Samples to show."""
+
+    def draw(self) -> Iterable[str]:
+        """Draw the samples."""
+        from tcore.show.reconstruction import reconstruction_figure
+
+        found = reconstruction_figure(self.run, self.out, frames=self.frames, rows=self.rows)
+        return [f"columns: {', '.join(found)}"]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Sandwich(Drawn):
     """Training samples of a run: past, current, future, crops and masks (of a store: tcore check --sheet)."""
 
@@ -290,7 +309,17 @@ class Failures(Drawn, WithDatasets):
             yield f"{one.labels.name}  {100 * one.score:.1f}  {word} at frame {one.breaks}"
 
 
-Figure = Attention | Correspondence | Pca | Propagation | Neighbors | Dynamics | Sandwich | Failures
+Figure = (
+    Attention
+    | Correspondence
+    | Pca
+    | Propagation
+    | Neighbors
+    | Dynamics
+    | Sandwich
+    | Reconstruction
+    | Failures
+)
 
 
 @dataclass(frozen=True)

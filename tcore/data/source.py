@@ -5,7 +5,7 @@ number of training or reading processes nor the parts a step is computed in chan
 rounding: frames of different sizes are padded to the largest of a part).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby
@@ -137,10 +137,23 @@ WHOLE = Share()
 class Source(Dataset[RawBatch]):
     """The usable clips of a store; item i is (a share of) part i % accumulate of step i // accumulate."""
 
-    def __init__(self, store: FrameStore, config: Config, sampling: Sampling, share: Share = WHOLE) -> None:
+    def __init__(
+        self,
+        store: FrameStore,
+        config: Config,
+        sampling: Sampling,
+        share: Share = WHOLE,
+        by_rate: Mapping[float, Sampling] | None = None,
+    ) -> None:
         self.store, self.config, self.sampling, self.share = store, config, sampling, share
+        self.by_rate = by_rate or {}
+        """How videos are sampled that have a frame rate of their own."""
         self.all_clips = list_clips(store, split_at_cuts=sampling.split_at_cuts)
         long_enough = sampling.usable(self.all_clips.length)
+        for rate, own in self.by_rate.items():
+            assert store.rates is not None
+            chosen = store.rates[self.all_clips.video] == rate
+            long_enough[chosen] = own.usable(self.all_clips.length[chosen])
         self.num_short = int((~long_enough).sum())
         repeat = sampling.repeats_short or config.source == "images"
         self.clips = self.all_clips if repeat else self.all_clips.select(long_enough)
@@ -155,6 +168,11 @@ class Source(Dataset[RawBatch]):
                 f"no usable video among {len(store)}: the longest has {longest} frames, too few for "
                 + sampling.why_unusable()
             )
+
+    def sampling_of(self, video: int) -> Sampling:
+        """How a video is sampled, by its own frame rate where it has one."""
+        rates = self.store.rates
+        return self.sampling if rates is None else self.by_rate.get(float(rates[video]), self.sampling)
 
     def fingerprint(self) -> str:
         """A short name for the data; a run that resumes must find the same."""
@@ -231,7 +249,7 @@ class Source(Dataset[RawBatch]):
     ) -> dict[str, Frame]:
         """The needed frames of a sample, by name."""
         video, start, length = (int(x[clip]) for x in self.clips)
-        indices = self.sampling.frames(length, rng)
+        indices = self.sampling_of(video).frames(length, rng)
         read = self.store.read(video, [start + indices[name] for name in needed])
         return dict(zip(needed, read, strict=True))
 

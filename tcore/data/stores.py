@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Int64, UInt8
+from jaxtyping import Float64, Int64, UInt8
 from PIL import Image
 
 from tcore.data.images import IMAGE_SUFFIXES, Frame, decode_image, read_file
@@ -22,6 +22,7 @@ VIDEO_SUFFIXES = set(
     ".rm .rmvb .gif .y4m .ivf .h264 .264 .h265 .265 .hevc".split()
 )
 EXAMPLE = "CLIPS*5+photographs:PHOTOS+STORE"
+RATE = "fps.txt"  # beside the frames of a video: its own frames per second
 PHOTOGRAPHS = "photographs:"
 # A camera that moves over photographs:
 MOVED_FRAMES = 20
@@ -43,6 +44,8 @@ class FrameStore:
     names: Sequence[str]
     lengths: Int64[np.ndarray, " videos"]
     fps: float | None = None
+    rates: Float64[np.ndarray, " videos"] | None = None
+    """Frames per second of each video, where they differ or have their own; nan: unknown."""
 
     def __len__(self) -> int:
         return len(self.names)
@@ -101,12 +104,20 @@ class FolderStore(FrameStore):
             problem = "is a file" if root.exists() else "does not exist"
             raise InputError(f"{root} {problem}: give a folder of frame folders, or of images.")
         self.root = root
-        files = dict(walk_frames(root))
+        files, rates = dict[str, list[str]](), dict[str, float]()
+        for folder, names in walk(root):
+            images = [name for name in names if Path(name).suffix.lower() in IMAGE_SUFFIXES]
+            if images:
+                files[folder] = sorted(images, key=natural)
+            if images and RATE in names:
+                rates[folder] = read_rate(root / folder / RATE)
         if not files:
             raise InputError(_explain_empty(root))
         self.names = sorted(files, key=natural)
         self.files = [files[name] for name in self.names]
         self.lengths = np.array([len(images) for images in self.files], dtype=np.int64)
+        if rates:
+            self.rates = np.array([rates.get(name, math.nan) for name in self.names])
 
     def read_bytes(self, video: int, frames: Sequence[int]) -> list[bytes]:
         """Some image files of one video."""
@@ -245,6 +256,12 @@ class MixedStore(FrameStore):
         self.stores = [store for _, store in copies]
         self.names = [f"{prefix}/{name}" for prefix, store in copies for name in store.names]
         self.lengths = np.concatenate([store.lengths for store in self.stores])
+        if self.fps is None or any(store.rates is not None for store in stores):
+            known = [
+                np.full(len(store), store.fps or math.nan) if store.rates is None else store.rates
+                for store in self.stores
+            ]
+            self.rates = np.concatenate(known)
         self._ends = np.cumsum([len(store) for store in self.stores])
 
     def _place(self, video: int) -> tuple[FrameStore, int]:
@@ -344,6 +361,18 @@ def walk_frames(root: Path) -> list[tuple[str, list[str]]]:
         for folder, files in walk(root)
     )
     return [(folder, sorted(images, key=natural)) for folder, images in found if images]
+
+
+def read_rate(path: Path) -> float:
+    """The frames per second that a file beside frames holds."""
+    text = read_file(path)[:100].decode("ascii", "replace").strip()
+    try:
+        rate = float(text)
+    except ValueError:
+        rate = math.nan
+    if not 0 < rate < 1e6:
+        raise InputError(f"{path} holds {text!r}: write frames per second, as in 29.97.")
+    return rate
 
 
 def list_images(folder: Path) -> tuple[Path, ...]:

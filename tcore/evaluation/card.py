@@ -109,7 +109,7 @@ _RESULT = {
     "differs?": [str],
 }
 SHAPE = {
-    "encoder": {"name": str, "weights": str},
+    "encoder": {"name": str, "weights": str, "notes?": [str]},
     "benchmarks": {str: _RESULT},
     "versions?": {str: str},
     "device?": str,
@@ -181,6 +181,7 @@ def table(card: Card) -> list[str]:
     if "reach" in card["encoder"]:
         reach = card["encoder"]["reach"]
         lines.append(f"patches attend to patches up to {reach} away; published scores use --reach everywhere")
+    lines += card["encoder"].get("notes", [])
     memory = ", ".join(f"{x:.2f} GB {kind[:3].upper()}" for kind, x in card["peak_memory"].items())
     lines.append(f"{card['seconds']:.0f} s on {card['device']}, peak memory {memory}")
     return lines

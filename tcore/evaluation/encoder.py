@@ -90,6 +90,10 @@ class Encoder(nn.Module):
         self.name = name
         self.patch_size = backbone.patch_size
         self.report = report
+        self.variant = ""
+        """What differs from the encoder as it was trained, for its fingerprint."""
+        self.notes: list[str] = []
+        """What a score card must say about how it was trained."""
 
     def need_features(self) -> None:
         """Refuse, before anything is written, an encoder without features."""
@@ -103,8 +107,7 @@ class Encoder(nn.Module):
             digest.update(name.encode() + content.numpy().tobytes())
         if self.reach is not None:
             digest.update(f"reach {self.reach}".encode())
-        if getattr(self.backbone, "position_resize", None) == "exact":
-            digest.update(b"exact positions")
+        digest.update(self.variant.encode())
         return digest.hexdigest()[:16]
 
     @property
@@ -114,7 +117,8 @@ class Encoder(nn.Module):
 
     def identity(self) -> dict[str, Any]:
         """What a result records about its encoder."""
-        known = {"name": self.name, "weights": self.fingerprint()}
+        known: dict[str, Any] = {"name": self.name, "weights": self.fingerprint()}
+        known |= {"notes": self.notes} if self.notes else {}
         return known if self.reach is None else known | {"reach": self.reach}
 
     @torch.no_grad()

@@ -129,6 +129,8 @@ def choose_positions(encoder: Encoder, how: Resize | None) -> None:
         raise InputError(
             f"positions exact of {encoder.name}: learned ones have no formula; use size or factor."
         )
+    if how != vit.position_resize:
+        encoder.variant = f"positions {how}"
     vit.position_resize = how
     kept = [line for line in encoder.report.splitlines() if not line.startswith("positions on other grids")]
     encoder.report = "\n".join([*kept, f"positions on other grids: {RESIZES[how]}"])
@@ -149,22 +151,26 @@ def _load_path(path: Path) -> Encoder:
         raise InputError(f"{path} is for ONNX runtimes: give the encoder that it was exported from.")
     config = path / "config.json"
     if (path / "model.safetensors").is_file() and config.is_file():
-        loaded, sizes = _read_folder(path), _sizes_in(read_json(config).get("tcore"), config)
+        loaded, sizes, notes = _read_folder(path), _sizes_in(read_json(config).get("tcore"), config), []
     else:
         file = path / "encoder.safetensors" if path.is_dir() else path
         if not file.is_file():
             raise InputError(f"encoder {path} {_what_is_wrong(path)}")
         if file.name == "checkpoint.pt" and file.with_name("encoder.json").is_file():
             raise InputError(f"{file} is the state of a training: give its run folder, {file.parent}.")
-        loaded, sizes = read_file(file), None
+        loaded, sizes, notes = read_file(file), None, list[str]()
         # What a file says about itself takes precedence over what is beside it.
         if file.suffix == ".safetensors" and "vit" not in loaded:
             card = find_card(file)
             if card is None and file.name == "encoder.safetensors":
                 raise InputError(f"no encoder.json beside {file}: it says how the encoder is built.")
-            sizes = None if card is None else _sizes_in(read_json(card), card)
+            if card is not None:
+                about = read_json(card)
+                sizes, notes = _sizes_in(about, card), _notes_in(about)
     found = translate(loaded, str(path), sizes)
-    return Encoder(_build(found, path), str(path), found.report)
+    encoder = Encoder(_build(found, path), str(path), "\n".join([found.report, *notes]))
+    encoder.notes = notes
+    return encoder
 
 
 def find_card(file: Path) -> Path | None:
@@ -184,6 +190,12 @@ def _sizes_in(values: Any, source: Path) -> dict[str, Any]:
     if not isinstance(sizes, dict):
         raise InputError(f'cannot read {source}: no sizes under "vit".')
     return sizes
+
+
+def _notes_in(values: Any) -> list[str]:
+    """What a card says about how the encoder was trained."""
+    notes = values.get("notes")
+    return [str(note) for note in notes] if isinstance(notes, list) else []
 
 
 def _read_folder(path: Path) -> dict[str, Any]:

@@ -76,6 +76,11 @@ def export(encoder: Encoder, out: str | Path, format: Format) -> Exported:
             f"--format {format} has no attention limited to {vit.reach} patches, as in {encoder.name}: "
             "use safetensors, torch or onnx, or add --reach everywhere."
         )
+    if not vit.class_token and format in ("timm", "hf"):
+        raise InputError(
+            f"--format {format} has no encoder without a class token, as {encoder.name}: "
+            "use safetensors, torch or onnx."
+        )
     notes = _write(vit, out, format)
     files = [out] if out.is_file() else list(out.iterdir())
     return Exported(out, sum(path.stat().st_size for path in files), LOAD[format].format(out), notes)
@@ -256,16 +261,18 @@ class GridEncoder(nn.Module):
         vit = self.vit
         rows, columns = (side // vit.patch_size for side in images.shape[-2:])
         native, dim, prefix = vit.native_grid, vit.dim, vit.num_prefix
-        grid = resize_matrix(native, rows) @ vit.pos_embed[0, 1:].reshape(native, native * dim)
+        grid = resize_matrix(native, rows) @ vit.pos_embed[0, vit.num_class :].reshape(native, native * dim)
         grid = resize_matrix(native, columns) @ grid.reshape(rows, native, dim)
         x = vit.patch_embed(images) + grid.reshape(1, rows * columns, dim)
-        frame = (vit.cls_token + vit.pos_embed[:, :1]).expand(x.shape[0], -1, -1)
+        frame = (vit.cls_token + vit.pos_embed[:, : vit.num_class]).expand(x.shape[0], -1, -1)
         x = torch.cat([frame, vit.register_tokens.expand(x.shape[0], -1, -1), x], dim=1)
         seen = None if vit.reach is None else tokens_seen(vit.reach, rows, columns, prefix, images.device)
         for block in vit.blocks:
             x = block(x, seen=seen)
         x = vit.norm(x)
-        return x[:, prefix:].transpose(1, 2).reshape(x.shape[0], dim, rows, columns), x[:, 0]
+        return x[:, prefix:].transpose(1, 2).reshape(x.shape[0], dim, rows, columns), (
+            x[:, 0] if vit.num_class else x[:, prefix:].mean(dim=1)
+        )
 
 
 def write_onnx(vit: VisionTransformer, path: Path, sizes: dict[str, Any]) -> str:

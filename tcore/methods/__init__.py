@@ -66,6 +66,13 @@ def build_sampling(config: "Config", fps: float | None = None) -> "Sampling":
 
 def build_source(store: "FrameStore", config: "Config", share: "Share | None" = None) -> "Source":
     """The samples of a run, drawn from a store."""
+    import numpy as np
+
     from tcore.data.source import WHOLE, Source
 
-    return Source(store, config, build_sampling(config, store.fps), share or WHOLE)
+    rates = [] if store.rates is None else sorted({rate for rate in store.rates.tolist() if rate > 0})
+    by_rate = {rate: build_sampling(config, rate) for rate in rates}
+    # Where every video has its own rate, that of the store, which may be unknown, is not asked for.
+    known = store.rates is not None and not np.isnan(store.rates).any()
+    usual = by_rate[rates[0]] if known else build_sampling(config, store.fps)
+    return Source(store, config, usual, share or WHOLE, by_rate)

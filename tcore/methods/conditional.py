@@ -37,6 +37,14 @@ class Conditional(PixelMethod):
             prediction = self.decoder(tokens, batch.visible, batch.masked, self.decoder.embed(memory))
         return {"masked": masked_error(prediction, self.wanted(batch, patches), samples=batch.samples)}
 
+    def predictions(self, batch: PixelBatch) -> dict[str, Tensor]:
+        """Of the masked patches."""
+        assert batch.memory is not None
+        memory = self.decoder.embed(self.backbone.sequence(self.patches(batch.memory)))
+        seen = take(self.patches(batch.target), batch.visible)
+        tokens = self.backbone.sequence(seen, batch.visible)
+        return {"prediction": self.decoder(tokens, batch.visible, batch.masked, memory)}
+
 
 @contextmanager
 def seeded(generator: torch.Generator | None, device: torch.device) -> Iterator[None]:

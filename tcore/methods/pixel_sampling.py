@@ -144,7 +144,7 @@ class PixelSampling:
             self.settings, VideoMaeSettings
         ):  # here the masked number is cut off, and places are masked
             mask = hide(rng.random((self.batch_size, n)), n - int(ratio * n))
-            return np.broadcast_to(mask, (self.slots, *mask.shape))
+            return np.repeat(mask[None], self.slots, axis=0)
         tokens = self.slots * n
         mask = hide(rng.random((self.batch_size, tokens)), num_kept(tokens, ratio))
         return mask.reshape(self.batch_size, self.slots, n).transpose(1, 0, 2)
@@ -218,7 +218,7 @@ class PixelSampling:
 
     def warnings(self) -> list[str]:
         """What is not as published."""
-        return [f"note: {line}" for line in self.settings.notes()]
+        return [f"note: {line}" for line in self.settings.notes]
 
 
 def hide(noise: Float64[np.ndarray, "b n"], kept: int) -> Bool[np.ndarray, "b n"]:

@@ -9,6 +9,7 @@ frames, and its decoder attends less within a frame; VideoMAE (arXiv:2203.12602)
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int64
@@ -29,7 +30,16 @@ from tcore.methods.settings_pixel import (
 )
 from tcore.model.clips import ClipTransformer, absorb
 from tcore.model.decoder import PixelDecoder, SpatialDropout, initialize
-from tcore.model.pixels import Target, masked_error, patchify, pixel_targets, predicted_frames, take
+from tcore.model.pixels import (
+    Target,
+    masked_error,
+    patchify,
+    pixel_targets,
+    predicted_frames,
+    put,
+    restored,
+    take,
+)
 from tcore.model.positions import PlaceKind
 from tcore.model.vit import VisionTransformer, build_vit, vit_sizes
 
@@ -53,8 +63,22 @@ class PixelBatch:
     """A frame that is seen whole."""
 
 
+class Reconstructed(NamedTuple):
+    """What a method makes of some samples, as tokens of pixels between 0 and 1; for looking at."""
+
+    true: Float[Tensor, "b n p"]
+    made: dict[str, Float[Tensor, "b n p"]]
+    """Predictions by name; where they are about masked patches alone, the others are the true ones."""
+    frames: int
+    """Frames of a token."""
+
+
 class PixelMethod(Method):
     """What methods that predict pixels share: an encoder, a decoder, targets, health."""
+
+    gain: Tensor
+    shift: Tensor
+    imagenet: Tensor
 
     def __init__(
         self,
@@ -63,10 +87,20 @@ class PixelMethod(Method):
         weights: Mapping[str, float],
         *,
         target: Target = "joint",
+        single_frames: bool = False,
+        mean: tuple[float, ...] = MEAN,
+        std: tuple[float, ...] = STD,
     ) -> None:
         super().__init__(weights)
         self.backbone, self.decoder, self.target = backbone, decoder, target
+        self.single_frames = single_frames
         self.tube = backbone.tube if isinstance(backbone, ClipTransformer) else 1
+        ours, theirs = torch.tensor([MEAN, STD]), torch.tensor([mean, std])
+        # From pixels normalized as ImageNet's to those that this method sees, and to [0, 1].
+        self.register_buffer("gain", ours[1] / theirs[1], persistent=False)
+        self.register_buffer("shift", (ours[0] - theirs[0]) / theirs[1], persistent=False)
+        self.register_buffer("imagenet", ours, persistent=False)
+        self.renormalizes = (tuple(mean), tuple(std)) != (MEAN, STD)
         # Nothing stands in for a patch that the encoder does not see; empty tokens are not trained.
         for token in (backbone.mask_token, backbone.register_tokens, backbone.cls_token):
             token.requires_grad_(token is backbone.cls_token and token.numel() > 0)
@@ -74,6 +108,26 @@ class PixelMethod(Method):
     def patches(self, frames: Float[Tensor, "b 3 time size size"]) -> Float[Tensor, "b n c"]:
         """Tokens of pixels, as the encoder sees them."""
         return patchify(frames, self.tube, self.backbone.patch_size)
+
+    def renormalized(self, frames: Float[Tensor, "b 3 time h w"]) -> Float[Tensor, "b 3 time h w"]:
+        """Pixels by the mean and deviation that the method was published with."""
+        if not self.renormalizes:
+            return frames
+        return frames * self.gain[:, None, None, None] + self.shift[:, None, None, None]
+
+    def predicted(
+        self, frames: Float[Tensor, "b 3 time h w"], patches: Float[Tensor, "b n c"]
+    ) -> Float[Tensor, "b n p"]:
+        """Pixels that predictions are about: those of the tokens, or of one frame of each (MAE-ST)."""
+        if self.single_frames:
+            time = frames.shape[2]
+            chosen = [frames[:, :, index] for index in predicted_frames(time, time // self.tube)]
+            return patchify(torch.stack(chosen, dim=2), 1, self.backbone.patch_size)
+        if self.target != "channel":
+            return patches
+        # Targets by channel are of pixels between 0 and 1: the small number is outside of the root.
+        mean, std = self.imagenet.repeat(1, patches.shape[-1] // 3)
+        return patches * std + mean
 
     def wanted(self, batch: PixelBatch, patches: Float[Tensor, "b n c"]) -> Float[Tensor, "b m c"]:
         """Targets of the masked patches."""
@@ -84,6 +138,30 @@ class PixelMethod(Method):
         if self.observing:
             rows = tokens.detach()[:, self.backbone.num_class :].flatten(0, 1)
             self.health_sample = {"patches": rows[some_rows(len(rows), self.health_rows)].float().clone()}
+
+    @torch.no_grad()
+    def reconstruct(self, batch: PixelBatch) -> Reconstructed:
+        """Predictions with the mean and deviation of the true patches."""
+        frames = self.renormalized(batch.target)
+        pixels, made = self.predicted(frames, self.patches(frames)), dict[str, Tensor]()
+        for name, prediction in self.predictions(batch).items():
+            whole = prediction.shape[1] == pixels.shape[1]
+            true = pixels if whole else take(pixels, batch.masked)
+            found = restored(prediction.float(), true, self.target)
+            made[name] = self.visible_pixels(found if whole else put(pixels, found, batch.masked))
+        return Reconstructed(self.visible_pixels(pixels), made, 1 if self.single_frames else self.tube)
+
+    def predictions(self, batch: PixelBatch) -> dict[str, Float[Tensor, "b n p"]]:
+        """Predicted targets of the masked patches, or of all, by name."""
+        raise NotImplementedError
+
+    def visible_pixels(self, tokens: Float[Tensor, "b n p"]) -> Float[Tensor, "b n p"]:
+        """Pixels between 0 and 1 from those that predictions are about."""
+        if self.target == "channel":
+            return tokens
+        times = tokens.shape[-1] // 3
+        mean, std = self.imagenet.repeat(1, times)
+        return (tokens - self.shift.repeat(times)) / self.gain.repeat(times) * std + mean
 
     def parts(self) -> dict[str, Part]:
         """Encoder and decoder."""
@@ -142,10 +220,6 @@ class Reconstruction(PixelMethod):
     ['masked']
     """
 
-    gain: Tensor
-    shift: Tensor
-    imagenet: Tensor
-
     def __init__(
         self,
         backbone: VisionTransformer,
@@ -161,15 +235,11 @@ class Reconstruction(PixelMethod):
         key_bias: bool = True,
     ) -> None:
         weights = {"masked": 1.0} | ({} if momentum is None else {"consistency": consistency})
-        super().__init__(backbone, decoder, weights, target=target)
-        self.single_frames, self.momentum, self.key_bias = single_frames, momentum, key_bias
+        super().__init__(
+            backbone, decoder, weights, target=target, single_frames=single_frames, mean=mean, std=std
+        )
+        self.momentum, self.key_bias = momentum, key_bias
         self.attention_dropout = attention_dropout
-        ours, theirs = torch.tensor([MEAN, STD]), torch.tensor([mean, std])
-        # From pixels normalized as ImageNet's to those that this method sees, and to [0, 1].
-        self.register_buffer("gain", ours[1] / theirs[1], persistent=False)
-        self.register_buffer("shift", (ours[0] - theirs[0]) / theirs[1], persistent=False)
-        self.register_buffer("imagenet", ours, persistent=False)
-        self.renormalizes = (tuple(mean), tuple(std)) != (MEAN, STD)
         self.teacher = None if momentum is None else Teacher(backbone, decoder)
 
     def train(self, mode: bool = True) -> "Reconstruction":
@@ -198,11 +268,11 @@ class Reconstruction(PixelMethod):
             losses["consistency"] = masked_error(prediction, asked.float(), samples=batch.samples)
         return losses
 
-    def renormalized(self, frames: Float[Tensor, "b 3 time h w"]) -> Float[Tensor, "b 3 time h w"]:
-        """Pixels by the mean and deviation that the method was published with."""
-        if not self.renormalizes:
-            return frames
-        return frames * self.gain[:, None, None, None] + self.shift[:, None, None, None]
+    def predictions(self, batch: PixelBatch) -> dict[str, Float[Tensor, "b m p"]]:
+        """Of the masked patches."""
+        patches = self.patches(self.renormalized(batch.target))
+        tokens = self.backbone.sequence(take(patches, batch.visible), batch.visible)
+        return {"prediction": self.predict(tokens, batch, torch.Generator(patches.device).manual_seed(0))}
 
     def predict(
         self, tokens: Float[Tensor, "b k d"], batch: PixelBatch, generator: torch.Generator | None
@@ -214,20 +284,6 @@ class Reconstruction(PixelMethod):
         drop = SpatialDropout(self.attention_dropout, generator)
         x = self.decoder.in_place(self.decoder.embedded(tokens), batch.visible)
         return take(self.decoder.decode(x, drop=drop), batch.masked)
-
-    def predicted(
-        self, frames: Float[Tensor, "b 3 time h w"], patches: Float[Tensor, "b n c"]
-    ) -> Float[Tensor, "b n p"]:
-        """Pixels that predictions are about: those of the tokens, or of one frame of each (MAE-ST)."""
-        if self.single_frames:
-            time = frames.shape[2]
-            chosen = [frames[:, :, index] for index in predicted_frames(time, time // self.tube)]
-            return patchify(torch.stack(chosen, dim=2), 1, self.backbone.patch_size)
-        if self.target != "channel":
-            return patches
-        # Targets by channel are of pixels between 0 and 1: the small number is outside of the root.
-        mean, std = self.imagenet.repeat(1, patches.shape[-1] // 3)
-        return patches * std + mean
 
     def values(self, step: int, length: Length) -> dict[str, float]:
         """Momentum of the teacher, where there is one."""

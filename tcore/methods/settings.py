@@ -183,6 +183,8 @@ class TCoReSettings:
     """Shared settings that have no effect on this method; a value other than the default is refused."""
     whole_step: ClassVar[bool] = False
     """Whether all samples of a step must be there at once, so that it cannot be computed in parts."""
+    notes: ClassVar[tuple[str, ...]] = ()
+    """What a score card must say about how an encoder was trained."""
 
     auxiliary: Auxiliary = "both"
     """Sides that the auxiliary branch sees; none is the self-distillation baseline."""
@@ -281,6 +283,7 @@ class FrameSettings:
     )
     whole_step: ClassVar[bool] = False
     needs_neighbors: ClassVar[bool] = False
+    notes: ClassVar[tuple[str, ...]] = ()
     local_crops: ClassVar[bool] = True
     """Whether local crops have a use."""
 

@@ -84,7 +84,6 @@ class PixelSettings:
     class_token: ClassVar[bool] = True
     positions: ClassVar[str] = "grid"
     """What the encoder has: settings that are fixed by the method."""
-    note: ClassVar[str] = ""
 
     crop: CropConfig = field(default_factory=CropConfig)
     decoder: DecoderConfig = field(default_factory=DecoderConfig)
@@ -95,21 +94,18 @@ class PixelSettings:
         """They never need any."""
         return self
 
-    def notes(self) -> list[str]:
+    @property
+    def notes(self) -> tuple[str, ...]:
         """What a score card must say about how an encoder was trained."""
         spacing: PairConfig | ClipConfig | None = getattr(self, "pair", None) or getattr(self, "clip", None)
+        what = ""
         if isinstance(spacing, PairConfig) and spacing.gap_frames is not None:
-            low, high = spacing.gap_frames
-            apart = f"pairs {low} to {high} frames of its store apart"
-            return [f"{self.name} was trained on {apart}, not as published"]
+            what = "pairs {} to {} frames of its store apart".format(*spacing.gap_frames)
         if isinstance(spacing, ClipConfig) and spacing.stride_frames is not None:
-            apart = (
-                "consecutive frames"
-                if spacing.stride_frames == 1
-                else f"every {spacing.stride_frames}th frame"
-            )
-            return [f"{self.name} was trained on {spacing.frames} {apart} of its store, not as published"]
-        return []
+            stride = spacing.stride_frames
+            apart = "consecutive frames" if stride == 1 else f"frames {stride} apart"
+            what = f"clips of {spacing.frames} {apart} of its store"
+        return (f"{self.name} was trained on {what}, which is not the published spacing",) if what else ()
 
     def check(self, shared: Shared) -> None:
         """Refuse combinations that cannot work."""

@@ -28,6 +28,8 @@ from tcore.model.pixels import (
 )
 from tcore.model.vit import VisionTransformer
 
+PRIOR_SAMPLES = 2  # futures that a figure shows
+
 
 class Latent(nn.Module):
     """Categorical variables: what the future frame may be, given the current one, or given both."""
@@ -129,6 +131,19 @@ class Stochastic(PixelMethod):
         memory = self.decoder.arrange(self.decoder.embedded(kept), batch.visible, batch.masked)
         found: Tensor = self.decoder(None, batch.visible, batch.masked, memory)
         return found
+
+    def predictions(self, batch: PixelBatch) -> dict[str, Tensor]:
+        """Of the masked patches, and of the whole future frame from samples of posterior and prior."""
+        assert batch.memory is not None
+        patches, seeds = self.patches(batch.target), noise_seeds(batch.visible)
+        current = self.backbone.sequence(self.patches(batch.memory))
+        noisy = self.backbone.sequence(patches + self.noise * self.pixel_noise(seeds, patches))
+        posterior, prior = self.latent.logits(current[:, 0], noisy[:, 0])
+        kept = self.backbone.sequence(take(patches, batch.visible), batch.visible)
+        samples = {"posterior": self.sample(seeds, posterior)}
+        samples |= {f"prior {n + 1}": self.sample(seeds, prior, 3 + n) for n in range(PRIOR_SAMPLES)}
+        future = {name: self.decode_future(current, z, batch.visible) for name, z in samples.items()}
+        return {"prediction": take(self.decode_masked(kept, batch), batch.masked), **future}
 
     def parts(self) -> dict[str, Part]:
         """Encoder, decoder and latent."""

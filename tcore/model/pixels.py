@@ -41,6 +41,19 @@ def pixel_targets(patches: Float[Tensor, "*b c"], kind: Target) -> Float[Tensor,
     return ((channels - mean) / (deviation + EPSILON)).flatten(-2)
 
 
+def restored(
+    prediction: Float[Tensor, "*b c"], patches: Float[Tensor, "*b c"], kind: Target
+) -> Float[Tensor, "*b c"]:
+    """Pixels whose targets are the prediction, by mean and deviation of the true ones; for looking at."""
+    if kind == "none":
+        return prediction
+    if kind == "joint":
+        variance, mean = torch.var_mean(patches, dim=-1, keepdim=True)
+        return prediction * (variance + EPSILON).sqrt() + mean
+    deviation, mean = torch.std_mean(patches.unflatten(-1, (-1, 3)), dim=-2, keepdim=True)
+    return (prediction.unflatten(-1, (-1, 3)) * (deviation + EPSILON) + mean).flatten(-2)
+
+
 def masked_error(
     prediction: Float[Tensor, "b n c"],
     target: Float[Tensor, "b n c"],
@@ -70,13 +83,19 @@ def fill(
     mask_token: Float[Tensor, "1 1 d"], tokens: Float[Tensor, "b k d"], visible: Int64[Tensor, "b k"], n: int
 ) -> Float[Tensor, "b n d"]:
     """A sequence of n places: tokens at the visible ones, the mask token elsewhere."""
-    empty = mask_token.to(tokens.dtype).expand(tokens.shape[0], n, -1)
-    return empty.scatter(1, visible[..., None].expand_as(tokens), tokens)
+    return put(mask_token.to(tokens.dtype).expand(tokens.shape[0], n, -1), tokens, visible)
 
 
 def take(values: Float[Tensor, "b n c"], places: Int64[Tensor, "b k"]) -> Float[Tensor, "b k c"]:
     """The values at some places of each sample; not for gradients."""
     return values.gather(1, places[..., None].expand(-1, -1, values.shape[-1]))
+
+
+def put(
+    values: Float[Tensor, "b n c"], others: Float[Tensor, "b k c"], places: Int64[Tensor, "b k"]
+) -> Float[Tensor, "b n c"]:
+    """The values with others at some places."""
+    return values.scatter(1, places[..., None].expand_as(others), others)
 
 
 def predicted_frames(frames: int, tokens_in_time: int) -> list[int]:

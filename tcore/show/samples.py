@@ -25,12 +25,12 @@ def sandwich_figure(run: str | Path, out: Path, *, frames: str | None = None, ro
     config = load_config(run / "config.json")
     if config.source == "images" and config.method.needs_neighbors:
         raise InputError(f"run {run} trains on images: tcore figure neighbors shows what it reads.")
-    where = frames if frames is not None else _frames_of(run / "environment.json")
+    where = frames if frames is not None else frames_of(run / "environment.json")
     store = open_store(config, None if where == "rendered" else where)
     return draw_sheet(store, config, out, f"{run.name}: {where}", rows)
 
 
-def _frames_of(environment: Path) -> str:
+def frames_of(environment: Path) -> str:
     """Where a run read its frames."""
     found = read_json(environment, "where the frames are from ", {"frames": str}, "give --frames")
     return str(found["frames"])

@@ -69,7 +69,7 @@ def take_samples(source: Source, rows: int) -> list[Shown]:
             continue
         if not raw.bad:  # a clip that replaces an unreadable one has a row of its own
             video, start, length = (int(column[chosen[slot]]) for column in source.clips)
-            drawn = source.sampling.frames(
+            drawn = source.sampling_of(video).frames(
                 length, np.random.default_rng((source.config.seed, SAMPLE, 0, slot))
             )
             needed = source.sampling.needs(bool(masked[slot]))
@@ -99,12 +99,13 @@ def _draw_row(axes: list[Axes], source: Source, sample: Shown, columns: list[str
     )
     rest = axes[len(columns) :]
     crops = _crops(raw, "global", source.sampling.sides)
-    for number, (place, crop, mask) in enumerate(zip(rest, crops, raw.mask.numpy(), strict=False)):
+    masks = np.repeat(raw.mask.numpy(), max(1, len(crops) // len(raw.mask)), axis=0)  # of frames, from tubes'
+    for number, (place, crop, mask) in enumerate(zip(rest, crops, masks, strict=False)):
         side = round(mask.size**0.5)
         picture = mask_patches(crop, mask.reshape(side, side)) if mask.any() else crop
         share = f"{mask.mean():.0%} masked" if mask.any() else "no mask"
         show_picture(place, picture, f"global {number + 1}, {share}")
-        _outline(place, (0, 0, *crop.shape[:2]), GLOBAL_COLORS[number], 3)
+        _outline(place, (0, 0, *crop.shape[:2]), GLOBAL_COLORS[number % 2], 3)
     if "local" in source.sampling.sides:
         local = _crops(raw, "local", source.sampling.sides)
         local += [np.full_like(local[0], 255)] * (len(local) % 2)

@@ -154,6 +154,7 @@ def encoder_card(config: Config, step: int) -> dict[str, Any]:
         "vit": {name: vit[name] for name in built} | {"image_size": config.views.global_size},
         "step": step,
         "config": to_dict(config) | {"init": config.init and short_path(config.init)},
+        **({"notes": list(config.method.notes)} if config.method.notes else {}),
     }
 
 

@@ -9,7 +9,9 @@ from torch import Tensor
 
 from tcore.data.render import MEAN, STD
 from tcore.errors import InputError
+from tcore.evaluation.encoder import Encoder
 from tcore.evaluation.encoders import load_encoder
+from tcore.evaluation.export import GridEncoder, export
 from tcore.model.clips import ClipTransformer
 from tcore.model.pixels import patchify
 from tcore.model.positions import grid_positions
@@ -125,3 +127,18 @@ def test_learned_positions_have_no_formula(tmp_path: Path) -> None:
     vit = randomized(VisionTransformer(**SIZES))
     with pytest.raises(InputError, match="positions exact"):
         load({"model": encoder_names(vit)}, tmp_path, positions="exact")
+
+
+def test_encoders_without_class_token_are_exported_where_others_know_them(tmp_path: Path) -> None:
+    encoder = Encoder(randomized(VisionTransformer(**SIZES, class_token=False)), "mine")
+    frame = torch.randn(1, 3, 64, 96)
+    again = load_encoder(export(encoder, tmp_path / "vit.safetensors", "safetensors").path)
+    assert torch.equal(again.backbone(frame).patches, encoder.backbone(frame).patches)
+    grid, mean = GridEncoder(encoder.backbone)(frame)  # type: ignore[arg-type]
+    assert torch.allclose(grid.flatten(2).transpose(1, 2), encoder.backbone(frame).patches, atol=1e-5)
+    assert torch.allclose(mean, encoder.backbone(frame).patches.mean(dim=1), atol=1e-5)
+    for format_ in ("timm", "hf"):
+        with pytest.raises(InputError, match="without a class token"):
+            export(encoder, tmp_path / format_, format_)
+    encoder.notes = ["trained on something else"]
+    assert encoder.identity()["notes"] == ["trained on something else"]

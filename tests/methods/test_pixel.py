@@ -6,15 +6,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from tcore import Config, InputError, load_encoder, methods, recipe, train
 from tcore.config import validate
 from tcore.data.loader import render_batch
+from tcore.data.render import MEAN, STD
 from tcore.data.source import Share
-from tcore.data.stores import FrameStore
+from tcore.data.stores import FrameStore, open_mixture
 from tcore.methods.pixel_sampling import PixelSampling
 from tcore.methods.reconstruction import PixelBatch, PixelMethod, Reconstruction
 from tcore.model.pixels import fill, noise_seeds, normal_noise, patchify, uniform_noise, unpatchify
+from tcore.show.reconstruction import columns, reconstruction_figure
 from tests.runs import assert_resumes_exactly, checkpoint, metrics
 from tests.tiny import shrunk
 from tests.training.jobs import work, work_together
@@ -55,6 +58,7 @@ def test_each_method_trains_and_exports_an_encoder_of_frames(name: str, tmp_path
     assert last["health"]["state"] in ("learning", "plateau", "collapse")
     assert last["health"]["patch_rank"] >= 1
     encoder = load_encoder(run)
+    assert len(encoder.notes) == (name not in ("mae", "rcmae", "cropmae"))
     assert encoder(torch.zeros(1, 32, 48, 3, dtype=torch.uint8)).shape == (1, 32, 4, 6)
     # What is exported sees a frame as training does: repeated over the first time slot, where it sees clips.
     method = build(config)
@@ -198,7 +202,7 @@ def test_store_too_slow_for_the_published_spacing_is_refused_with_the_rate_it_ne
 
 def test_short_twins_say_that_their_spacing_is_not_published() -> None:
     for name in ("siammae", "rsp", "dropmae", "videomae", "maest"):
-        assert "not as published" in sampling(small(name)).warnings()[0]
+        assert "not the published spacing" in sampling(small(name)).warnings()[0]
         assert not sampling(recipe(f"vits16-{name}-k400"), 8.0).warnings()
     assert not sampling(small("mae")).warnings()
 
@@ -273,6 +277,71 @@ def test_dropout_of_the_decoder_follows_from_the_seed_of_the_part() -> None:
     state = torch.get_rng_state()
     assert loss(1) == loss(1) != loss(2)
     assert torch.equal(state, torch.get_rng_state())
+
+
+def write_frames(folder: Path, count: int, rate: str | None = None) -> None:
+    folder.mkdir(parents=True)
+    for number in range(count):
+        Image.new("RGB", (48, 48), (5 * number, 0, 0)).save(folder / f"{number:05d}.png")
+    if rate is not None:
+        (folder / "fps.txt").write_text(rate)
+
+
+def test_a_folder_of_frames_may_have_a_rate_of_its_own(tmp_path: Path) -> None:
+    write_frames(tmp_path / "native", 40, "30\n")
+    write_frames(tmp_path / "slow", 40, "8")
+    config = shrunk("vits16-siammae-k400", mask_ratio=0.8)
+    source = methods.build_source(FrameStore.open(tmp_path), config)
+    gaps = {}
+    for video, name in enumerate(source.store.names):
+        drawn = [source.sampling_of(video).frames(40, np.random.default_rng(seed)) for seed in range(200)]
+        gaps[name] = min(pair["current"] - pair["past"] for pair in drawn)
+    assert gaps == {"native": 4, "slow": 1}
+    assert len(source.read(0, 0).sizes) == 2 * config.optim.batch
+    write_frames(tmp_path / "unknown", 40)
+    with pytest.raises(InputError, match="this one has 2"):  # the settings' own rate
+        methods.build_source(FrameStore.open(tmp_path), config)
+    (tmp_path / "slow" / "fps.txt").write_text("fast")
+    with pytest.raises(InputError, match=r"fps.txt holds 'fast'"):
+        FrameStore.open(tmp_path)
+
+
+def test_mixed_stores_keep_their_rates(tmp_path: Path) -> None:
+    write_frames(tmp_path / "a" / "native", 4, "30")
+    store = open_mixture(f"{tmp_path / 'a'}+{tmp_path / 'a'}*2", 0)
+    assert store.rates is not None
+    assert store.rates.tolist() == [30.0, 30.0, 30.0]
+
+
+@pytest.mark.parametrize("name", ["siammae", "rsp", "dropmae", "maest"])
+def test_reconstructions_are_drawn_beside_what_was_seen(name: str, tmp_path: Path) -> None:
+    method, batch = build(small(name)).eval(), read(small(name))
+    found = columns(method, batch)
+    assert (
+        list(found)
+        == {
+            "siammae": ["seen whole", "frame", "seen", "prediction"],
+            "rsp": ["seen whole", "frame", "seen", "prediction", "posterior", "prior 1", "prior 2"],
+            "dropmae": ["frame 1", "seen 1", "prediction 1", "frame 2", "seen 2", "prediction 2"],
+            "maest": ["frame 1", "seen 1", "prediction 1", "frame 4", "seen 4", "prediction 4"],
+        }[name]
+    )
+    first = next(key for key in found if key.startswith("frame"))
+    mean, std = (torch.tensor(x)[:, None, None] for x in (MEAN, STD))
+    true = (255 * (batch.target[0, :, 0] * std + mean)).permute(1, 2, 0)
+    assert np.abs(found[first][0] - true.numpy()).max() <= 1
+    seen = found[first.replace("frame", "seen")][0].reshape(4, 8, 4, 8, 3).swapaxes(1, 2).reshape(16, -1)
+    gray = (seen == 128).all(axis=1)
+    assert set(np.flatnonzero(~gray)) == {place for place in batch.visible[0].tolist() if place < 16}
+
+
+def test_figure_of_reconstructions_comes_from_a_run(tmp_path: Path) -> None:
+    run = train(small("mae"), tmp_path / "run", quiet=True)
+    assert reconstruction_figure(run, tmp_path / "out.png", rows=2) == ["frame", "seen", "prediction"]
+    assert (tmp_path / "out.png").stat().st_size > 1000
+    (run / "checkpoint.pt").unlink()
+    with pytest.raises(InputError, match=r"checkpoint.pt"):
+        reconstruction_figure(run, tmp_path / "out.png")
 
 
 def test_teacher_follows_and_is_exported() -> None:
