@@ -199,6 +199,8 @@ class Propagate(WithProtocol):
     """Masks follow the edges of a frame; off: labels of the grid are interpolated."""
     long_side: int | None = None
     """Shrink larger frames to this long side (unset: to a short side of 480)."""
+    search: Literal["exact", "halved"] | None = None
+    """Compare all patches, or means of four first (unset: exact; halved for fine grids on a CPU)."""
     overlay: bool = True
     """Write overlay.mp4."""
     format: Literal["davis", "tracks", "coco", "yolo", "cvat", "dlc"] | None = None
@@ -224,6 +226,7 @@ class Propagate(WithProtocol):
             detail=self.detail,
             edges=self.edges == "on",
             long_side=self.long_side,
+            search=self.search,
             overlay=self.overlay,
             form=self.format,
             say=to_stderr,

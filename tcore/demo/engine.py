@@ -23,7 +23,7 @@ from tcore.evaluation.resize import Size, normalize_images, resize_images
 from tcore.evaluation.run_clip import encode
 from tcore.show.features import Matcher, load_matcher
 from tcore.text import Say, silent
-from tcore.video.detail import choose_detail, estimate, fit_size
+from tcore.video.detail import choose_detail, estimate, fit_size, suited
 
 SHOWN = (360, 640)  # a frame whose time decides on the detail: the page shrinks larger ones
 
@@ -73,7 +73,8 @@ class Engine:
         """The published protocol, its radius scaled from a coarse grid of 55 columns to this one's."""
         cells = max(inside) // self.encoder.patch_size / FINER[self.detail]
         radius = max(4.0, round(20 * cells / 55, 1))
-        return replace(TCORE, name="demo", radius=radius, resize="native", edges=self.edges)
+        scaled = replace(TCORE, name="demo", radius=radius, resize="native", edges=self.edges)
+        return suited(scaled, self.encoder, inside)
 
     def encode(self, frame: Frame, inside: Size) -> Float[Tensor, "channels rows columns"]:
         """Features of one frame."""

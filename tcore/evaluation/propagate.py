@@ -46,7 +46,7 @@ class Propagator:
     is the mean of the labels of the `topk` most similar cells, weighted by a softmax of their cosines.
     Features are held in the protocol's precision and compared in fp32; no more than `score_bytes` of
     similarities exist at a time. A `halved` search finds the best cells of a grid of half the size, made of
-    mean features, and compares their four cells each: some 20 times less work, and nearly the same labels.
+    mean features, and compares their four cells each: far less work, and similar labels, not the same.
     """
 
     def __init__(self, protocol: Protocol, score_bytes: int | None = None) -> None:

@@ -16,6 +16,7 @@ FirstFrame = Literal["repeated", "once"]
 Precision = Literal["fp32", "bf16"]
 Window = Literal["disk", "square"]
 Edges = Literal["off", "guided"]
+Search = Literal["exact", "halved"]
 Detail = Literal["coarse", "fine", "finest"]
 FINER: dict[Detail, int] = {
     "coarse": 1,
@@ -57,7 +58,7 @@ class Protocol:
     """How labels get from the grid to pixels: bilinear, or along the edges of the frame (guided filter)."""
     precision: Precision = "fp32"
     """Arithmetic of the encoder, and the form in which features are held."""
-    search: Literal["exact", "halved"] = "exact"
+    search: Search = "exact"
     """Compare all cells of the window; or means of four of them, and then the cells of the best means."""
     skip_first: bool = False
     """VIP: leave the first frame, whose labels are given, out of the score."""

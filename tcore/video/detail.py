@@ -1,6 +1,7 @@
 """How fine the grid of a video is: by name, or the finest that this machine computes fast enough."""
 
 import time
+from dataclasses import replace
 
 import torch
 
@@ -8,12 +9,13 @@ from tcore.data.images import Frame
 from tcore.errors import InputError
 from tcore.evaluation.encoder import Encoder
 from tcore.evaluation.propagate import Propagator
-from tcore.evaluation.protocols import CELL, FINER, Detail, Protocol
+from tcore.evaluation.protocols import CELL, FINER, Detail, Protocol, Search
 from tcore.evaluation.resize import Size
 from tcore.evaluation.run_clip import encode
 from tcore.text import Say, format_seconds, silent
 
 SHORT_SIDE = 480  # larger videos are scaled down
+HALVED = 2048  # patches of a grid above which a CPU searches means of four cells first
 SLOWEST = 0.7  # frames per second that a fine grid must reach on a CPU to be chosen
 
 
@@ -39,16 +41,25 @@ def fit_size(frame: Size, patch_size: int, detail: Detail = "coarse", long_side:
     return height * patch_size, width * patch_size
 
 
+def suited(protocol: Protocol, encoder: Encoder, inside: Size, search: Search | None = None) -> Protocol:
+    """The protocol with the search that is asked for; else, for large grids on a CPU, with the halved one."""
+    patches = inside[0] * inside[1] // encoder.patch_size**2
+    slow = patches > HALVED and next(encoder.parameters()).device.type == "cpu"
+    return replace(protocol, search=search or ("halved" if slow else protocol.search))
+
+
 def choose_detail(
     encoder: Encoder,
     frame: Frame,
     count: int | None,
     protocol: Protocol,
     long_side: int | None = None,
+    search: Search | None = None,
     say: Say = silent,
 ) -> Detail:
     """`fine`, or `coarse` where that would be too slow; the time that it takes is measured on one frame."""
     inside = fit_size((frame.shape[0], frame.shape[1]), encoder.patch_size, "fine", long_side)
+    protocol = suited(protocol, encoder, inside, search)
     spent = estimate(encoder, frame, inside, count or protocol.context, protocol)
     each = spent["encode"] + spent["step"]
     slow = each * SLOWEST > 1 and next(encoder.parameters()).device.type == "cpu"

@@ -17,13 +17,13 @@ from tcore.data.video import FolderVideo, Video, h264_encoder, open_video, video
 from tcore.errors import InputError
 from tcore.evaluation.encoder import Encoder
 from tcore.evaluation.propagate import Labels
-from tcore.evaluation.protocols import TCORE, Detail, Protocol
+from tcore.evaluation.protocols import TCORE, Detail, Protocol, Search
 from tcore.evaluation.resize import Size
 from tcore.evaluation.run_clip import run_clip, same_size
 from tcore.files import check_writable, new_folder, write_text
 from tcore.text import Progress, Say, format_size, short_path, silent
 from tcore.video.both_ways import both_ways
-from tcore.video.detail import choose_detail, fit_size
+from tcore.video.detail import choose_detail, fit_size, suited
 from tcore.video.formats import About, choose_format, write_files
 from tcore.video.labels import Masks, Points, read_labels
 from tcore.video.tracked import TrackedMasks, TrackedPoints, paint_labels, track_labels
@@ -48,6 +48,7 @@ def propagate_video_file(
     detail: Detail | None = None,
     edges: bool = True,
     long_side: int | None = None,
+    search: Search | None = None,
     overlay: bool = True,
     form: str | None = None,
     say: Say = silent,
@@ -59,8 +60,9 @@ def propagate_video_file(
     One frame is in memory at a time, besides the context of the protocol, or a few where a file is read
     backward. Labels are given for any frames, which keep them; between two of these, what comes forward
     from one is blended with what comes backward from the other. `detail` and `long_side` are those of
-    `fit_size` (None: as fine as this machine can); the protocol's own size is for benchmarks. `form` is the
-    format of the labels (`tcore.video.formats`). Masks follow the edges of a frame, unless `edges` is False.
+    `fit_size` (None: as fine as this machine can), `search` is that of the protocol (None: exact, or halved
+    for fine grids on a CPU); the protocol's own size is for benchmarks. `form` is the format of the labels
+    (`tcore.video.formats`). Masks follow the edges of a frame, unless `edges` is False.
     """
     encoder.need_features()
     protocol = dataclasses.replace(protocol, edges="guided" if edges else "off")
@@ -74,8 +76,9 @@ def propagate_video_file(
     frames = iter(source)
     first = next(frames)
     size = (first.shape[0], first.shape[1])
-    detail = detail or choose_detail(encoder, first, source.count, protocol, long_side, say)
+    detail = detail or choose_detail(encoder, first, source.count, protocol, long_side, search, say)
     inside = fit_size(size, encoder.patch_size, detail, long_side)
+    protocol = suited(protocol, encoder, inside, search)
     track = track_labels(used, size, inside, encoder.patch_size, protocol)
     if overlay and h264_encoder() is None:
         say("no overlay.mp4: it needs PyAV with an H.264 encoder (pip install av).")
@@ -219,6 +222,7 @@ def propagate(
     detail: Detail | None = None,
     edges: bool = True,
     long_side: int | None = None,
+    search: Search | None = None,
 ) -> Iterator[np.ndarray]:
     """Labels of every frame: ids for a mask of ids, x and y for points (NaN where one is lost).
 
@@ -249,8 +253,9 @@ def propagate(
     if first is None:
         raise InputError("no frames: give at least the one that the labels belong to.")
     size = (first.shape[0], first.shape[1])
-    detail = detail or choose_detail(encoder, first, None, protocol, long_side)
+    detail = detail or choose_detail(encoder, first, None, protocol, long_side, search)
     inside = fit_size(size, encoder.patch_size, detail, long_side)
+    protocol = suited(protocol, encoder, inside, search)
     track = track_labels(given, size, inside, encoder.patch_size, protocol)
     soft = _soft_labels(
         encoder,

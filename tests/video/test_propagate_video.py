@@ -26,7 +26,7 @@ from tcore.evaluation.protocols import RENDERED, TCORE
 from tcore.evaluation.run_clip import run_clip, run_masks
 from tcore.text import Progress
 from tcore.video import detail as detail_module
-from tcore.video.detail import choose_detail, fit_size
+from tcore.video.detail import choose_detail, fit_size, suited
 from tcore.video.labels import Masks
 from tcore.video.propagate_video import propagate, propagate_video_file
 from tcore.video.tracked import TrackedMasks, share_of_forward
@@ -355,6 +355,16 @@ def test_input_sizes_fit_the_patch() -> None:
         fit_size((15, 64), 16)
     with pytest.raises(InputError, match="long side of 8"):
         fit_size((64, 64), 16, "coarse", 8)
+
+
+def test_large_grids_on_a_cpu_are_searched_halved_unless_asked_otherwise(encoder: Encoder) -> None:
+    for inside, search, expected in (
+        ((240, 424), None, "exact"),
+        ((480, 848), None, "halved"),
+        ((480, 848), "exact", "exact"),
+        ((64, 64), "halved", "halved"),
+    ):
+        assert suited(TCORE, encoder, inside, search).search == expected  # type: ignore[arg-type]
 
 
 def test_detail_is_fine_unless_the_machine_is_too_slow(
