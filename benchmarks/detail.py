@@ -2,9 +2,8 @@
 
 A row is a detail, the way to its grid, and settings, in quotes: `"fine stride reach=6 context=7"`. Ways are
 `size` (a larger input; the default) and `stride` (patches overlap: they are half or a third of their side
-apart). Settings are those of a protocol (`search=halved`, ...), and `reach`. Prints J&F, J, F and frames/s of
-reading, encoding and propagating, without scoring. Folders have the layout of DAVIS; masks of 0 and 255 are one
-object.
+apart). Settings are those of a protocol (`search=halved`, `edges=guided`, ...), and `reach`. Prints J&F, J, F
+and frames/s of reading, encoding and propagating, without scoring. Folders have the layout of DAVIS.
 """
 
 import argparse
