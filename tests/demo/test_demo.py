@@ -196,7 +196,7 @@ def test_a_patch_says_where_its_label_came_from(visitor: Visitor) -> None:
 
 
 def test_the_matching_module_attends_to_other_frames() -> None:
-    engine = load_engine("default")
+    engine = load_engine("default", "coarse")
     frames = rendered("walker").frames[:, :64, :96]
     past, future = engine.attention(frames[1], [frames[0], frames[2]], (64, 96), 3, 5)
     assert past.shape == future.shape == (64 // engine.encoder.patch_size, 96 // engine.encoder.patch_size)
@@ -333,7 +333,7 @@ def test_a_bug_is_an_error_for_the_page_too(visitor: Visitor, monkeypatch: pytes
 def test_a_taken_port_and_a_missing_package_are_named(
     demo: Demo, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    command = ["demo", "random:vitti16", "--no-browser", "--port", str(demo.port)]
+    command = f"demo random:vitti16 --no-browser --detail coarse --port {demo.port}".split()
     with pytest.raises(SystemExit):
         main(command)
     assert f"cannot listen on 127.0.0.1:{demo.port}" in capsys.readouterr().err

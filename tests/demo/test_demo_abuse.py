@@ -392,7 +392,7 @@ def test_the_command_warns_of_other_machines(
 ) -> None:
     monkeypatch.setattr("uvicorn.Server.run", lambda self, sockets: None)
     for host, warned in (("0.0.0.0", True), ("127.0.0.1", False), ("localhost", False)):
-        main(["demo", "random:vitti16", "--no-browser", "--port", "0", "--host", host])
+        main(f"demo random:vitti16 --no-browser --detail coarse --port 0 --host {host}".split())
         said = capsys.readouterr()
         assert (f"warning: --host {host}" in said.err, "token=" in said.out) == (warned, warned)
 

@@ -119,7 +119,7 @@ def test_figures_and_the_demo_take_the_word_with_its_matching_module(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    ours, theirs = load_engine("default").matcher, load_matcher(whole)
+    ours, theirs = load_engine("default", "coarse").matcher, load_matcher(whole)
     assert ours is not None
     assert theirs is not None
     for a, b in zip(ours.match.parameters(), theirs.match.parameters(), strict=True):
