@@ -111,6 +111,7 @@ def test_points_that_start_later_are_propagated_from_there_and_finer_grids_have_
     assert benchmark.fixed_size == (64, 64)
     whole = Points.open(root, TCORE)
     assert [whole.input_size(encoder, size) for size in ((64, 70), (720, 960))] == [(64, 64), (480, 640)]
+    assert (whole.protocol.radius, fine.protocol.radius, fine.protocol.context) == (6, 12, 7)
     assert fine.input_size(encoder, (720, 960)) == (480, 640)  # a patch of 8 over 8 pixels
 
 

@@ -28,6 +28,7 @@ from tcore.evaluation.benchmarks.jhmdb import read_joints
 from tcore.evaluation.encoder import Encoder
 from tcore.evaluation.pose import locate_points, points_protocol, rescale, stamp_points
 from tcore.evaluation.propagate import Features, Labels, propagate_features
+from tcore.evaluation.protocols import CELL, Protocol
 from tcore.evaluation.resize import Size
 from tcore.evaluation.run_clip import ahead, encode, same_size
 from tcore.files import read_text
@@ -56,6 +57,13 @@ class Points(Benchmark):
         clips = {path.parent.relative_to(root).as_posix(): path for path in found}
         return Layout(list(clips), False, lambda name: _find_clip(name, clips[name]))
 
+    @classmethod
+    def adapt(cls, chosen: Protocol) -> Protocol:
+        """The form of the protocol for points, its radius that of frames with a short side of 480 pixels."""
+        adapted = super().adapt(chosen)
+        rows, columns = (side // CELL for side in adapted.finer((SHORT_SIDE, SHORT_SIDE), CELL))
+        return points_protocol(adapted, (rows, columns))
+
     def own_size(self, frame: Size, patch_size: int) -> Size:
         """The frame's own size, or a short side of 480 pixels where it is larger; or a finer grid of that."""
         short = min(SHORT_SIDE, *frame)
@@ -68,7 +76,6 @@ class Points(Benchmark):
         image = frame_size(clip.frames[0])
         size = self.input_size(encoder, image)
         grid = (size[0] // encoder.patch_size, size[1] // encoder.patch_size)
-        protocol = points_protocol(self.protocol, grid)
         visible = ~np.isnan(truth[0])
         starts, end = visible.argmax(axis=1), int(np.flatnonzero(visible.any(axis=0))[-1]) + 1
         found = np.full(truth.shape, np.nan)
@@ -80,11 +87,11 @@ class Points(Benchmark):
         first = int(starts.min())
         frames = same_size(ahead(read_image, clip.frames[first:end]), start=first)
         for index, frame in enumerate(frames, first):
-            features = encode(encoder, frame, size, protocol.precision)
+            features = encode(encoder, frame, size, self.protocol.precision)
             if index in starts:
                 cells = rescale(truth[:, starts == index, index] + 0.5, image, grid) - 0.5
                 waiting: list[Features] = []
-                labels = propagate_features(_taken(waiting), stamp_points(cells.T, grid), protocol)
+                labels = propagate_features(_taken(waiting), stamp_points(cells.T, grid), self.protocol)
                 runs[index] = (waiting, labels)
             for start, (waiting, labels) in runs.items():
                 waiting.append(features)
