@@ -32,12 +32,18 @@ class WithEncoder:
     """How many patches away a patch attends, or everywhere (unset: as the encoder was trained)."""
     positions: Resize | None = None
     """Positions on other grids: resized to the size or by a factor, or exact, where they are fixed."""
+    heads: int | None = None
+    """Attention heads of a checkpoint file, where weights do not tell (MoCo v3's ViT-S: 12)."""
+    network: Literal["teacher", "student"] = "teacher"
+    """Which network of a checkpoint file that holds both (DINO, iBOT, CrOC)."""
 
     def load(self) -> "Encoder":
         """The encoder."""
         from tcore.evaluation.encoders import load_encoder
 
-        return load_encoder(self.encoder, self.layer, self.reach, self.positions)
+        return load_encoder(
+            self.encoder, self.layer, self.reach, self.positions, heads=self.heads, network=self.network
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,58 +17,11 @@ from tcore.errors import InputError
 from tcore.evaluation.benchmarks import find_benchmark
 from tcore.evaluation.benchmarks.benchmark import Benchmark
 from tcore.evaluation.protocols import TCORE
+from tcore.evaluation.published import LINES, PUBLISHED, SHOWN, published_on
 from tcore.files import misfit, number, number_or_nan, read_json, whole
 from tcore.text import format_size, to_stderr
 
 Card = dict[str, Any]
-
-COLUMNS = ("J&F", "J", "F", "mIoU", "PCK@0.1", "PCK@0.2")
-
-# The main table of the T-CoRe paper (CVPR 2025): label propagation with frozen features, protocol tcore, in
-# percent; ViT-S/16 unless the name says otherwise.
-_TABLE: dict[str, tuple[float | None, ...]] = {
-    "T-CoRe, K400, 400 ep": (64.7, 63.5, 66.0, 37.8, 47.0, 75.2),
-    "T-CoRe ViT-B/16, K400, 200 ep": (66.4, 64.6, 68.2, 38.9, 47.1, 75.8),
-    "T-CoRe, ImageNet, 100 ep": (64.1, 62.1, 66.1, 39.7, 46.2, 75.5),
-    "DINOv2, K400, 400 ep": (63.0, 62.0, 64.1, 37.0, 46.6, 74.8),
-    "iBOT, K400, 400 ep": (63.5, 61.7, 65.4, 37.4, 44.5, 74.2),
-    "DINO, K400, 400 ep": (59.5, 56.5, 62.5, 33.4, 41.1, 70.3),
-    "RSP, K400, 400 ep": (60.1, 57.4, 62.8, 33.8, 44.6, 73.4),
-    "CropMAE, K400, 400 ep": (58.6, 55.8, 61.4, 33.7, 42.9, 71.1),
-    "SiamMAE, K400, 400 ep": (57.9, 56.0, 60.0, 33.2, 46.1, 74.0),
-    "MAE, K400, 400 ep": (53.5, 50.4, 56.7, 32.5, 43.0, 71.3),
-    "VideoMAE, K400, 1600 ep": (39.3, 39.7, 38.9, 22.3, 41.0, 67.9),
-    "SimCLR, K400, 400 ep": (53.9, 51.7, 56.2, 31.9, 37.9, 66.1),
-    "MoCo v3, K400, 400 ep": (57.7, 54.6, 60.8, 32.4, 38.4, 67.6),
-    "MAE-ST ViT-L/16, K400, 1600 ep": (54.6, 55.5, 53.6, 33.2, 44.4, 72.5),
-    "DropMAE ViT-B/16, K400, 1600 ep": (53.4, 51.8, 55.0, 31.1, 42.3, 69.2),
-    "CropMAE ViT-B/16, K400, 400 ep": (57.8, 56.9, 58.7, 33.0, 45.3, 73.3),
-    "RSP ViT-B/16, K400, 400 ep": (60.5, 57.8, 63.2, 34.0, 46.0, 74.6),
-    "DINOv2 ViT-B/16, K400, 200 ep": (64.9, 63.3, 66.6, 38.2, 46.8, 75.8),
-    "supervised ResNet-50, ImageNet, 100 ep": (66.0, 63.7, 68.4, 39.5, 59.2, 78.3),
-    "DINO, ImageNet, 800 ep": (61.8, 60.2, 63.4, 36.2, 45.6, 75.0),
-    "ODIN2 ResNet-50, ImageNet, 1000 ep": (54.1, 54.3, 53.9, None, None, None),
-    "CrOC, ImageNet, 300 ep": (44.7, 43.5, 45.9, 26.1, None, None),
-    "MAE ViT-B/16, ImageNet, 1600 ep": (53.5, 52.1, 55.0, 28.1, 44.6, 73.4),
-    "RC-MAE, ImageNet, 1600 ep": (49.2, 48.9, 50.5, 29.7, 43.2, 72.3),
-    "CropMAE, ImageNet, 400 ep": (60.4, 57.6, 63.3, 33.3, 43.6, 72.0),
-    "iBOT, ImageNet, 800 ep": (62.8, 60.4, 65.3, 38.4, 44.5, 74.5),
-    "DINOv2, ImageNet, 100 ep": (63.2, 61.4, 65.1, 37.3, 46.3, 75.4),
-}
-
-# DINOv3 (arXiv:2508.10104): frozen features as well, protocol dinov3, at three sizes of the short side.
-_DINOV3 = {
-    "DINOv3 ViT-7B/16, 480 pixels": (30, 71.1),
-    "DINOv3 ViT-7B/16, 960 pixels": (60, 79.7),
-    "DINOv3 ViT-7B/16, 1440 pixels": (90, 83.3),
-}
-LINES = 30  # patches along the short side of DAVIS, in the paper's table
-
-PUBLISHED = {row: dict(zip(COLUMNS, values, strict=True)) for row, values in _TABLE.items()}
-PUBLISHED |= {row: {"J&F": score} for row, (_, score) in _DINOV3.items()}
-
-# The rows that a printed table ends with; a report shows all.
-SHOWN = (*tuple(_TABLE)[:8], *_DINOV3)
 
 
 def grid_lines(name: str, result: Card) -> int:
@@ -76,16 +29,6 @@ def grid_lines(name: str, result: Card) -> int:
     finer = {"60x110": 60, "90x165": 90, "up960": 60, "up1440": 90}
     grids = [clip["grid"] for clip in result["clips"].values() if "grid" in clip]
     return min(grids[0]) if grids and name == "davis" else finer.get(result["protocol"].get("resize"), LINES)
-
-
-def published_on(lines: int) -> list[str]:
-    """Published rows on a grid with about as many lines.
-
-    >>> published_on(60), len(published_on(30)), published_on(45)
-    (['DINOv3 ViT-7B/16, 960 pixels'], 28, [])
-    """
-    of = {row: count for row, (count, _) in _DINOV3.items()}
-    return [row for row in PUBLISHED if abs(of.get(row, LINES) - lines) <= 0.15 * lines]
 
 
 def interval(value: Any) -> bool:
@@ -190,17 +133,20 @@ def table(card: Card) -> list[str]:
 def _rows(name: str, results: dict[str, Card], published: tuple[str, ...]) -> Iterator[str]:
     scores = {c: v for result in results.values() for c, v in result["scores"].items()}
     spread = {c: v for result in results.values() for c, v in result["interval"].items()}
+    published = tuple(row for row in published if PUBLISHED[row].scores.keys() & scores.keys())
     width = max(len(row) for row in (name, "95% interval over clips", *published))
-    yield f"{'':{width}}" + "".join(f"{column.replace('@0.', '@.'):>13}" for column in scores)
-    yield f"{name:{width}}" + "".join(f"{100 * value:13.1f}" for value in scores.values())
+    ours = ", ".join(dict.fromkeys(result["protocol"].get("name", "") for result in results.values()))
+    title, how = ("  protocol", f"  {ours}") if published else ("", "")
+    yield f"{'':{width}}" + "".join(f"{column.replace('@0.', '@.'):>13}" for column in scores) + title
+    yield f"{name:{width}}" + "".join(f"{100 * value:13.1f}" for value in scores.values()) + how
     if spread:
         ranges = (f"{100 * spread[c][0]:.1f}-{100 * spread[c][1]:.1f}" if c in spread else "" for c in scores)
         yield f"{'95% interval over clips':{width}}" + "".join(f"{text:>13}" for text in ranges)
     for row in published:
-        if not PUBLISHED[row].keys() & scores.keys():
-            continue
-        values = (PUBLISHED[row].get(column) for column in scores)
-        yield f"{row:{width}}" + "".join(f"{'-' if value is None else value:>13}" for value in values)
+        protocol, known, _ = PUBLISHED[row]
+        values = (known.get(column) for column in scores)
+        numbers = "".join(f"{'-' if value is None else value:>13}" for value in values)
+        yield f"{row:{width}}{numbers}  {protocol}"
 
 
 def _conditions(name: str, result: Card) -> Iterator[str]:

@@ -8,7 +8,7 @@ import warnings
 import zipfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from safetensors import SafetensorError
@@ -20,15 +20,17 @@ from tcore.evaluation.released import encoder_part, unify
 from tcore.files import open_regular
 
 Weights = dict[str, Tensor]
+NetworkName = Literal["teacher", "student"]
 
 # Entries of a file that hold the weights, the better choice first.
 ENTRIES = ("teacher", "state_dict", "model", "student")
 # What parallel and compiled training inserts into names, and what it puts in front of them.
 WRAPPING = re.compile(r"(_fsdp_wrapped_module|_checkpoint_wrapped_module|_orig_mod)\.")
-PREFIX = re.compile(r"^((module|teacher|student|backbone)\.)+")
+PREFIX = re.compile(r"^((module|teacher|student|backbone|base_encoder)\.)+")
 # Parts of a checkpoint that no encoder needs; anything else that is not ours is an error.
 NOT_NEEDED = re.compile(
-    r"(head|dino_head|ibot_head)\.|decoder_|to_(prior|posterior)\.|(\w+_loss\.)?cent(er|re)\w*$"
+    r"(head|dino_head|ibot_head|momentum_encoder|predictor)\.|decoder_|to_(prior|posterior)\.|"
+    r"(\w+_loss\.)?cent(er|re)\w*$"
 )
 # Names of iBOT and timm that differ from ours.
 RENAMED = {
@@ -37,8 +39,9 @@ RENAMED = {
     r"\.gamma_([12])$": r".ls\1.gamma",
 }
 BLOCK = re.compile(r"blocks\.(?:(\d+)\.)?(\d+)\.(?=\D)")
-# Heads are 64 wide, but for ViT-H: 16 heads of 80.
+# Heads are 64 wide, but for ViT-H: 16 heads of 80. Weights do not tell; MoCo v3's ViT-S has 12 heads of 32.
 HEADS = {1280: 16}
+MOCO_HEADS = {384: 12}
 # Our names in the published checkpoints of transformers' DINOv2; other names inside a block are the same.
 HF_NAMES = (
     ("cls_token", "embeddings.cls_token"),
@@ -116,24 +119,42 @@ def _refuse_compression(path: Path) -> None:
             raise InputError(f"{path} is smaller than the {inside} bytes it would unpack to: not opened.")
 
 
-def translate(loaded: Mapping[str, Any], source: str, card: Mapping[str, Any] | None = None) -> Checkpoint:
+def translate(
+    loaded: Mapping[str, Any],
+    source: str,
+    card: Mapping[str, Any] | None = None,
+    *,
+    heads: int | None = None,
+    network: NetworkName = "teacher",
+) -> Checkpoint:
     """Translate a checkpoint to our names; unknown names stay, and strict loading refuses them.
 
-    Sizes come from the shapes of the weights, and from what the file or a card beside it declares.
+    Sizes come from the shapes of the weights, and from what the file or a card beside it declares. Weights
+    do not tell the number of `heads`. `network` is which one is wanted of a file that holds two.
     """
-    entry, weights = _find_weights(loaded, source)
+    entry, weights = _find_weights(loaded, source, network)
     _refuse_hollow(weights, source)
-    bare = _bare_names(encoder_part(weights), source)
+    moco = any("base_encoder." in name for name in weights)
+    bare = _bare_names(encoder_part(weights), source, network)
     left_out, weights = len(weights) - len(bare), _number_blocks(bare, source)
     weights, known, notes = unify(weights)
     vit = loaded.get("vit") if card is None else card
-    sizes = _sizes(weights, known | dict(vit if isinstance(vit, Mapping) else {}), source)
+    declared = dict(vit) if isinstance(vit, Mapping) else {}
+    if heads is not None and heads != declared.get("num_heads", heads):
+        raise InputError(f"heads {heads} of {source}: it was trained with {declared['num_heads']}.")
+    dim = weights["cls_token"].shape[-1] if "cls_token" in weights else 0
+    if heads is None and moco and "num_heads" not in declared and dim in MOCO_HEADS:
+        heads = MOCO_HEADS[dim]
+        notes.append(f"{heads} heads, as MoCo v3's ViT-S: weights do not tell, --heads sets another number")
+    if not declared and _resized_by_factor(weights):
+        known = {"position_resize": "factor"} | known
+    sizes = _sizes(weights, known | declared | ({} if heads is None else {"num_heads": heads}), source)
     state = {name: value.float() for name, value in weights.items()}
     filled = _fill_in(state, sizes)
     stored = {str(value.dtype).removeprefix("torch.") for value in weights.values()} - {"float32"}
     found = {
         f"weights{f' of {entry}' if entry else ''}": [f"{name} {value}" for name, value in sizes.items()],
-        "left out": [f"{left_out} keys of heads, decoder or student"] if left_out else [],
+        "left out": [f"{left_out} keys of heads, decoder or another network"] if left_out else [],
         "not in the file": filled,
         "converted to float32 from": sorted(stored),
         "of its method": notes,
@@ -150,17 +171,30 @@ def listing(items: Iterable[str]) -> str:
     return "; ".join(all_items[:LISTED]) + more
 
 
-def _find_weights(loaded: Mapping[str, Any], source: str) -> tuple[str, Weights]:
+def _resized_by_factor(weights: Weights) -> bool:
+    """Whether authors evaluate with positions resized by a factor, as of DINO, iBOT, CrOC and DINOv2.
+
+    With registers (T-CoRe, later DINOv2) they go to the size with antialias, as timm's, which leave out CLS.
+    """
+    positions = weights.get("pos_embed")
+    own_class = positions is not None and math.isqrt(positions.shape[-2]) ** 2 != positions.shape[-2]
+    return own_class and "register_tokens" not in weights
+
+
+def _find_weights(loaded: Mapping[str, Any], source: str, network: NetworkName) -> tuple[str, Weights]:
     """The entry that holds the weights, and those weights."""
     entry, inner = "", loaded
+    wanted = ENTRIES if network == "teacher" else ENTRIES[::-1]
     while not any(str(name).endswith("patch_embed.proj.weight") for name in inner):
-        nested = next((name for name in ENTRIES if isinstance(inner.get(name), Mapping)), None)
+        nested = next((name for name in wanted if isinstance(inner.get(name), Mapping)), None)
         if nested is None:
             raise InputError(
                 f"{source} holds no weights of a Vision Transformer (no patch_embed.proj.weight), but "
                 f"{listing(map(str, inner)) or 'nothing'}."
             )
         entry, inner = f"{entry}.{nested}".lstrip("."), inner[nested]
+    if network == "student" and "student" not in entry and not any("student." in str(x) for x in inner):
+        raise InputError(f"{source} holds no student beside its teacher: leave --network out.")
     return entry, {str(name): value for name, value in inner.items() if isinstance(value, Tensor)}
 
 
@@ -175,18 +209,19 @@ def _refuse_hollow(weights: Weights, source: str) -> None:
             raise InputError(f"{source}: {name} of shape {tuple(value.shape)} holds fewer numbers than that.")
 
 
-def _bare_names(weights: Weights, source: str) -> Weights:
+def _bare_names(weights: Weights, source: str, network: NetworkName) -> Weights:
     """The weights that an encoder needs, by their names within it."""
     bare: Weights = {}
     unwrapped = [(WRAPPING.sub("", name).removeprefix("module."), value) for name, value in weights.items()]
-    has_teacher = any(name.startswith("teacher.") for name, _ in unwrapped)
+    other = "student." if network == "teacher" else "teacher."
+    has_both = any(name.startswith(f"{network}.") for name, _ in unwrapped)
     for full, value in unwrapped:
         name = PREFIX.sub("", full)
         for theirs, ours in RENAMED.items():
             name = re.sub(theirs, ours, name)
         # The mask token of an MAE belongs to its decoder; ours, of the encoder's width, has two dimensions.
         mae = name == "mask_token" and value.ndim == 3
-        if mae or NOT_NEEDED.match(name) or (has_teacher and full.startswith("student.")):
+        if mae or NOT_NEEDED.match(name) or (has_both and full.startswith(other)):
             continue
         if name in bare:
             raise InputError(f"{source} holds {name} twice, under different names.")

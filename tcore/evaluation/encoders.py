@@ -15,7 +15,15 @@ from torch import Tensor, nn
 from tcore.config import Reach, Resize, VitSpec, from_dict
 from tcore.data.render import MEAN, STD
 from tcore.errors import InputError
-from tcore.evaluation.checkpoints import RESIZES, Checkpoint, from_hf, listing, read_file, translate
+from tcore.evaluation.checkpoints import (
+    RESIZES,
+    Checkpoint,
+    NetworkName,
+    from_hf,
+    listing,
+    read_file,
+    translate,
+)
 from tcore.evaluation.encoder import Adapted, Encoder, load_control
 from tcore.files import number, read_json
 from tcore.model.vit import CARD_FORMAT, VisionTransformer, build_vit
@@ -29,6 +37,7 @@ SIZES = {
     "vitb16": VitSpec(dim=768, num_heads=12),
     "vitl16": VitSpec(dim=1024, depth=24, num_heads=16),
 }
+RESNET = re.compile(r"(wide_)?(resnet|resnext)\d+")  # of timm
 # Where Vision Transformers keep their blocks.
 BLOCKS = ("blocks", "encoder.layer", "encoder.layers", "layers", "layer", "model.layer", "model.layers")
 
@@ -49,13 +58,21 @@ def shipped(folder: Path | None = None) -> Shipped:
 
 
 def load_encoder(
-    spec: str | Path, layer: int = -1, reach: Reach = None, positions: Resize | None = None
+    spec: str | Path,
+    layer: int = -1,
+    reach: Reach = None,
+    positions: Resize | None = None,
+    *,
+    heads: int | None = None,
+    network: NetworkName = "teacher",
 ) -> Encoder:
     """The encoder of a run, a checkpoint, `default`, random:SIZE, timm:NAME, hf:NAME_OR_DIR or hub:REPO:NAME.
 
     `layer` is the block whose output, after the final norm, makes the features; `reach` is how many patches
     away attention goes, where it should differ from training; `positions` is how positions get to other
-    grids: to their size, by a factor, or exactly; `report` says what was found.
+    grids: to their size, by a factor, or exactly; `heads` is the number of attention heads of a checkpoint,
+    where it is not what its weights suggest; `network` is which one is meant of a file that holds both;
+    `report` says what was found.
 
     >>> import tempfile, tcore
     >>> config = tcore.recipe("quickstart", {"optim.steps": 1, "optim.batch": 2, "rendered.videos": 2})
@@ -70,15 +87,17 @@ def load_encoder(
         to_stderr(f"tcore: control:colour is now called {spec}.")
     kind, _, name = str(spec).partition(":")
     if spec == DEFAULT:
-        encoder = _load_path(shipped().weights)
+        encoder = _load_path(shipped().weights, heads, network)
         encoder.name = DEFAULT
     elif kind in KINDS and (name or not Path(spec).exists()):
         load, example = KINDS[kind]
         if not name:
             raise InputError(f"encoder {str(spec)!r} needs a name, as in {example}.")
+        if heads is not None or network != "teacher":
+            raise InputError(f"heads and network are for checkpoint files, not for {spec}: leave them out.")
         encoder = load(name)
     else:
-        encoder = _load_path(Path(spec))
+        encoder = _load_path(Path(spec), heads, network)
     choose_layer(encoder, layer)
     choose_reach(encoder, reach)
     choose_positions(encoder, positions)
@@ -145,7 +164,7 @@ def _load_random(name: str) -> Encoder:
     return Encoder(vit, f"random:{name}", f"untrained {name} at the published initialization, seed 0")
 
 
-def _load_path(path: Path) -> Encoder:
+def _load_path(path: Path, heads: int | None, network: NetworkName) -> Encoder:
     """The encoder of a run folder, of an exported file or folder, or of a foreign checkpoint."""
     if path.suffix == ".onnx":
         raise InputError(f"{path} is for ONNX runtimes: give the encoder that it was exported from.")
@@ -167,7 +186,7 @@ def _load_path(path: Path) -> Encoder:
             if card is not None:
                 about = read_json(card)
                 sizes, notes = _sizes_in(about, card), _notes_in(about)
-    found = translate(loaded, str(path), sizes)
+    found = translate(loaded, str(path), sizes, heads=heads, network=network)
     encoder = Encoder(_build(found, path), str(path), "\n".join([found.report, *notes]))
     encoder.notes = notes
     return encoder
@@ -272,12 +291,37 @@ def _foreign_code(spec: str) -> Iterator[None]:
         raise InputError(f"cannot load {spec}: {reason(error)}.") from error
 
 
-def load_timm(name: str) -> Encoder:
-    """A model of timm by its name, with its weights."""
+def load_timm(name: str, pretrained: bool = True) -> Encoder:
+    """A model of timm by its name, with its weights; a ResNet has features of stride 16, NAME@8 of 8."""
     timm = import_package("timm", f"timm:{name}")
+    if RESNET.match(name):
+        return _load_resnet(timm, name, pretrained)
     with _foreign_code(f"timm:{name}"):
-        model = timm.create_model(name, pretrained=True, num_classes=0, dynamic_img_size=True)
+        model = timm.create_model(name, pretrained=pretrained, num_classes=0, dynamic_img_size=True)
     return adapt(model, f"timm:{name}")
+
+
+def _load_resnet(timm: Any, name: str, pretrained: bool) -> Encoder:
+    """The third stage of a ResNet, of stride 16, or of stride 8 with dilated convolutions in its place."""
+    bare, _, stride = name.partition("@")
+    if stride not in ("", "8", "16"):
+        raise InputError(
+            f"encoder timm:{name}: a ResNet has features of stride 16 or 8, as in timm:{bare}@8."
+        )
+    side = int(stride or 16)
+    with _foreign_code(f"timm:{name}"):
+        options = {"features_only": True, "out_indices": (3,), "output_stride": side}
+        model = timm.create_model(bare, pretrained=pretrained, **options)
+    known = getattr(model, "pretrained_cfg", None) or {}
+    mean, std = known.get("mean", MEAN), known.get("std", STD)
+
+    def read(images: Tensor) -> Tensor:
+        features: Tensor = model(images)[0]
+        return features
+
+    adapted = Adapted(model, read, patch_size=side, num_prefix=0, mean=mean, std=std)
+    report = f"third stage of a ResNet, stride {side}{' by dilation' if side == 8 else ''}"
+    return Encoder(adapted, f"timm:{name}", report)
 
 
 def load_transformers(name: str) -> Encoder:

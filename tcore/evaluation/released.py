@@ -32,9 +32,9 @@ class Unified(NamedTuple):
 
 def encoder_part(weights: Weights) -> Weights:
     """The encoder's weights of a file that holds encoder and decoder side by side (VideoMAE)."""
-    if not any(name.endswith("encoder.patch_embed.proj.weight") for name in weights):
-        return weights
     inner = re.compile(r"^(module\.)?encoder\.")
+    if not any(inner.sub("", name) == "patch_embed.proj.weight" for name in weights if inner.match(name)):
+        return weights
     return {inner.sub("", name): value for name, value in weights.items() if inner.match(name)}
 
 
@@ -65,8 +65,9 @@ def unify(weights: Weights) -> Unified:
     if "cls_token" not in weights and "pos_embed" in weights:
         weights["cls_token"] = torch.zeros(1, 0, dim)
         sizes["class_token"] = False
-    if _is_grid(weights.get("pos_embed")):
-        sizes |= {"positions": "grid", "position_resize": "factor"}
+    for kind in ("grid", "sincos"):
+        if _is_fixed(weights.get("pos_embed"), row_first=kind == "sincos"):
+            sizes |= {"positions": kind, "position_resize": "factor"}
     return Unified(weights, sizes, notes)
 
 
@@ -85,12 +86,12 @@ def _join_projections(weights: Weights) -> Weights:
     return joined
 
 
-def _is_grid(positions: Tensor | None) -> bool:
-    """Whether positions are the fixed ones of MAE."""
+def _is_fixed(positions: Tensor | None, row_first: bool) -> bool:
+    """Whether positions are the fixed ones of MAE, or of MoCo v3 with the row first."""
     if positions is None or positions.ndim != 3 or positions.shape[2] % 4:
         return False
     side = int(positions.shape[1] ** 0.5)
     if side < 2 or positions.shape[1] not in (side**2, side**2 + 1):
         return False
-    fixed = grid_positions(side, side, positions.shape[2])
+    fixed = grid_positions(side, side, positions.shape[2], row_first=row_first)
     return bool((positions[0, positions.shape[1] - side**2 :].float() - fixed).abs().max() < 1e-4)

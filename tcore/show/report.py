@@ -18,8 +18,9 @@ from tcore.config import OPERATIONAL, Config, flatten
 from tcore.data.images import read_image
 from tcore.errors import InputError
 from tcore.evaluation.benchmarks import find_benchmark
-from tcore.evaluation.card import PUBLISHED, grid_lines, published_on, worst
+from tcore.evaluation.card import grid_lines, worst
 from tcore.evaluation.encoders import load_encoder
+from tcore.evaluation.published import PUBLISHED, published_on
 from tcore.files import write_text
 from tcore.show.clips import Times, evenly, open_clip
 from tcore.show.features import attention_figure, load_matcher, pca_figure
@@ -219,10 +220,18 @@ def _scores(runs: Sequence[Run]) -> Iterator[Block]:
         caption = f"{benchmark}: {source}, in percent, with 95% intervals over clips"
         published: list[tuple[Value, ...]] = []
         if find_benchmark(benchmark).official_clips:
-            known = {row: [PUBLISHED[row].get(column) for column in columns] for row in published_on(lines)}
-            published = [(row, *values) for row, values in known.items() if any(values)]
+            known = {name: PUBLISHED[name] for name in published_on(lines)}
+            published = [
+                (name, *(row.scores.get(column) for column in columns), row.protocol)
+                for name, row in known.items()
+                if any(map(row.scores.get, columns))
+            ]
             caption += f"; grid of {lines} lines; below: published on such a grid" if published else ""
-        yield table(("encoder", *columns), [*rows, *published], f"{caption}.", marked=len(rows))
+        if published:
+            names = [result["protocol"].get("name", "") for result in found.values()]
+            rows = [(*row, name) for row, name in zip(rows, names, strict=True)]
+        headings = ("encoder", *columns, *(("protocol",) if published else ()))
+        yield table(headings, [*rows, *published], f"{caption}.", marked=len(rows))
         for name, result in found.items():
             if differs := "; ".join(result.get("differs", ())):
                 yield text(f"{name}, {benchmark}: not comparable with the published rows: {differs}.")

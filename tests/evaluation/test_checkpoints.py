@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from tcore.errors import InputError
-from tcore.evaluation.checkpoints import read_file, translate
+from tcore.evaluation.checkpoints import NetworkName, read_file, translate
 from tcore.evaluation.encoder import Encoder
 from tcore.evaluation.encoders import load_encoder
 from tcore.model.vit import VisionTransformer
@@ -28,6 +28,7 @@ Made = tuple[VisionTransformer, Any]
 def network(patch_size: int = 16, registers: int = 0, layer_scale: bool = False) -> VisionTransformer:
     sizes = {"dim": DIM, "depth": DEPTH, "num_heads": 1, "patch_size": patch_size}
     vit = any_network(**sizes, image_size=3 * patch_size, num_registers=registers)
+    vit.position_resize = "size" if registers else "factor"  # as their authors evaluate
     with torch.no_grad():
         for name, parameter in vit.named_parameters():
             if ".ls" in name and not layer_scale:
@@ -44,6 +45,7 @@ def prefixed(prefix: str, state: State) -> State:
     return {prefix + name: value for name, value in state.items()}
 
 
+WHO: tuple[NetworkName, ...] = ("teacher", "student")
 HEAD = {"mlp.0.weight": torch.ones(2, 2), "last_layer.weight_g": torch.ones(2, 1)}
 DECODER = {
     "mask_token": torch.ones(1, 1, 16),
@@ -106,6 +108,24 @@ def ibot() -> Made:
     return vit, {"state_dict": student | prefixed("teacher.module.backbone.", state)}
 
 
+def croc() -> Made:
+    vit = network()
+    heads = {"mlp.0.weight": torch.ones(2, 2), "last_layer_c.weight_v": torch.ones(2, 2)}
+    teacher = prefixed("backbone.", weights(vit)) | prefixed("head.", heads)
+    student = prefixed("module.", {name: torch.zeros_like(value) for name, value in teacher.items()})
+    loss = {"center": torch.ones(2), "center_c": torch.ones(2)}
+    return vit, {"student": student, "teacher": teacher, "dino_loss": loss} | TRAINING
+
+
+def mocov3() -> Made:
+    vit = network()
+    vit.pos_embed.data = VisionTransformer(dim=DIM, depth=1, image_size=48, positions="sincos").pos_embed.data
+    base = prefixed("module.base_encoder.", weights(vit) | prefixed("head.", {"0.weight": torch.ones(2, 2)}))
+    momentum = {k.replace("base", "momentum"): torch.zeros_like(v) for k, v in base.items()}
+    predictor = {"module.predictor.0.weight": torch.ones(2, 2)}
+    return vit, {"state_dict": base | momentum | predictor, "arch": "vit_small"} | TRAINING
+
+
 def mae() -> Made:
     vit = network()
     return vit, {"model": prefixed("module.", weights(vit) | DECODER), "scaler": {}} | TRAINING
@@ -128,11 +148,13 @@ def timm() -> Made:
 FORMATS: list[tuple[Callable[[], Made], list[str]]] = [
     (tcore, ["of teacher", "num_registers 4", "patch_size 16", "left out: 2 keys"]),
     (dino, ["of teacher", "patch_size 8"]),
-    (dino_plain, ["dim 64, depth 3, num_heads 1", "mask token (0)", "LayerScale (1)", "bicubic"]),
+    (dino_plain, ["dim 64, depth 3, num_heads 1", "mask token (0)", "LayerScale (1)", "bicubic by a factor"]),
     (dinov2, ["patch_size 14", "image_size 42", "num_registers 0"]),
     (dinov2_sharded, ["of teacher", "num_registers 2", "left out: 4 keys"]),
     (dinov2_chunks_start_again, ["depth 3"]),
     (ibot, ["of state_dict", "left out: 49 keys"]),
+    (croc, ["of teacher", "left out: 2 keys", "by a factor"]),
+    (mocov3, ["of state_dict", "positions sincos", "left out: 45 keys"]),
     (mae, ["of model", "left out: 3 keys"]),
     (rsp, ["left out: 5 keys"]),
     (timm, ["num_registers 4", "position of CLS (0)"]),
@@ -171,6 +193,40 @@ def test_half_precision_weights_are_used_in_single_precision_and_heads_are_guess
         "blocks.0.norm1.weight": torch.zeros(1280),
     }
     assert translate(huge, "weights").sizes["num_heads"] == 16  # 80 wide, in a ViT-H
+
+
+@pytest.mark.parametrize("made", [dino, ibot, croc])
+def test_the_student_of_a_file_that_holds_both_is_read_by_name(
+    made: Callable[[], Made], tmp_path: Path
+) -> None:
+    vit, saved = made()
+    torch.save(saved, tmp_path / "weights.pth")
+    teacher, student = (load_encoder(tmp_path / "weights.pth", network=who) for who in WHO)
+    assert torch.equal(teacher.backbone.state_dict()["norm.bias"], vit.norm.bias)
+    expected = vit.norm.bias + 1 if made is ibot else torch.zeros(DIM)
+    assert torch.equal(student.backbone.state_dict()["norm.bias"], expected)
+    torch.save(saved["teacher"] if made is not ibot else weights(vit), tmp_path / "one.pth")
+    with pytest.raises(InputError, match="holds no student"):
+        load_encoder(tmp_path / "one.pth", network="student")
+
+
+def test_heads_of_moco_v3_are_twelve_unless_a_number_is_given(tmp_path: Path) -> None:
+    vit = any_network(dim=384, depth=1, num_heads=12, patch_size=16, image_size=32, num_registers=0)
+    state = prefixed("module.base_encoder.", weights(vit, without=r"mask_token|register_tokens"))
+    torch.save({"state_dict": state}, tmp_path / "moco.pth")
+    encoder = load_encoder(tmp_path / "moco.pth")
+    assert isinstance(encoder.backbone, VisionTransformer)
+    assert encoder.backbone.num_heads == 12
+    assert "weights do not tell, --heads" in encoder.report
+    six = load_encoder(tmp_path / "moco.pth", heads=6)
+    assert isinstance(six.backbone, VisionTransformer)
+    assert six.backbone.num_heads == 6
+    assert not torch.equal(six.features(images(2, 2)), encoder.features(images(2, 2)))
+    torch.save({"model": weights(vit), "vit": {"num_heads": 12}}, tmp_path / "ours.pth")
+    with pytest.raises(InputError, match=r"heads 6 of .*ours\.pth: it was trained with 12"):
+        load_encoder(tmp_path / "ours.pth", heads=6)
+    with pytest.raises(InputError, match="heads and network"):
+        load_encoder("random:vits16", heads=6)
 
 
 def changed(changes: dict[str, Tensor | None]) -> Any:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from tcore.data.render import MEAN, STD
 from tcore.errors import InputError
 from tcore.evaluation.encoder import Adapted, Encoder
-from tcore.evaluation.encoders import adapt, choose_layer, load_encoder
+from tcore.evaluation.encoders import adapt, choose_layer, load_encoder, load_timm
 from tests.evaluation.networks import SIZES, encoder, images, need, network
 
 
@@ -305,6 +305,51 @@ def test_package_that_does_not_import_is_named(
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(InputError, match=f"{spec} needs the package {package}.*pip install {package}"):
         load_encoder(spec)
+
+
+class ResNetLike(nn.Module):
+    """Three stages behind the interface of timm's features: the third of stride 16, or of 8 by dilation."""
+
+    def __init__(self, output_stride: int) -> None:
+        super().__init__()
+        last = 2 if output_stride == 16 else 1
+        self.stages = nn.Sequential(
+            nn.Conv2d(3, 8, 7, stride=4, padding=3),
+            nn.Conv2d(8, 8, 3, stride=2, padding=1),
+            nn.Conv2d(8, 12, 3, stride=last, padding=3 - last, dilation=3 - last),
+        )
+
+    def forward(self, images: Tensor) -> list[Tensor]:
+        return [self.stages(images)]
+
+
+def test_resnets_of_timm_have_features_of_stride_16_or_8(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[dict[str, Any]] = []
+
+    def create_model(name: str, **options: Any) -> nn.Module:
+        asked.append({"name": name, **options})
+        return ResNetLike(options["output_stride"])
+
+    monkeypatch.setitem(sys.modules, "timm", SimpleNamespace(create_model=create_model))
+    frames = torch.zeros(1, 64, 96, 3, dtype=torch.uint8)
+    assert load_encoder("timm:resnet50")(frames).shape == (1, 12, 4, 6)
+    fine = load_encoder("timm:resnet50.a1_in1k@8")
+    assert fine(frames).shape == (1, 12, 8, 12)
+    assert "stride 8 by dilation" in fine.report
+    assert [(one["name"], one["out_indices"]) for one in asked] == [
+        ("resnet50", (3,)),
+        ("resnet50.a1_in1k", (3,)),
+    ]
+    with pytest.raises(InputError, match=r"timm:resnet50@4.*stride 16 or 8"):
+        load_encoder("timm:resnet50@4")
+
+
+def test_real_resnet_of_timm() -> None:
+    need("timm")
+    frames = torch.randint(0, 256, (1, 64, 96, 3), dtype=torch.uint8)
+    for name, grid in (("resnet50", (4, 6)), ("resnet50@8", (8, 12))):
+        encoder = load_timm(name, pretrained=False)
+        assert encoder(frames).shape == (1, 1024, *grid)
 
 
 def test_real_transformers_model(tmp_path: Path) -> None:

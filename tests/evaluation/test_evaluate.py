@@ -24,7 +24,8 @@ from tcore.evaluation.card import Card, rename_old, table, worst_clips
 from tcore.evaluation.encoder import Encoder
 from tcore.evaluation.encoders import choose_reach, load_encoder
 from tcore.evaluation.evaluate import clip_key, evaluate
-from tcore.evaluation.protocols import RENDERED, TCORE, protocol
+from tcore.evaluation.protocols import PROTOCOLS, RENDERED, TCORE, protocol
+from tcore.evaluation.published import PUBLISHED
 from tests.evaluation.clips import tiny_encoder, write_folder
 from tests.evaluation.layouts import heldout_videos, write_davis, write_jhmdb, write_vip
 from tests.training.jobs import fork_together
@@ -118,6 +119,18 @@ def test_published_rows_are_those_of_the_same_grid(card: Card, lines: int, shown
     clips = {name: clip | {"grid": [lines, 2 * lines]} for name, clip in davis["clips"].items()}
     text = "\n".join(table(card | {"benchmarks": {"davis": davis | {"clips": clips}}}))
     assert [score for score in ("64.7", "71.1", "79.7", "83.3") if score in text] == shown
+
+
+def test_published_rows_say_the_protocol_they_were_measured_with(card: Card) -> None:
+    davis = card["benchmarks"]["davis"]
+    clips = {name: clip | {"grid": [30, 55]} for name, clip in davis["clips"].items()}
+    lines = table(card | {"benchmarks": {"davis": davis | {"clips": clips}}})
+    ends = {line[: line.index("ep") + 2]: line.split()[-1] for line in lines if " ep " in line}
+    assert ends["T-CoRe, K400, 400 ep"] == "tcore"
+    assert ends["DINO, K400, 400 ep"] == "unknown"
+    assert ends["RSP, K400, 400 ep"] == "rsp"
+    assert lines[0].endswith("protocol")
+    assert {row.protocol for row in PUBLISHED.values()} <= {*(known.name for known in PROTOCOLS), "unknown"}
 
 
 def test_saved_predictions_score_the_same(card: Card, datasets: dict[str, Any], out: Path) -> None:
