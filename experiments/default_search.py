@@ -27,7 +27,7 @@ from safetensors.torch import load_file
 import tcore
 from experiments.edge_filter import read_bank, save_filter, train_filter
 from experiments.learned_filter import load_filter
-from tcore.data.images import encode_jpeg, read_image
+from tcore.data.images import ahead, encode_jpeg, read_image
 from tcore.data.rendered_varied import render_varied
 from tcore.evaluation import scores
 from tcore.evaluation.edges import guided_labels
@@ -35,7 +35,7 @@ from tcore.evaluation.encoders import load_encoder
 from tcore.evaluation.masks import VOID, as_binary, read_ids
 from tcore.evaluation.protocols import TCORE
 from tcore.evaluation.resize import grid_to_ids, ids_to_grid
-from tcore.evaluation.run_clip import ahead, run_clip
+from tcore.evaluation.run_clip import run_clip
 from tcore.model.vit import save_safetensors
 
 BASE: dict[str, Any] = {

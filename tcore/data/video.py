@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import UInt8
 
-from tcore.data.images import LARGEST, Frame, read_image
+from tcore.data.images import LARGEST, Frame, ahead, read_image
 from tcore.data.stores import FolderStore, list_images
 from tcore.errors import InputError
 from tcore.files import atomic, open_regular
@@ -165,7 +165,7 @@ class FolderVideo(Video):
             )
 
     def __iter__(self) -> Iterator[Frame]:
-        return map(read_image, self.files)
+        return ahead(read_image, self.files)
 
     def reach(self, stop: int) -> int:
         """How many of the first `stop` frames there are."""
@@ -173,7 +173,7 @@ class FolderVideo(Video):
 
     def backward(self, stop: int) -> Iterator[Frame]:
         """The frames stop - 1, stop - 2, ..., 0."""
-        return map(read_image, reversed(self.files[:stop]))
+        return ahead(read_image, reversed(self.files[:stop]))
 
     def file_name(self, index: int) -> str:
         """The name of the image file."""

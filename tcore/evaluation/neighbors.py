@@ -10,14 +10,13 @@ from jaxtyping import Float, Float32, UInt8
 from PIL import Image
 from torch import Tensor
 
-from tcore.data.images import Frame
+from tcore.data.images import Frame, ahead
 from tcore.data.neighbors import NEIGHBORS, Found, Neighbors, beside, check_k, load_neighbors, search
 from tcore.data.stores import FrameStore, ImageStore, open_images
 from tcore.device import num_cores
 from tcore.errors import InputError
 from tcore.evaluation.encoder import Encoder
 from tcore.evaluation.resize import normalize_images
-from tcore.evaluation.run_clip import ahead
 from tcore.files import check_regular
 from tcore.model.vit import Tokens, VisionTransformer
 from tcore.text import Progress, Say, silent

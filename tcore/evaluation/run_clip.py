@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from jaxtyping import Float, UInt8
 from PIL import Image
 from torch import Tensor
 
-from tcore.data.images import Frame, read_image
+from tcore.data.images import THREADS, Frame, ahead, read_image
 from tcore.errors import InputError
 from tcore.evaluation.edges import labels_to_ids
 from tcore.evaluation.encoder import Encoder
@@ -24,9 +24,6 @@ from tcore.evaluation.resize import Size, ids_to_grid, normalize_images, resize_
 from tcore.text import format_size
 
 PLAIN = ("480x880", "short480", "native", "up480")  # input sizes that are about those of the frames
-THREADS = 4  # enough to read and write as fast as the fastest GPU computes
-Item = TypeVar("Item")
-Made = TypeVar("Made")
 
 
 def run_clip(
@@ -128,21 +125,6 @@ def encode(
     image = torch.from_numpy(frame.copy()).to(device)
     with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
         return encoder.features(normalize_images(resize_images(image, size))[None])[0].float()
-
-
-def ahead(work: Callable[[Item], Made], items: Iterable[Item], threads: int = THREADS) -> Iterator[Made]:
-    """What `work` makes of the items, in order, by threads ahead of its use; a few results are held."""
-    pool = ThreadPoolExecutor(threads)
-    waiting: deque[Future[Made]] = deque()
-    try:
-        for item in items:
-            waiting.append(pool.submit(work, item))
-            if len(waiting) > 2 * threads:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
-    finally:
-        pool.shutdown(cancel_futures=True)
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from xml.sax.saxutils import escape, quoteattr
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from tcore.data.images import ahead
 from tcore.errors import InputError
 from tcore.evaluation.masks import encode_ids
 from tcore.evaluation.resize import Size
@@ -82,8 +83,11 @@ def write_files(folder: Path, files: Files) -> None:
 
 def write_davis(about: About, labeled: Labeled) -> Files:
     """Palette PNGs named like the frames."""
-    for index, ids in labeled:
-        yield f"masks/{PurePath(about.file_name(index)).stem}.png", encode_ids(ids)
+
+    def encode(one: tuple[int, np.ndarray]) -> tuple[str, bytes]:
+        return f"masks/{PurePath(about.file_name(one[0])).stem}.png", encode_ids(one[1])
+
+    yield from ahead(encode, labeled)
 
 
 def write_tracks(about: About, labeled: Labeled) -> Files:

@@ -483,8 +483,12 @@ def test_an_out_folder_with_anything_else_in_it_is_refused(
 def test_what_is_interrupted_leaves_nothing(
     encoder: Encoder, clip: Path, first: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    labeled: list[Progress] = []
+
     def interrupt(progress: Progress) -> None:
-        if len(list(tmp_path.glob(".out.*/masks/*.png"))) == 3:
+        labeled.append(progress)
+        if len(labeled) == 4:
+            assert list(tmp_path.glob(".out.*/confidence.csv"))  # something is on disk
             raise KeyboardInterrupt
 
     monkeypatch.setattr(Progress, "advance", interrupt)

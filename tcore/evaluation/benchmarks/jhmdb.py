@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Float
 
 from tcore.data.findings import Findings
-from tcore.data.images import read_image
+from tcore.data.images import ahead, read_image
 from tcore.data.stores import list_images
 from tcore.errors import InputError
 from tcore.evaluation import scores
@@ -34,7 +34,7 @@ from tcore.evaluation.encoder import Encoder
 from tcore.evaluation.pose import annotated_pixels, joints_from_grid, joints_to_grid
 from tcore.evaluation.protocols import Protocol
 from tcore.evaluation.resize import Size
-from tcore.evaluation.run_clip import ahead, run_clip
+from tcore.evaluation.run_clip import run_clip
 from tcore.files import read_bytes
 
 NUM_JOINTS = 15

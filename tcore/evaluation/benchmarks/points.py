@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from tcore.data.images import read_image
+from tcore.data.images import ahead, read_image
 from tcore.data.stores import list_images
 from tcore.errors import InputError
 from tcore.evaluation import scores
@@ -30,7 +30,7 @@ from tcore.evaluation.pose import locate_points, points_protocol, rescale, stamp
 from tcore.evaluation.propagate import Features, Labels, propagate_features
 from tcore.evaluation.protocols import CELL, Protocol
 from tcore.evaluation.resize import Size
-from tcore.evaluation.run_clip import ahead, encode, same_size
+from tcore.evaluation.run_clip import encode, same_size
 from tcore.files import read_text
 
 FILE = "keypoints.csv"
