@@ -26,7 +26,7 @@ from tcore.data.neighbors import Neighbors, check_neighbors, load_neighbors
 from tcore.data.packed import INDEX, index_path, shard_path
 from tcore.data.packing import Item, Settings, Task, record_path, write_shard
 from tcore.data.prepare import merge, prepare, summarize
-from tcore.data.stores import FolderStore, PackedStore
+from tcore.data.stores import FolderStore, PackedStore, read_rate
 from tcore.data.video import FileVideo, SampledVideo, probe
 from tcore.errors import InputError
 from tcore.evaluation.benchmarks.benchmark import Clip, fingerprint, read_list
@@ -257,6 +257,8 @@ def weight_readers(root: Path) -> list[Reader]:
     write_best(root, encoder.backbone.state_dict(), Best(2, 0.5, "way"), row, tiny())
     note_environment(root, None, torch.device("cpu"), None, resumes=False)  # type: ignore[arg-type]
     environment, note = root / "environment.json", root / "lock.json"
+    rate = root / "fps.txt"
+    rate.write_text("29.97\n")
     note.write_text(json.dumps({"pid": 1, "host": "here"}))
 
     def read_checkpoint(path: Path = checkpoint) -> None:
@@ -289,6 +291,7 @@ def weight_readers(root: Path) -> list[Reader]:
         Reader("preprocessor_config.json", normal, lambda: read_normalization(normal)),
         Reader("init.json", root / "init.json", read_init, share=0.5),
         Reader("best encoder", root / BEST, lambda: read_best(root)),
+        Reader("fps.txt", rate, lambda: read_rate(rate)),
         Reader("environment.json", environment, read_environment, share=0.5),
         Reader("frames of a run", environment, lambda: frames_of(environment)),
         Reader("lock.json", note, lambda: files._holder(note)),

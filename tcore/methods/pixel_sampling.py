@@ -248,8 +248,9 @@ def need_rate(name: str, seconds: float, fps: float) -> None:
     """Refuse a store whose frames are farther apart than what a method was published with."""
     if seconds * fps < 1 - TOLERANCE:
         rate = math.ceil(10 / seconds - 1e-6) / 10
+        flag = f"--{name}-frames"
         raise InputError(
             f"{name}={seconds:.3g} s needs a store of {rate:g} frames per second or more, this one has "
-            f"{fps:g}: make one by tcore prepare VIDEOS STORE --fps {max(8, math.ceil(rate))}, or give "
-            f"{name}_frames, which is not what was published."
+            f"{fps:g} (--fps, where it does not say): make one by tcore prepare VIDEOS STORE --fps "
+            f"{max(8, math.ceil(rate))}, or give {flag}, which is not what was published."
         )
