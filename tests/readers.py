@@ -42,6 +42,7 @@ from tcore.evaluation.masks import read_ids
 from tcore.evaluation.neighbors import encode_all
 from tcore.evaluation.protocols import RENDERED
 from tcore.evaluation.trajectory import add_row, read_checkpoints, trajectory_table
+from tcore.methods.regions import load_discovery
 from tcore.model.vit import VisionTransformer
 from tcore.pretrain import BEST, Best, read_best, write_best
 from tcore.show.features import load_matcher
@@ -264,6 +265,10 @@ def weight_readers(root: Path) -> list[Reader]:
     def read_checkpoint(path: Path = checkpoint) -> None:
         load_newest(path, lambda path: read_state(path, "cpu"), lambda line: None)
 
+    def discover() -> None:
+        assert isinstance(encoder.backbone, VisionTransformer)
+        load_discovery(encoder.backbone, str(run))
+
     def read_card_of_run() -> None:
         ship(load_encoder(run), root / "shipped")
         shutil.rmtree(root / "shipped")
@@ -278,6 +283,7 @@ def weight_readers(root: Path) -> list[Reader]:
         Reader("config.json", config, lambda: load_config(config)),
         Reader("encoder.json", run / "encoder.json", lambda: load_encoder(run), share=0.2),
         Reader("encoder.safetensors", run / "encoder.safetensors", lambda: load_encoder(run), share=0.2),
+        Reader("encoder of a discovery", run / "encoder.safetensors", discover, share=0.2),
         Reader("exported safetensors", alone, lambda: load_encoder(alone), share=0.2),
         Reader("exported config.json", folder / "config.json", lambda: load_encoder(folder), share=0.2),
         Reader("torch checkpoint", torch_file, lambda: load_encoder(torch_file), share=0.2),

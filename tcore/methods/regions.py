@@ -14,11 +14,12 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int64
 from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors.torch import load
 from torch import Tensor
 
 from tcore.config import Config
 from tcore.errors import InputError
+from tcore.files import open_regular
 from tcore.methods.batch import Batch
 from tcore.methods.contrast import Contrast, build_backbone, build_projectors
 from tcore.methods.distillation import SelfDistillation, build_head
@@ -335,8 +336,9 @@ def load_discovery(network: VisionTransformer, run: str) -> None:
     """Give a discovery network the encoder of a run of the same sizes."""
     path = Path(run) / "encoder.safetensors"
     try:
-        network.load_state_dict(load_file(path))
-    except (OSError, SafetensorError, RuntimeError) as error:
+        with open_regular(path) as file:  # read, not mapped: a file that is cut off in use ends the process
+            network.load_state_dict(load(file.read()))
+    except (OSError, InputError, SafetensorError, ValueError, RuntimeError) as error:
         reason = (
             "is missing" if not path.is_file() else f"does not fit: {str(error).splitlines()[-1].strip()}"
         )
