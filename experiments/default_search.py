@@ -205,9 +205,9 @@ def bring_back(runs: Path, rows: list[dict[str, Any]], trained: list[str], out: 
 
 
 def ways(encoder: str, filters: list[str]) -> tuple[str, ...]:
-    """How labels come to pixels (guided: radius, strength, further rounds, keep): less for candidates."""
-    settings = ("1 1e-5 2 0", "1.5 1e-5 0 0", "1.5 1e-5 2 0", "0.75 1e-5 2 0", "1 1e-5 0 1", "1.5 1e-5 0 1")
-    guided = tuple(f"guided {one}" for one in (*settings, "1 1e-5 2 1", "1.5 1e-5 2 1"))
+    """How labels come to pixels (guided: radius, strength, keep): less for candidates."""
+    settings = ("1.5 1e-5 0", "1.5 1e-5 1", "1 1e-5 0", "1 1e-5 1", "0.75 1e-5 1")
+    guided = tuple(f"guided {one}" for one in settings)
     return ("off", *guided, *filters) if encoder == "default" else ("off", *guided[:2], *filters[-1:])
 
 
@@ -272,8 +272,8 @@ def filtered(
 ) -> torch.Tensor:
     """Labels of the guide."""
     if way.startswith("guided"):
-        _, radius, strength, rounds, keep = way.split()
-        return guided_labels(soft, frame, float(radius), float(strength), int(rounds), keep=keep == "1")
+        _, radius, strength, keep = way.split()
+        return guided_labels(soft, frame, float(radius), float(strength), keep=keep == "1")
     return load_filter(device, runs / f"{way}.safetensors").refine(soft, frame)
 
 

@@ -22,6 +22,7 @@ Pixels = UInt8[Tensor, "frame_height frame_width 3"]
 FineLabels = Float[Tensor, "fine_rows fine_columns classes"]
 Planes = Float[Tensor, "1 planes rows columns"]
 LARGEST_SIDE = 8  # of a cell, in pixels of the guide
+COARSE = 40  # cells along the short side: below, what is a few cells wide would fade
 ALIKE = 0.1  # neighbors whose labels differ by less have no border between them
 
 
@@ -33,7 +34,8 @@ def labels_to_ids(
     The protocol says which; bilinear labels are compared at the size `inside`.
     """
     if protocol.edges == "guided":
-        labels = guided_labels(labels, torch.from_numpy(frame.copy()))
+        coarse = min(labels.shape[:2]) < COARSE
+        labels = guided_labels(labels, torch.from_numpy(frame.copy()), keep=coarse)
         # The guide is about half as large as a frame of 480 lines; larger frames need no larger planes.
         inside = (min(size[0], 2 * labels.shape[0]), min(size[1], 2 * labels.shape[1]))
     return grid_to_ids(labels, input_size=inside, output_size=size, stretch=protocol.stretch)
@@ -61,7 +63,6 @@ def guided_labels(
     frame: Pixels,
     radius: float = 1.5,
     strength: float = 1e-5,
-    rounds: int = 0,
     *,
     keep: bool = False,
     everywhere: bool = False,
@@ -69,9 +70,8 @@ def guided_labels(
     """Soft labels of the guide: around every pixel, labels are linear in its color.
 
     `radius` counts cells; a larger `strength` (epsilon of the paper) smooths more. Smoothing takes from what
-    is small or thin: in every further round, cells get back what their pixels have lost on average, and with
-    `keep` what is still lost is added at the end. A CPU filters only the rectangle around the borders
-    between labels, unless `everywhere`; the rest is bilinear.
+    is small or thin: with `keep`, cells get back what their pixels have lost on average. A CPU filters only
+    the rectangle around the borders between labels, unless `everywhere`; the rest is bilinear.
     """
     grid = (labels.shape[0], labels.shape[1])
     side = guide_side(grid, (frame.shape[0], frame.shape[1]))
@@ -88,13 +88,9 @@ def guided_labels(
         shape = (image.shape[2], image.shape[3])
         follow = follow_colors(image, max(1, round(radius * side)), strength)
         wanted = cells[:, :, top:bottom, left:right]
-        given = wanted
-        for _ in range(1 + rounds):
-            found = follow(bilinear(given, shape)).clamp(0, 1)
-            lost = wanted - F.avg_pool2d(found, side)
-            given = given + lost
+        found = follow(bilinear(wanted, shape)).clamp(0, 1)
         if keep:
-            found = (found + bilinear(lost, shape)).clamp(0, 1)
+            found = (found + bilinear(wanted - F.avg_pool2d(found, side), shape)).clamp(0, 1)
         planes[fine] = found
     rest = (1 - planes.sum(dim=1, keepdim=True)).clamp(min=0)
     return torch.cat([rest, planes], dim=1)[0].movedim(0, -1)
