@@ -2,23 +2,40 @@
 
 import math
 import re
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tcore import train
 from tcore.cli.train import parse_train
-from tcore.config import Config
+from tcore.config import Config, override
 from tcore.lab import TABLES, Row
 from tcore.recipes import recipe
 from tests.runs import metrics
+from tests.tiny import TINY
 
-SHRUNK = (
-    "--views.global-size 32 --views.local-size 16 --views.num-local 1 --head.prototypes 64 --head.hidden 32 "
-    "--head.bottleneck 16 --vit.dim 48 --vit.depth 2 --vit.num-heads 3 --vit.patch-size 8 "
-    "--optim.steps 2 --optim.batch 4 --matching.num-heads 4 "
-    "--rendered.videos 4 --rendered.frames 20 --rendered.size 32"
-).split()
+SIZES: dict[str, Any] = {
+    "views.global_size": 32,
+    "views.local_size": 16,
+    "views.num_local": 1,
+    "head.prototypes": 64,
+    "optim.steps": 2,
+    "rendered.frames": 20,
+}
+
+
+@cache
+def config_of(flags: str) -> Config:
+    """The ablation recipe with some flags."""
+    return parse_train(["vits16-k400-100ep", *flags.split()]).config
+
+
+def train_tiny(flags: str, run: Path) -> list[dict[str, Any]]:
+    """What two steps of it say, in small."""
+    sizes = {name: value for name, value in (TINY | SIZES).items() if f"--{name} " not in flags}
+    return metrics(train(override(config_of(flags), sizes), run, quiet=True))
 
 
 def expected(table: str, row: Row) -> set[str]:
@@ -41,21 +58,18 @@ TRAINED = [row for row in ROWS if not re.search(r"offsets \.[12]|masks .* \.[135
 @pytest.mark.parametrize("row", TRAINED)
 def test_ablation_row_trains_two_steps(row: str, tmp_path: Path) -> None:
     (_, flags, _), losses = ROWS[row]
-    command = parse_train(["vits16-k400-100ep", "--run", str(tmp_path / "run"), *flags.split(), *SHRUNK])
-    assert command.run is not None
-    run = train(command.config, command.run, quiet=True)
-    lines = metrics(run)
+    lines = train_tiny(flags, tmp_path / "run")
     assert [line["step"] for line in lines] == [1, 2]
     for line in lines:
         assert {name for name in ALL | ALONE if name in line} == losses
         assert all(math.isfinite(line[name]) for name in losses)
-    assert (run / "matching.safetensors").exists() == (losses != ALONE)
+    assert (tmp_path / "run" / "matching.safetensors").exists() == (losses != ALONE)
     patch_terms = losses - {"dino", "koleo", "past_future"}
     assert all(lines[0][name] > 0 for name in patch_terms), "no crop was masked"
 
 
 def test_rows_differ_from_one_another() -> None:
-    configs = [parse_train(["vits16-k400-100ep", *row.flags.split()]).config for row, _ in ROWS.values()]
+    configs = [config_of(row.flags) for row, _ in ROWS.values()]
     assert configs[4] == recipe("vits16-k400-100ep")
     # Three rows of the tables are the reference itself, and one is in two tables.
     assert len(set(map(str, configs))) == len(ROWS) - 3
@@ -74,9 +88,6 @@ def test_rows_differ_from_one_another() -> None:
     ],
 )
 def test_every_other_setting_trains_too(flags: str, tmp_path: Path) -> None:
-    shrunk = [*SHRUNK, *flags.split()]
-    config: Config = parse_train(["vits16-k400-100ep", *shrunk]).config
-    run = train(config, tmp_path / "run", quiet=True)
-    lines = metrics(run)
+    lines = train_tiny(flags, tmp_path / "run")
     assert len(lines) == 2
     assert all(math.isfinite(line["total"]) for line in lines)

@@ -44,9 +44,10 @@ def test_flags_may_come_in_any_order() -> None:
     assert first.config == recipe("quickstart", {"loss.past_future": 0.0, "sandwich.offset": (0.05, 0.15)})
 
 
-@pytest.mark.parametrize("name", RECIPES)
-def test_recipe_without_flags_is_the_recipe(name: str) -> None:
-    assert parse_train([name]).config == recipe(name)
+def test_recipe_without_flags_is_the_recipe() -> None:
+    one_of_each = {type(recipe(name).method): name for name in RECIPES}  # of a method all have the same flags
+    for name in one_of_each.values():
+        assert parse_train([name]).config == recipe(name)
 
 
 def test_old_flags_work_and_name_the_new_ones(capsys: Capture) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import multiprocessing
 import os
 import re
 import signal
@@ -17,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -399,58 +401,36 @@ def test_the_command_warns_of_other_machines(
 
 # Signals
 
-SERVERS = """
-import os, sys, tempfile
-from tcore.demo.engine import Engine
-from tcore.demo.limits import Limits
-from tcore.demo.server import Demo
-from tests.evaluation.clips import tiny_encoder
-for folder in sys.argv[1:]:
-    if os.fork() == 0:
-        tempfile.tempdir = folder
-        demo = Demo(Engine(tiny_encoder()), Limits(frames=8))
-        os.write(1, f"{os.getpid()} {demo.port}\\n".encode())
-        try:
-            demo.serve()
-        except KeyboardInterrupt:
-            pass
-        sys.exit(0)
-for folder in sys.argv[1:]:
-    os.wait()
-"""
+
+def serve_in(folder: Path, ports: Any) -> None:
+    """A server of its own, until a signal comes."""
+    tempfile.tempdir = str(folder)
+    demo = Demo(Engine(tiny_encoder()), Limits(frames=8))
+    ports.put(demo.port)
+    with suppress(KeyboardInterrupt):
+        demo.serve()
 
 
 def test_a_closed_terminal_and_impatient_people_leave_nothing_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ends = {
-        "HUP": [signal.SIGHUP],
-        "QUIT": [signal.SIGQUIT],
-        "INT": [signal.SIGINT] * 2,
-        "KILL": [signal.SIGKILL],
-    }
-    folders = [tmp_path / name for name in ends]
-    for folder in folders:
+    ends = [[signal.SIGHUP], [signal.SIGQUIT], [signal.SIGINT] * 2, [signal.SIGKILL]]
+    folders = [tmp_path / str(index) for index in range(len(ends))]
+    fork = multiprocessing.get_context("fork")
+    ports = fork.SimpleQueue()
+    for folder, signals in zip(folders, ends, strict=True):
         folder.mkdir()
-    argv = [sys.executable, "-c", SERVERS, *map(str, folders)]
-    process = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, start_new_session=True)
-    try:
-        assert process.stdout is not None
-        servers = [process.stdout.readline().split() for _ in ends]
-        for (number, port), signals in zip(servers, ends.values(), strict=True):
-            server = Demo.__new__(Demo)
-            server.port = int(port)
-            with_sample(server).start(EVERYTHING)
-            for one in signals:
-                with suppress(ProcessLookupError):  # the first one may have been enough
-                    os.kill(int(number), one)
-                time.sleep(0.05)
-        assert process.communicate(timeout=60)
-        assert process.returncode == 0
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
+        process = fork.Process(target=serve_in, args=(folder, ports), daemon=True)
+        process.start()
+        server = Demo.__new__(Demo)
+        server.port = ports.get()
+        with_sample(server).start(EVERYTHING)
+        for one in signals:
+            with suppress(ProcessLookupError):  # the first one may have been enough
+                os.kill(process.pid or 0, one)
+            time.sleep(0.05)
+        process.join(60)
+        assert process.exitcode is not None
     left = [len(list(folder.glob("*"))) for folder in folders]
     assert sorted(left) == [0, 0, 0, 1]  # the one that was killed could do nothing
     monkeypatch.setattr(tempfile, "tempdir", str(next(f for f in folders if list(f.glob("*")))))

@@ -44,12 +44,12 @@ SAME: dict[str, Any] = {
     "vit__drop_path": 0.0,
     "loss__koleo_global": True,
     "optim__batch": 8,
-    "optim__steps": 4,
+    "optim__steps": 3,
     "optim__base_lr": 2e-3,
     "rendered__videos": 9,
     "teacher__temperature_epochs": 0,
-    "keep_every": 4,
-    "checkpoint_every": 4,
+    "keep_every": 3,
+    "checkpoint_every": 3,
 }
 
 
