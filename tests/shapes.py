@@ -32,31 +32,44 @@ def shape_of(value: Any) -> object:
     return type(value)
 
 
+# What was checked, by the code of a function: one that is defined inside another is made anew all the time.
+SEEN: dict[CodeType, set[object]] = {}
+
+
+def once(
+    plain: Callable[..., Any], checking: Callable[[], Callable[..., Any]], seen: set[object]
+) -> Callable[..., Any]:
+    """A function that checks every combination of shapes once."""
+
+    @functools.wraps(plain)
+    def call(*args: Any, **named: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return plain(*args, **named)
+        shapes = (shape_of(args), shape_of(named))
+        if shapes in seen:
+            return plain(*args, **named)
+        seen.add(shapes)
+        return checking()(*args, **named)
+
+    return call
+
+
 def checked(function: Callable[..., Any]) -> Callable[..., Any]:
     """The same function, or one that checks its shapes, if it announces any."""
     if not any("jaxtyping." in str(hint) for hint in function.__annotations__.values()):
         return function
-    seen: set[object] = set()
-
-    @functools.wraps(function)
-    def call(*args: Any, **named: Any) -> Any:
-        if torch.compiler.is_compiling():
-            return function(*args, **named)
-        shapes = (shape_of(args), shape_of(named))
-        if shapes in seen:
-            return function(*args, **named)
-        seen.add(shapes)
-        return check(function)(*args, **named)
-
-    return call
+    return once(function, lambda: check(function), SEEN.setdefault(function.__code__, set()))
 
 
 def checked_class(kind: type) -> type:
     """A dataclass whose fields are checked, if one announces a shape."""
     hints = getattr(kind, "__annotations__", {}).values()
-    is_checked = "__dataclass_fields__" in vars(kind) and any("jaxtyping." in str(hint) for hint in hints)
-    checked_kind: type = check(kind) if is_checked else kind
-    return checked_kind
+    if "__dataclass_fields__" in vars(kind) and any("jaxtyping." in str(hint) for hint in hints):
+        plain = vars(kind)["__init__"]
+        check(kind)
+        checking = vars(kind)["__init__"]
+        kind.__init__ = once(plain, lambda: checking, set())  # type: ignore[misc]
+    return kind
 
 
 class Decorate(ast.NodeTransformer):

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import TypeCheckError
 
 from tcore.data.render import normalize
+from tcore.evaluation.benchmarks.rendered import Propagated
 from tcore.evaluation.cycle import random_regions
 from tcore.model.losses import koleo_loss
 
@@ -31,3 +32,11 @@ def test_a_tensor_of_another_shape_than_announced_is_refused() -> None:
         koleo_loss(torch.zeros(4, dtype=torch.int64), 4)
     with pytest.raises(TypeCheckError):
         random_regions(np.zeros(2), 4)  # type: ignore[arg-type]
+
+
+def test_so_is_a_dataclass_of_one() -> None:
+    ids, joints = np.zeros((2, 4, 5), np.uint8), np.zeros((2, 15, 2))
+    for _ in range(2):
+        Propagated(ids, ids, joints)
+    with pytest.raises(TypeCheckError):
+        Propagated(ids, ids[0], joints)
