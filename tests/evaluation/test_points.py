@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from tcore import evaluate
 from tcore.data.rendered import JOINT_NAMES, RenderedVideo
@@ -113,6 +114,19 @@ def test_points_that_start_later_are_propagated_from_there_and_finer_grids_have_
     assert [whole.input_size(encoder, size) for size in ((64, 70), (720, 960))] == [(64, 64), (480, 640)]
     assert (whole.protocol.radius, fine.protocol.radius, fine.protocol.context) == (6, 12, 7)
     assert fine.input_size(encoder, (720, 960)) == (480, 640)  # a patch of 8 over 8 pixels
+
+
+def test_frames_of_another_size_have_points_in_their_own_pixels(tmp_path: Path) -> None:
+    still = replace(
+        VIDEOS[0], frames=VIDEOS[0].frames[:1].repeat(5, 0), joints=VIDEOS[0].joints[:1].repeat(5, 0)
+    )
+    root = write_points(tmp_path / "set", [still], late=0)
+    large = still.frames[3].repeat(2, 0).repeat(3, 1)
+    Image.fromarray(large).save(root / "clip0" / "00003.png")
+    benchmark = Points.open(root, replace(TCORE, topk=1), size=(64, 64))
+    assert isinstance(benchmark, Points)
+    found = benchmark.predict(tiny_encoder(), benchmark.clips[0])[0]
+    np.testing.assert_allclose((found[:, :, 3].T + 0.5) / [3, 2], found[:, :, 2].T + 0.5, atol=1e-3)
 
 
 def test_copies_score_100_on_a_still_clip(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from tcore.evaluation.pose import locate_points, points_protocol, rescale, stamp
 from tcore.evaluation.propagate import Features, Labels, propagate_features
 from tcore.evaluation.protocols import CELL, Protocol
 from tcore.evaluation.resize import Size
-from tcore.evaluation.run_clip import encode, same_size
+from tcore.evaluation.run_clip import encode
 from tcore.files import read_text
 
 FILE = "keypoints.csv"
@@ -73,8 +73,7 @@ class Points(Benchmark):
     def predict(self, encoder: Encoder, clip: Clip) -> tuple[Tracks, Tracks, Size]:
         """Found and true points of a clip, and the input size; points that start together go together."""
         truth = read_keypoints(clip)[1]
-        image = frame_size(clip.frames[0])
-        size = self.input_size(encoder, image)
+        size = self.input_size(encoder, frame_size(clip.frames[0]))
         grid = (size[0] // encoder.patch_size, size[1] // encoder.patch_size)
         visible = ~np.isnan(truth[0])
         starts, end = visible.argmax(axis=1), int(np.flatnonzero(visible.any(axis=0))[-1]) + 1
@@ -85,8 +84,8 @@ class Points(Benchmark):
             return found, truth, size
         runs: dict[int, tuple[list[Features], Iterator[Labels]]] = {}
         first = int(starts.min())
-        frames = same_size(ahead(read_image, clip.frames[first:end]), start=first)
-        for index, frame in enumerate(frames, first):
+        for index, frame in enumerate(ahead(read_image, clip.frames[first:end]), first):
+            image = (frame.shape[0], frame.shape[1])  # labeled images may be of several sizes
             features = encode(encoder, frame, size, self.protocol.precision)
             if index in starts:
                 cells = rescale(truth[:, starts == index, index] + 0.5, image, grid) - 0.5
