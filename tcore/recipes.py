@@ -20,19 +20,12 @@ from tcore.methods.settings import (
     CrocSettings,
     DinoSettings,
     Dinov2Settings,
-    FrameMaskingConfig,
-    HeadConfig,
     IbotSettings,
     LossConfig,
-    MaskingConfig,
     MatchingConfig,
     MethodSettings,
     OdinSettings,
-    PatchHeadConfig,
-    PatchLossConfig,
-    PatchTeacherConfig,
     TCoReSettings,
-    TeacherConfig,
 )
 from tcore.methods.settings_contrast import (
     ContrastConfig,
@@ -40,6 +33,15 @@ from tcore.methods.settings_contrast import (
     PredictorConfig,
     ProjectorConfig,
     RegionConfig,
+)
+from tcore.methods.settings_distillation import (
+    FrameMaskingConfig,
+    HeadConfig,
+    MaskingConfig,
+    PatchHeadConfig,
+    PatchLossConfig,
+    PatchTeacherConfig,
+    TeacherConfig,
 )
 from tcore.pixel_recipes import PIXEL_RECIPES
 from tcore.text import did_you_mean

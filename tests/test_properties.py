@@ -14,7 +14,7 @@ from tcore.evaluation import scores
 from tcore.evaluation.propagate import propagate_features
 from tcore.evaluation.protocols import Protocol
 from tcore.methods.schedules import cosine, warmup_linear
-from tcore.methods.settings import MaskingConfig, MaskKind
+from tcore.methods.settings_distillation import MaskingConfig, MaskKind
 from tcore.recipes import RECIPES, recipe
 from tcore.training.optim import Schedule
 

@@ -5,7 +5,7 @@ import math
 import numpy as np
 from jaxtyping import Bool
 
-from tcore.methods.settings import MaskDraw, MaskingConfig, MaskKind
+from tcore.methods.settings_distillation import MaskDraw, MaskingConfig, MaskKind
 
 
 def sample_masks(

@@ -16,12 +16,10 @@ from tcore.methods.batch import Batch
 from tcore.methods.health import Health, measure_health
 from tcore.methods.method import Method, Part, named_parameters, own_shares, some_rows
 from tcore.methods.schedules import Length, cosine, warmup_linear
-from tcore.methods.settings import (
-    DinoSettings,
+from tcore.methods.settings import DinoSettings, LossForm, MaskedSettings
+from tcore.methods.settings_distillation import (
     FrameMaskingConfig,
     HeadConfig,
-    LossForm,
-    MaskedSettings,
     MaskingConfig,
     PatchHeadConfig,
     PatchLossConfig,

@@ -25,13 +25,14 @@ from tcore.methods.contrast import Contrast, build_backbone, build_projectors
 from tcore.methods.distillation import SelfDistillation, build_head
 from tcore.methods.health import Health
 from tcore.methods.schedules import Length, cosine
-from tcore.methods.settings import CrocSettings, OdinSettings, TeacherConfig
+from tcore.methods.settings import CrocSettings, OdinSettings
 from tcore.methods.settings_contrast import (
     ContrastConfig,
     DiscoveryConfig,
     ObjectContrastConfig,
     RegionConfig,
 )
+from tcore.methods.settings_distillation import TeacherConfig
 from tcore.model import losses
 from tcore.model.attention import working_dtype
 from tcore.model.clustering import (

@@ -21,12 +21,12 @@ from tcore.methods.settings import (
     FrameConfig,
     FrameSettings,
     MaskedSettings,
-    MaskingConfig,
     OdinSettings,
     SandwichConfig,
     Sides,
     TCoReSettings,
 )
+from tcore.methods.settings_distillation import MaskingConfig
 from tcore.methods.settings_pixel import Filter
 
 MASKS = 3  # the stream of randomness that masks are drawn from; data/source.py has the others

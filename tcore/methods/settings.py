@@ -4,19 +4,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, Protocol, Self, get_args, runtime_checkable
 
 from tcore.errors import InputError
-from tcore.methods.limits import (
-    AtLeastZero,
-    Count,
-    Momenta,
-    Positive,
-    Seconds,
-    Share,
-    Shares,
-    Stretch,
-    Temperatures,
-    TwoOrMore,
-    Weight,
-)
+from tcore.methods.limits import Count, Positive, Seconds, Shares, Stretch, Weight
 from tcore.methods.settings_contrast import (
     ContrastConfig,
     DiscoveryConfig,
@@ -25,13 +13,20 @@ from tcore.methods.settings_contrast import (
     ProjectorConfig,
     RegionConfig,
 )
+from tcore.methods.settings_distillation import (
+    FrameMaskingConfig,
+    HeadConfig,
+    MaskingConfig,
+    PatchHeadConfig,
+    PatchLossConfig,
+    PatchTeacherConfig,
+    PredictionConfig,
+    TeacherConfig,
+)
 
-MaskKind = Literal["block", "random"]
-MaskDraw = Literal["stratified", "independent"]
 Sides = Literal["past-future", "past-past", "future-future"]
 Auxiliary = Literal["none", "past", "future", "both"]
 LossForm = Literal["paper", "release"]
-Targets = Literal["centering", "sinkhorn"]
 
 
 @runtime_checkable
@@ -78,28 +73,6 @@ class SandwichConfig:
 
 
 @dataclass(frozen=True)
-class MaskingConfig:
-    """What the student does not see."""
-
-    probability: Share = 0.5
-    """Share of the global crops that carry a mask."""
-    ratio: Shares = (0.1, 0.5)
-    """Share of the patches that are masked in such a crop."""
-    kind: MaskKind = "block"
-    """Blocks, or independent patches."""
-    group: Count = 32
-    """Videos that share one set of stratified masks."""
-    draw: MaskDraw = "stratified"
-    """An exact share of the crops with evenly spread ratios, or every crop draws for itself (iBOT)."""
-    smallest_block: Count = 4
-    """Patches of the smallest block (iBOT: 16, on a grid of 14 x 14)."""
-    largest_block: Count | None = None
-    """Patches of the largest block (DINOv2: 98), or no limit."""
-    fill: bool = True
-    """Mask single patches where no block fits any more; without it, such masks fall short of their ratio."""
-
-
-@dataclass(frozen=True)
 class MatchingConfig:
     """The patch matching module."""
 
@@ -111,38 +84,6 @@ class MatchingConfig:
     """Stacked blocks; each one's output is the current frame of the next."""
     temperature: Positive = 1.0
     """Temperature of the cross-attention."""
-
-
-@dataclass(frozen=True)
-class HeadConfig:
-    """The projection head."""
-
-    hidden: Count = 2048
-    """Width of the hidden layers."""
-    bottleneck: Count = 256
-    """Width of the normalized bottleneck."""
-    prototypes: TwoOrMore = 65536
-    """Number of prototypes K; a loss of ln K is the uniform answer."""
-    train_gains: bool = True
-    """Train the prototypes' gains, or fix them at 1."""
-
-
-@dataclass(frozen=True)
-class TeacherConfig:
-    """The teacher: how it follows the student, and what it asks for."""
-
-    momentum: Momenta = (0.992, 1.0)
-    """Momentum of the moving average, first to last step."""
-    temperature: Temperatures = (0.04, 0.07)
-    """Temperature of the targets, before and after its warm-up."""
-    temperature_epochs: AtLeastZero = 30
-    """Epochs of that warm-up (7.5% of a run whose length is given in steps)."""
-    temperature_by: Literal["step", "epoch"] = "step"
-    """Whether the warm-up moves with every step, or once an epoch."""
-    targets: Targets = "centering"
-    """How the targets are kept from collapsing."""
-    center_momentum: Share = 0.9
-    """Momentum of the centers."""
 
 
 @dataclass(frozen=True)
@@ -302,62 +243,6 @@ class FrameSettings:
             raise InputError(
                 f"views.num_local={count} has no effect on {self.name}: use --views.num-local 0."
             )
-
-
-@dataclass(frozen=True)
-class FrameMaskingConfig(MaskingConfig):
-    """What the student does not see, and from when on."""
-
-    start_epoch: AtLeastZero = 0
-    """First epoch with masks, from which the warm-up of the patches' own temperature counts too."""
-
-
-@dataclass(frozen=True)
-class PatchHeadConfig(HeadConfig):
-    """The projection head of frames and patches."""
-
-    patch_prototypes: TwoOrMore | None = None
-    """Number of prototypes that patches have for themselves; None: those of frames."""
-
-
-@dataclass(frozen=True)
-class PatchTeacherConfig(TeacherConfig):
-    """The teacher of frames and patches."""
-
-    patch_temperature: Temperatures | None = None
-    """Temperature of the patches' targets, before and after the warm-up; None: that of frames."""
-    patch_center: Literal["masked", "all"] = "masked"
-    """Which patches the patches' center is the mean of."""
-
-
-@dataclass(frozen=True)
-class PredictionConfig:
-    """The student's predictions."""
-
-    student_temperature: Positive = 0.1
-    """Temperature of the student's predictions."""
-
-    def weights(self) -> dict[str, float]:
-        """The weights by the names of the losses."""
-        return {"dino": 1.0}
-
-
-@dataclass(frozen=True)
-class PatchLossConfig(PredictionConfig):
-    """Weights of the losses of frames and patches; a weight of 0 leaves a term out."""
-
-    dino: Weight = 1.0
-    """Weight of the loss of frames."""
-    patch_teacher: Weight = 1.0
-    """Weight of the loss of masked patches."""
-    koleo: Weight = 0.0
-    """Weight of KoLeo."""
-    koleo_global: bool = False
-    """Neighbors of KoLeo among the videos of all processes, not of the own process (as published)."""
-
-    def weights(self) -> dict[str, float]:
-        """The weights by the names of the losses."""
-        return {"dino": self.dino, "koleo": self.koleo, "patch_teacher": self.patch_teacher}
 
 
 @dataclass(frozen=True)

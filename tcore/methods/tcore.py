@@ -11,14 +11,8 @@ from tcore.methods.batch import Batch
 from tcore.methods.distillation import SelfDistillation, build_head
 from tcore.methods.matching import PatchMatchingModule
 from tcore.methods.method import Part, named_parameters
-from tcore.methods.settings import (
-    LossConfig,
-    LossForm,
-    MaskingConfig,
-    Targets,
-    TCoReSettings,
-    TeacherConfig,
-)
+from tcore.methods.settings import LossConfig, LossForm, TCoReSettings
+from tcore.methods.settings_distillation import MaskingConfig, Targets, TeacherConfig
 from tcore.model import losses
 from tcore.model.heads import ProjectionHead
 from tcore.model.losses import TeacherTargets

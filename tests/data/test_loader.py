@@ -13,7 +13,8 @@ from tcore.data.source import Counts, RawBatch
 from tcore.data.stores import FrameStore
 from tcore.data.views import ViewPlan
 from tcore.methods import build_sampling, build_source
-from tcore.methods.settings import Auxiliary, MaskingConfig
+from tcore.methods.settings import Auxiliary
+from tcore.methods.settings_distillation import MaskingConfig
 from tests.data.painted import ALL_MASKED, TINY, Painted, sandwiches_of, videos_of
 from tests.tiny import change
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from jaxtyping import Bool, Int
 
 from tcore.data.masking import sample_masks, sample_step_masks
-from tcore.methods.settings import MaskingConfig, MaskKind
+from tcore.methods.settings_distillation import MaskingConfig, MaskKind
 
 GRID = 14
 KINDS: list[MaskKind] = ["block", "random"]

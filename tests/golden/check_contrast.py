@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from tcore.methods.batch import make_batch
 from tcore.methods.contrast import Contrast
 from tcore.methods.regions import Croc, RegionBatch
-from tcore.methods.settings import TeacherConfig
 from tcore.methods.settings_contrast import ContrastConfig, RegionConfig
+from tcore.methods.settings_distillation import TeacherConfig
 from tcore.model.clustering import (
     assign,
     carry_labels,

@@ -12,7 +12,7 @@ from tcore.data import photometry
 from tcore.data.masking import block_mask, sample_masks
 from tcore.methods.batch import Batch, make_batch
 from tcore.methods.distillation import SelfDistillation
-from tcore.methods.settings import PatchTeacherConfig, Targets
+from tcore.methods.settings_distillation import PatchTeacherConfig, Targets
 from tcore.model import losses
 from tcore.model.heads import ProjectionHead
 from tcore.model.vit import VisionTransformer

@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from tcore.methods.settings import Auxiliary, LossForm, Targets
+from tcore.methods.settings import Auxiliary, LossForm
+from tcore.methods.settings_distillation import Targets
 from tcore.model.subset import Wanted
 from tests.methods.tiny_models import (
     MASKED,

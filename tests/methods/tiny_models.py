@@ -5,7 +5,8 @@ from torch import Tensor, nn
 
 from tcore.methods.batch import Batch, make_batch
 from tcore.methods.matching import PatchMatchingModule
-from tcore.methods.settings import Auxiliary, LossForm, Targets
+from tcore.methods.settings import Auxiliary, LossForm
+from tcore.methods.settings_distillation import Targets
 from tcore.methods.tcore import TCoRe
 from tcore.model.heads import ProjectionHead
 from tcore.model.vit import VisionTransformer

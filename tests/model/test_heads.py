@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tcore.methods.settings import HeadConfig
+from tcore.methods.settings_distillation import HeadConfig
 from tcore.model.heads import ProjectionHead
 
 DIM, PROTOTYPES = 12, 20
