@@ -8,6 +8,8 @@ from typing import Any
 
 # Before torch is imported, and for processes that tests start: two workers share two cores.
 os.environ["OMP_NUM_THREADS"] = "1"
+# Some virtual machines name AMX among their instructions and stop at the first one; tests need no such speed.
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
 # A process that a test starts says where it was when it crashes inside a library.
 os.environ["PYTHONFAULTHANDLER"] = "1"
 
