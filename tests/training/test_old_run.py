@@ -39,7 +39,9 @@ def test_an_old_run_resumes_with_the_losses_of_the_uninterrupted_one(resumed: Pa
     assert [line["step"] for line in lines] == [1, 2, 3, 4]
     for found, expected in zip(lines[2:], json.loads((OLD / "expected.json").read_text()), strict=True):
         for name, value in expected.items():
-            assert found[RENAMED.get(name, name)] == pytest.approx(value, rel=1e-5, abs=1e-9), name
+            # Other processors round otherwise, and a loss near 0 is a difference of larger numbers.
+            close = pytest.approx(value, rel=1e-9 if "lr" in name else 1e-4, abs=0 if "lr" in name else 1e-6)
+            assert found[RENAMED.get(name, name)] == close, name
 
 
 def test_the_encoder_of_an_old_run_loads_before_and_after(resumed: Path) -> None:
