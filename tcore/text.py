@@ -29,12 +29,12 @@ def format_seconds(seconds: float) -> str:
 
 
 def format_size(height: int, width: int) -> str:
-    """The size of an image, height first.
+    """The size of an image as people write it, width first.
 
-    >>> format_size(480, 880)
-    '480x880'
+    >>> format_size(480, 854)
+    '854x480'
     """
-    return f"{height}x{width}"
+    return f"{width}x{height}"
 
 
 def short_path(path: str | Path) -> str:

@@ -15,6 +15,7 @@ from tcore.errors import InputError
 from tcore.evaluation.masks import Ids
 from tcore.evaluation.propagate import LabelSource, label_sources
 from tcore.evaluation.resize import Size
+from tcore.text import format_size
 from tcore.video.formats import run_lengths
 from tcore.video.labels import Masks, Points
 from tcore.video.tracked import Found
@@ -59,7 +60,7 @@ def _ids(runs: list[int], size: Size, most: int) -> Ids:
     lengths, ids = np.array(runs, dtype=np.int64).reshape(-1, 2).T
     height, width = size
     if lengths.min() < 0 or lengths.max() > height * width or lengths.sum() != height * width:
-        raise InputError(f"a mask of this clip must have {height}x{width} pixels.")
+        raise InputError(f"a mask of this clip must have {format_size(height, width)} pixels.")
     if ids.min() < 0 or ids.max() > most:
         raise InputError(f"a mask holds object {ids.max()}: there are at most {most}.")
     return np.repeat(ids.astype(np.uint8), lengths).reshape(height, width)

@@ -19,7 +19,7 @@ from tcore.evaluation.benchmarks.benchmark import Benchmark
 from tcore.evaluation.protocols import TCORE
 from tcore.evaluation.published import LINES, PUBLISHED, SHOWN, published_on
 from tcore.files import misfit, number, number_or_nan, read_json, whole
-from tcore.text import format_size, to_stderr
+from tcore.text import to_stderr
 
 Card = dict[str, Any]
 
@@ -173,7 +173,7 @@ def differences(benchmark: Benchmark) -> list[str]:
     if (count := len(benchmark.clips)) != (official := benchmark.official_clips[0]):
         found.append(f"{count} instead of {official} clips")
     if benchmark.fixed_size is not None:
-        found.append(f"input {format_size(*benchmark.fixed_size)}")
+        found.append("input {}x{}".format(*benchmark.fixed_size))  # height first, as protocols have it
     if benchmark.binary:
         found.append("one object per clip (binary)")
     usual = asdict(benchmark.adapt(TCORE))

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from tcore.data.render import MEAN, STD
 from tcore.errors import InputError
+from tcore.text import format_size
 
 Size = tuple[int, int]  # height, width
 
@@ -26,7 +27,7 @@ def input_size(
     """
     if min(frame) < patch_size:
         raise InputError(
-            f"frames of {frame[0]}x{frame[1]} are smaller than one patch of {patch_size} pixels."
+            f"frames of {format_size(*frame)} are smaller than one patch of {patch_size} pixels."
         )
     wanted = short or long
     if wanted is not None:

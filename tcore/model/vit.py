@@ -238,7 +238,7 @@ class VisionTransformer(nn.Module):
         height, width = images.shape[-2:]
         if height % self.patch_size or width % self.patch_size:
             raise InputError(
-                f"image size {height}x{width} is not a multiple of the patch size {self.patch_size}: "
+                f"image size {width}x{height} is not a multiple of the patch size {self.patch_size}: "
                 "resize or crop the frames first."
             )
         x = self.patch_embed(images)

@@ -11,6 +11,7 @@ from PIL import Image
 from torch import Tensor
 
 from tcore.data.images import Frame, read_image
+from tcore.data.stores import open_mixture
 from tcore.data.video import FolderVideo, open_video
 from tcore.errors import InputError
 from tcore.evaluation.benchmarks.rendered import heldout_video
@@ -84,6 +85,15 @@ def open_clip(sources: Sequence[str], times: Times, patch_size: int) -> Clip:
         chosen, picked = pick_frames(Path(source), times)
         frames, name = _fit(picked, patch_size), Path(source).name
     return Clip(frames, tuple(f"frame {n}" for n in chosen), name)
+
+
+def open_stored(frames: str, seed: int, times: Times, patch_size: int) -> Clip:
+    """Frames of the longest video of the store that a run was trained on."""
+    store = open_mixture(frames, seed)
+    video = int(store.lengths.argmax())
+    chosen = times.of(int(store.lengths[video]), store.fps or 1.0, store.names[video])
+    picked = _fit(store.read(video, chosen), patch_size)
+    return Clip(picked, tuple(f"frame {n}" for n in chosen), Path(store.names[video]).name)
 
 
 def pick_frames(path: Path, times: Times) -> tuple[list[int], list[Frame]]:

@@ -14,7 +14,7 @@ from urllib.parse import quote
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from PIL import Image
 
-from tcore.config import OPERATIONAL, Config, flatten
+from tcore.config import OPERATIONAL, Config, differences, flatten
 from tcore.data.images import read_image
 from tcore.errors import InputError
 from tcore.evaluation.benchmarks import find_benchmark
@@ -22,8 +22,9 @@ from tcore.evaluation.card import grid_lines, worst
 from tcore.evaluation.encoders import load_encoder
 from tcore.evaluation.published import PUBLISHED, published_on
 from tcore.files import write_text
-from tcore.show.clips import Times, evenly, open_clip
-from tcore.show.features import attention_figure, load_matcher, pca_figure
+from tcore.recipes import RECIPES
+from tcore.show.clips import Clip, Times, evenly, open_clip, open_stored
+from tcore.show.features import attention_figure, correspondence_figure, load_matcher, pca_figure
 from tcore.show.plotting import check_out, to_svg
 from tcore.show.propagation import (
     failures_figure,
@@ -59,6 +60,11 @@ def table(
 ) -> Block:
     """Rows below a head, the first `marked` ones ours; a folded table is closed until somebody opens it."""
     cells = [[_cell(value, digits) for value in row] for row in rows]
+    # A column of numbers is aligned as one, also where a number is missing.
+    for column in zip(*cells, strict=True):
+        number = any(cell["number"] for cell in column)
+        for cell in column:
+            cell["number"] = number
     return {
         "kind": "table",
         "head": head,
@@ -147,22 +153,39 @@ def _overview(runs: Sequence[Run]) -> Iterator[Block]:
         seconds = run.seconds()
         time = None if seconds is None else format_seconds(seconds)
         frames = short_path(run.environment.get("frames", "unknown"))
-        rows.append((run.name, last.get("step"), last.get("total"), health.get("state"), time, frames))
+        state = health.get("state")
+        rows.append((run.name, _recipe_words(run), last.get("step"), last.get("total"), state, time, frames))
         ends[run.name] = {name: last[name] for name in run.losses()} | health
-    yield table(("run", "steps", "total loss", "state", "training time", "frames"), rows, digits=3)
+    head = ("run", "recipe", "steps", "total loss", "state", "training time", "frames")
+    yield table(head, rows, digits=3)
     figures = dict.fromkeys(name for end in ends.values() for name in end if name != "state")
     rows = [(words(name), *(end.get(name) for end in ends.values())) for name in figures]
     if rows:
         yield table(("", *ends), rows, "Losses and health at the end.", digits=3)
 
 
+def nearest_recipe(config: Config) -> tuple[str, int]:
+    """The recipe that a run began with, as far as its settings tell, and how many of them were changed."""
+    changes = {name: len(differences(config, recipe.config)) for name, recipe in RECIPES.items()}
+    name = min(changes, key=lambda one: changes[one])
+    return name, changes[name]
+
+
+def _recipe_words(run: Run) -> str | None:
+    if run.config is None:
+        return None
+    name, changed = nearest_recipe(run.config)
+    return name + (f", {changed} setting{'s' * (changed > 1)} changed" if changed else "")
+
+
 def _settings(runs: Sequence[Run]) -> Iterator[Block]:
-    """What differs between the runs, or from the defaults if there is one run; then everything."""
+    """What differs between the runs, or from the recipe if there is one run; then everything."""
     every = {run.name: flatten(run.config) for run in runs if run.config is not None}
     if not every:
         return
     names = list(dict.fromkeys(name for own in every.values() for name in own))
-    compared = every if len(every) > 1 else {"default": flatten(Config()), **every}
+    recipe = next(nearest_recipe(run.config)[0] for run in runs if run.config is not None)
+    compared = every if len(every) > 1 else {f"recipe {recipe}": flatten(RECIPES[recipe].config), **every}
     rows = [
         (name, *shown)
         for name in names
@@ -172,7 +195,7 @@ def _settings(runs: Sequence[Run]) -> Iterator[Block]:
     if rows:
         yield table(("setting", *compared), rows, "Settings that differ.")
     else:
-        yield text("All settings are the same." if len(every) > 1 else "All settings are the defaults.")
+        yield text(f"All settings are {'the same' if len(every) > 1 else f'those of recipe {recipe}'}.")
     rows = [(name, *(setting_text(own.get(name)) for own in every.values())) for name in names]
     yield table(("setting", *every), rows, "All settings.", folded=True)
 
@@ -207,7 +230,7 @@ def _percent(result: Any, column: str) -> tuple[float, str] | None:
 
 
 def _scores(runs: Sequence[Run]) -> Iterator[Block]:
-    """A table for each benchmark, with the published rows of a public one, and why ours may not compare."""
+    """A table for each benchmark, with the published rows of a public one, after why ours may not compare."""
     cards = list(_cards(runs))
     all_found = [(b, name, result) for name, card in cards for b, result in card["benchmarks"].items()]
     for benchmark, lines in dict.fromkeys((b, grid_lines(b, result)) for b, _, result in all_found):
@@ -230,11 +253,11 @@ def _scores(runs: Sequence[Run]) -> Iterator[Block]:
         if published:
             names = [result["protocol"].get("name", "") for result in found.values()]
             rows = [(*row, name) for row, name in zip(rows, names, strict=True)]
-        headings = ("encoder", *columns, *(("protocol",) if published else ()))
-        yield table(headings, [*rows, *published], f"{caption}.", marked=len(rows))
         for name, result in found.items():
             if differs := "; ".join(result.get("differs", ())):
                 yield text(f"{name}, {benchmark}: not comparable with the published rows: {differs}.")
+        headings = ("encoder", *columns, *(("protocol",) if published else ()))
+        yield table(headings, [*rows, *published], f"{caption}.", marked=len(rows))
     for run in (run for run in runs if run.quickstart):
         shown = {"region": "J", "boundary": "F", "part_iou": "part mIoU", "pck": "PCK@0.2"}
         rows = [
@@ -312,15 +335,24 @@ def _pictures(runs: Sequence[Run]) -> Iterator[Block]:
 
 
 def draw_figures(run: Run, say: Say = silent) -> None:
-    """Draw figures that a run lacks, or that are older than its encoder, on a held-out rendered video."""
+    """Draw figures that a run lacks, or that are older than its encoder, on its own videos.
+
+    Those are the longest video of its store or, where it has none, a held-out rendered one.
+    """
     weights, folder = run.path / "encoder.safetensors", run.path / FIGURES
     if run.config is None or not weights.is_file():
         return
     encoder = load_encoder(run.path)
-    patch = encoder.patch_size
+    patch, store = encoder.patch_size, run.environment.get("frames", "rendered")
+    own_videos = store != "rendered" and run.config.source == "videos"
+
+    def clip(times: Times) -> Clip:
+        return (
+            open_stored(store, run.config.seed, times, patch) if own_videos else open_clip((), times, patch)
+        )
 
     def attention(out: Path) -> None:
-        attention_figure(encoder, open_clip((), Times(), patch), out, matcher=load_matcher(run.path))
+        attention_figure(encoder, clip(Times()), out, matcher=load_matcher(run.path))
 
     def failures(out: Path) -> None:
         own = [card for card in run.cards.values() if card["encoder"]["weights"] == encoder.fingerprint()]
@@ -330,10 +362,13 @@ def draw_figures(run: Run, say: Say = silent) -> None:
 
     figures: dict[str, Callable[[Path], object]] = {
         "attention": attention,
-        "pca": lambda out: pca_figure(encoder, open_clip((), evenly(5), patch), out),
-        "propagation": lambda out: propagation_figure(with_truth(label_rendered(encoder, 0)), out),
+        "pca": lambda out: pca_figure(encoder, clip(evenly(5)), out),
         "failures": failures,
     }
+    if own_videos:  # no labels are known there
+        figures["correspondence"] = lambda out: correspondence_figure(encoder, clip(evenly(7)), out)
+    else:
+        figures["propagation"] = lambda out: propagation_figure(with_truth(label_rendered(encoder, 0)), out)
     for name, draw in figures.items():
         out = folder / f"{name}.png"
         if out.is_file() and out.stat().st_mtime >= weights.stat().st_mtime:
@@ -348,11 +383,11 @@ def draw_figures(run: Run, say: Say = silent) -> None:
 
 SECTIONS: dict[str, Callable[[Sequence[Run]], Iterator[Block]]] = {
     "Runs": _overview,
-    "Settings": _settings,
     "Training": _curves,
     "Scores": _scores,
     "Checkpoints": _checkpoints,
     "Figures": _pictures,
     "Worst clips": _worst,
+    "Settings": _settings,
     "Environment and cost": _environment,
 }

@@ -12,7 +12,7 @@ from tcore.evaluation.propagate import Propagator
 from tcore.evaluation.protocols import CELL, FINER, Detail, Protocol, Search
 from tcore.evaluation.resize import Size
 from tcore.evaluation.run_clip import encode
-from tcore.text import Say, format_seconds, silent
+from tcore.text import Say, format_seconds, format_size, silent
 
 SHORT_SIDE = 480  # larger videos are scaled down
 HALVED = 2048  # patches of a grid above which a CPU searches means of four cells first
@@ -35,7 +35,7 @@ def fit_size(frame: Size, patch_size: int, detail: Detail = "coarse", long_side:
     if not (height and width):
         limit = "" if after == before or long_side is None else f" with a long side of {long_side}"
         raise InputError(
-            f"frames of {frame[0]}x{frame[1]}{limit} are smaller than one patch of "
+            f"frames of {format_size(*frame)}{limit} are smaller than one patch of "
             f"{CELL / FINER[detail]:.2g} pixels (detail {detail})."
         )
     return height * patch_size, width * patch_size

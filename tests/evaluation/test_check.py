@@ -46,7 +46,7 @@ def test_every_file_that_is_missing_broken_or_of_another_size_is_named(davis: Pa
     assert "official list" in findings.text()
     assert "clip blackswan has 0 frames" in problems
     assert "clip camel has 0 frames" in problems
-    assert "00001.png is 8x9, its frame 32x32" in problems
+    assert "00001.png is 9x8, its frame 32x32" in problems
     assert f"cannot read frame {frame}" in problems
     assert "clip clip1: 00002 has a frame or a mask, but not both (1 such)" in problems
     shutil.rmtree(davis / "Annotations")

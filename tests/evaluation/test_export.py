@@ -154,7 +154,7 @@ def onnx_file(tmp_path_factory: pytest.TempPathFactory) -> Exported:
 
 def test_onnx_file_answers_like_torch_at_any_size(onnx_file: Exported) -> None:
     assert "checked with onnxruntime" in onnx_file.notes[0]
-    assert "24x24 and 8x48: within" in onnx_file.notes[0]
+    assert "24x24 and 48x8: within" in onnx_file.notes[0]
     session = need("onnxruntime").InferenceSession(str(onnx_file.path))
     for grid in ((3, 3), (1, 1), (9, 4)):
         for batch in (1, 2):

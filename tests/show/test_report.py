@@ -9,6 +9,9 @@ import pytest
 from PIL import Image
 
 from tcore.cli.main import main
+from tcore.config import to_dict
+from tcore.recipes import recipe
+from tcore.show.clips import Clip
 from tcore.show.report import draw_figures, table, write_report
 from tcore.show.runs import read_run
 
@@ -76,6 +79,46 @@ def test_a_report_embeds_figures_scores_and_worst_clips(
     assert len(drawn) == 3, "drawn again"
 
 
+def test_figures_of_a_run_show_videos_of_its_own_store(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy, shown = shutil.copytree(run, tmp_path / "own"), []
+    for clip, count in (("short", 2), ("longest", 8)):
+        (tmp_path / "store" / clip).mkdir(parents=True)
+        for frame in range(count):
+            Image.new("RGB", (64, 48), (9, frame, 9)).save(tmp_path / "store" / clip / f"{frame}.png")
+    noted = json.loads((copy / "environment.json").read_text())
+    (copy / "environment.json").write_text(json.dumps(noted | {"frames": str(tmp_path / "store")}))
+    for name in ("attention_figure", "pca_figure", "correspondence_figure"):
+
+        def draw(encoder: object, clip: Clip, out: Path, **options: object) -> None:
+            shown.append((out.stem, clip.source, clip.names[-1]))
+
+        monkeypatch.setattr(f"tcore.show.report.{name}", draw)
+    draw_figures(read_run(copy))
+    assert shown == [
+        ("attention", "longest", "frame 5"),
+        ("pca", "longest", "frame 7"),
+        ("correspondence", "longest", "frame 7"),
+    ]
+
+
+def test_a_report_names_the_recipe_and_shows_curves_before_settings(run: Path, tmp_path: Path) -> None:
+    config = recipe("vits16-short", {"optim.batch": 7})
+    copy = shutil.copytree(run, tmp_path / "short")
+    (copy / "config.json").write_text(json.dumps(to_dict(config)))
+    page = write_report([copy], tmp_path / "report.html", draw=False).read_text(encoding="utf-8")
+    assert "<td>vits16-short, 1 setting changed</td>" in page
+    assert page.index('id="training"') < page.index('id="settings"')
+    differing = page[page.index("Settings that differ") : page.index("All settings")]
+    assert re.findall(r"<tr><td>(.*?)</td>", differing) == ["optim.batch"]
+
+
+def test_a_missing_number_stands_where_the_numbers_of_its_column_do() -> None:
+    rows = table(("name", "score"), [("a", 1.0), ("b", None)])["rows"]
+    assert [[cell["number"] for cell in row] for row in rows] == [[False, True]] * 2
+
+
 def test_published_rows_stand_beside_scores_on_a_public_benchmark(
     runs: tuple[Path, Path], tmp_path: Path
 ) -> None:
@@ -89,7 +132,8 @@ def test_published_rows_stand_beside_scores_on_a_public_benchmark(
     page = write_report([folder], tmp_path / "report.html").read_text(encoding="utf-8")
     assert '<tr class="ours"><td>scores</td>' in page
     assert '<td>T-CoRe, K400, 400 ep</td><td class="number">64.7</td>' in page
-    assert "not comparable with the published rows: 3 clips instead of 30" in page
+    warning = page.index("not comparable with the published rows: 3 clips instead of 30")
+    assert warning < page.index("T-CoRe, K400")
 
 
 def test_a_markdown_report_has_the_same_tables(runs: tuple[Path, Path], tmp_path: Path) -> None:

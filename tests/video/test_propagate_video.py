@@ -222,11 +222,11 @@ def test_a_damaged_frame_before_the_first_given_one_is_named(
     clip = write_folder(tmp_path / "clip", video.frames[:6])
     mask(clip / "00001.png", video.frames[1][:56])
     labels = mask(tmp_path / "00004.png", video.objects[4])
-    with pytest.raises(InputError, match="frame 1 is 56x64, the first 64x64"):
+    with pytest.raises(InputError, match="frame 1 is 64x56, the first 64x64"):
         run(encoder, clip, labels, tmp_path / "out", overlay=False)
     assert not (tmp_path / "out").exists()
     first = mask(tmp_path / "first.png", video.objects[0])
-    with pytest.raises(InputError, match="frame 1 is 56x64, the first 64x64"):
+    with pytest.raises(InputError, match="frame 1 is 64x56, the first 64x64"):
         run(encoder, clip, [first, labels], tmp_path / "out", overlay=False)
     np.testing.assert_array_equal(masks_of(tmp_path / "out"), video.objects[:1])
 
@@ -337,7 +337,7 @@ def test_large_frames_go_in_smaller_and_masks_come_out_large(
         encoder, clip, mask(tmp_path / "00001.png", ids), tmp_path / "out", long_side=90, overlay=False
     )
     assert said[0].startswith("detail fine: about ")  # an estimate of the time
-    assert said[1:] == ["detail fine: frames of 192x128 go in at 88x56, a grid of 11x7."]
+    assert said[1:] == ["detail fine: frames of 128x192 go in at 56x88, a grid of 7x11."]
     names = sorted(path.name for path in (tmp_path / "out" / "masks").iterdir())
     assert names == ["00001.png", "00002.png", "00003.png"]  # named like the frames
     assert read_ids(tmp_path / "out" / "masks" / "00003.png").shape == (192, 128)
@@ -351,7 +351,7 @@ def test_input_sizes_fit_the_patch() -> None:
         grids = [(height / patch, width / patch) for height, width in sizes]
         assert grids == [(30, 53), (60, 106), (90, 160)]
     assert fit_size((720, 1280), 16, "fine", long_side=640) == (720, 1280)
-    with pytest.raises(InputError, match="15x64"):
+    with pytest.raises(InputError, match="64x15"):
         fit_size((15, 64), 16)
     with pytest.raises(InputError, match="long side of 8"):
         fit_size((64, 64), 16, "coarse", 8)
@@ -402,7 +402,7 @@ def test_bad_labels_are_one_line_and_nothing_is_written(
     (tmp_path / "hidden.csv").write_text("frame,name,x,y\n0,a,,\n")
     for labels, message in (
         (mask(tmp_path / "empty.png", np.zeros((64, 64), np.uint8)), r"background"),
-        (mask(tmp_path / "small.png", video.objects[0][:40]), r"frame 0 is 40x64, .* 64x64"),
+        (mask(tmp_path / "small.png", video.objects[0][:40]), r"frame 0 is 64x40, .* 64x64"),
         ([first, mask(tmp_path / "00008.png", video.objects[7])], "frame 8, but .* has 8 frames"),
         (tmp_path / "out.csv", "'a' of frame 0 lies at x 64, y 3"),
         (tmp_path / "hidden.csv", "no point is visible"),
@@ -419,7 +419,7 @@ def test_frames_of_another_size_and_damaged_ones_are_named_and_the_labels_before
 ) -> None:
     clip = write_folder(tmp_path / "clip", video.frames[:4])
     mask(clip / "00003.png", video.frames[3][:56])
-    with pytest.raises(InputError, match="frame 3 is 56x64, the first 64x64"):
+    with pytest.raises(InputError, match="frame 3 is 64x56, the first 64x64"):
         run(encoder, clip, first, tmp_path / "size")
     (clip / "00003.png").write_bytes(b"damaged")
     with pytest.raises(InputError, match=r"00003\.png"):
