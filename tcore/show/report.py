@@ -344,12 +344,10 @@ def draw_figures(run: Run, say: Say = silent) -> None:
         return
     encoder = load_encoder(run.path)
     patch, store = encoder.patch_size, run.environment.get("frames", "rendered")
-    own_videos = store != "rendered" and run.config.source == "videos"
+    own_videos, seed = store != "rendered" and run.config.source == "videos", run.config.seed
 
     def clip(times: Times) -> Clip:
-        return (
-            open_stored(store, run.config.seed, times, patch) if own_videos else open_clip((), times, patch)
-        )
+        return open_stored(store, seed, times, patch) if own_videos else open_clip((), times, patch)
 
     def attention(out: Path) -> None:
         attention_figure(encoder, clip(Times()), out, matcher=load_matcher(run.path))
