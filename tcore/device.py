@@ -34,23 +34,33 @@ def world() -> World:
     return World(*(int(os.environ[name]) for name in names))
 
 
-def choose_device(name: str = "auto") -> torch.device:
+def choose_device(name: str = "auto", setting: str = "runtime.device=") -> torch.device:
     """A device by its name; auto is CUDA where there is one. Under torchrun each process has its own GPU."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
-        raise InputError(f"runtime.device={name}: use auto, cpu, cuda or cuda:1.")
+        not_here = " (training does not run on mps)" if name == "mps" else ""
+        raise InputError(f"{setting}{name}: use auto, cpu, cuda or cuda:1{not_here}.")
     device = torch.device(name)
     if device.type == "cpu":
         return device
     found = torch.cuda.device_count()
     if not torch.cuda.is_available():
-        raise InputError(f"runtime.device={name}: no CUDA device here; use auto or cpu.")
+        raise InputError(f"{setting}{name}: no CUDA device here; use auto or cpu.")
     if world().size > 1:
         return _own_gpu(device, found)
     if (device.index or 0) >= found:
-        raise InputError(f"runtime.device={name}: there are {found} CUDA devices here.")
+        raise InputError(f"{setting}{name}: there are {found} CUDA devices here.")
     return device
+
+
+def encoder_device(name: str = "auto") -> torch.device:
+    """The device of a command that trains nothing; Apple's GPU (mps) is taken where it is named."""
+    if name != "mps":
+        return choose_device(name, "--device ")
+    if not torch.backends.mps.is_available():
+        raise InputError("--device mps: torch finds no Apple GPU here; use auto or cpu.")
+    return torch.device(name)
 
 
 def _own_gpu(device: torch.device, found: int) -> torch.device:

@@ -46,7 +46,7 @@ def atomic(path: Path) -> Iterator[Path]:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield temporary
-        with temporary.open("rb") as written:
+        with temporary.open("r+b") as written:  # Windows syncs no file that is open for reading only
             os.fsync(written.fileno())
         temporary.replace(path)
         _sync_folder(path.parent)
@@ -71,6 +71,8 @@ def new_folder(path: Path) -> Iterator[Path]:
                 shutil.rmtree(old, ignore_errors=True)
         temporary.mkdir(parents=True)
         yield temporary
+        if os.name == "nt" and path.is_dir():
+            path.rmdir()  # Windows replaces no folder, not even an empty one
         temporary.replace(path.resolve())
     except OSError as error:
         raise OSError(error.errno, error.strerror or str(error), str(path)) from error
@@ -284,9 +286,12 @@ def _may_run(pid: int, host: str) -> bool:
 
 def is_alive(pid: int) -> bool:
     """Whether a process of this machine runs; one that has ended and waits for its parent does not."""
+    if os.name == "nt":
+        return True  # not known: signal 0 is Ctrl-C there
     try:
         os.kill(pid, 0)
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
+        state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+        return state.rpartition(")")[2].split()[0] not in ("Z", "X")
     except ProcessLookupError:
         return False
     except OSError:  # no /proc here, or not ours to ask

@@ -262,7 +262,7 @@ class Processes:
     def run(self, command: Sequence[str], environment: Mapping[str, str], log: Path) -> int:
         """Run a command, append its output to a log, and return its exit code."""
         self.check_stop()
-        with log.open("a") as output:
+        with log.open("a", encoding="utf-8") as output:
             process = subprocess.Popen(command, env=environment, stdout=output, stderr=output)
         self._running.add(process)
         if self._stopped:  # started while the others were being stopped

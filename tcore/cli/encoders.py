@@ -54,6 +54,8 @@ class WithProtocol(WithEncoder):
     """How labels are propagated: tcore, dino, rsp, crw, dinov3; -fine and -finest of tcore and dinov3."""
     precision: Literal["fp32", "bf16"] = "fp32"
     """Precision of the encoder and of the features; bf16 is faster, and nearly the same."""
+    device: str = "auto"
+    """auto (CUDA where there is one), cpu, cuda, cuda:1 ..., or mps, Apple's GPU (not tested on one)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,7 +127,7 @@ class Evaluate(WithProtocol, WithDatasets):
         leave()
 
     def _score(self, encoder: "Encoder", out: Path | None, say: Say) -> "Card":
-        from tcore.device import choose_device
+        from tcore.device import encoder_device
         from tcore.evaluation.evaluate import evaluate
         from tcore.evaluation.protocols import protocol
 
@@ -140,7 +142,7 @@ class Evaluate(WithProtocol, WithDatasets):
             round_border=self.round_border,
         )
         return evaluate(
-            encoder.to(choose_device("auto")),
+            encoder.to(encoder_device(self.device)),
             **self.datasets(),
             rendered=self.videos if self.rendered else 0,
             clips=self.clips,
@@ -219,12 +221,12 @@ class Propagate(WithProtocol):
             raise InputError("--labels is empty: give masks or points.")
         video = Path(os.path.normpath(self.video.absolute()))  # a link goes by its own name
         out = self.out or Path("propagated") / (video.name if video.is_dir() else video.stem)
-        from tcore.device import choose_device
+        from tcore.device import encoder_device
         from tcore.evaluation.protocols import protocol
         from tcore.video.propagate_video import propagate_video_file
 
         done = propagate_video_file(
-            self.load().to(choose_device("auto")),
+            self.load().to(encoder_device(self.device)),
             self.video,
             labels,
             out,

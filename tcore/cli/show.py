@@ -363,6 +363,8 @@ class Demo:
     """A patch covers 16, 8 or about 5 pixels of a frame (unset: fine, or coarse on a slow CPU)."""
     edges: Literal["on", "off"] = "on"
     """Masks follow the edges of a frame; off: labels of the grid are interpolated."""
+    device: str = "auto"
+    """auto (CUDA where there is one), cpu, cuda, cuda:1 ..., or mps, Apple's GPU (not tested on one)."""
     browser: bool = True
     """Open the page in the browser."""
 
@@ -380,7 +382,8 @@ class Demo:
         except ImportError as error:
             raise InputError(f"tcore demo needs {error.name}: pip install starlette uvicorn.") from error
         limits = Limits(self.max_upload_mb, self.max_frames, self.max_visitors, 1000 * self.max_disk_gb)
-        engine = load_engine(self.encoder, self.detail, "guided" if self.edges == "on" else "off", to_stderr)
+        edges: Literal["guided", "off"] = "guided" if self.edges == "on" else "off"
+        engine = load_engine(self.encoder, self.detail, edges, to_stderr, self.device)
         demo = Server(engine, limits, self.host, self.port)
         to_stdout(f"encoder: {engine.encoder.name}")
         if demo.token:

@@ -153,7 +153,9 @@ def write_shard(task: Task, beat: Beat = lambda: None) -> Task:
 
 
 def write_guarded(task: Task) -> Task:
-    """Write a shard; no new frame for STALL_S seconds kills the process (SIGALRM)."""
+    """Write a shard; no new frame for STALL_S seconds kills the process (SIGALRM, which Windows lacks)."""
+    if not hasattr(signal, "setitimer"):
+        return write_shard(task)
 
     def beat() -> None:
         signal.setitimer(signal.ITIMER_REAL, STALL_S)

@@ -209,8 +209,10 @@ def _run(tasks: list[Task], workers: int, engine: str, say: Say) -> None:
 def _run_processes(tasks: list[Task], workers: int, report: Report) -> None:
     """Write every shard in a process of its own; where that dies, the shard is tried again."""
     # Neither torch nor PyAV survives a fork in any state; a fork server is clean, and imports them once.
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tcore.data.packing"])
+    forks = "forkserver" in multiprocessing.get_all_start_methods()  # not on Windows
+    context = multiprocessing.get_context("forkserver" if forks else "spawn")
+    if forks:
+        context.set_forkserver_preload(["tcore.data.packing"])
     waiting, running = tasks[::-1], dict[Future[Task], tuple[ProcessPoolExecutor, Task]]()
     try:
         while waiting or running:

@@ -32,8 +32,9 @@ class LostWorkerError(InputError):
 def start_worker(number: int) -> None:
     """What a reading process does first."""
     # A scheduler and Ctrl-C signal every process of a job; the training process decides whether to stop.
-    for number in (signal.SIGUSR1, signal.SIGINT):
-        signal.signal(number, signal.SIG_IGN)
+    for one in signal.Signals:
+        if one.name in ("SIGUSR1", "SIGINT"):
+            signal.signal(one, signal.SIG_IGN)
     if sys.platform == "linux":
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         threading.Thread(target=_obey_parent, daemon=True).start()

@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tcore.data.images import Frame
-from tcore.device import choose_device
+from tcore.device import encoder_device
 from tcore.evaluation.encoder import Encoder
 from tcore.evaluation.encoders import load_encoder
 from tcore.evaluation.protocols import FINER, TCORE, Detail, Edges, Protocol
@@ -112,10 +112,14 @@ class Engine:
 
 
 def load_engine(
-    spec: str | Path, detail: Detail | None = None, edges: Edges = "guided", say: Say = silent
+    spec: str | Path,
+    detail: Detail | None = None,
+    edges: Edges = "guided",
+    say: Say = silent,
+    device_name: str = "auto",
 ) -> Engine:
     """The encoder, and the matching module where it is a run that has one."""
-    device = choose_device("auto")
+    device = encoder_device(device_name)
     matcher = load_matcher(spec)
     if matcher is not None:
         matcher = Matcher(matcher.backbone.to(device), matcher.match.to(device))

@@ -88,7 +88,9 @@ def versions() -> dict[str, str]:
 
 def device_name(device: torch.device) -> str:
     """The device as people know it."""
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU ({platform.machine()})"
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{'Apple GPU' if device.type == 'mps' else 'CPU'} ({platform.machine()})"
 
 
 def peak_memory(device: torch.device) -> dict[str, float]:

@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tcore.evaluation.protocols import TCORE, Protocol
-from tcore.evaluation.resize import Size
+from tcore.evaluation.resize import Size, doubled
 
 Points = Float[np.ndarray, "2 *rest"]
 Maps = Float[Tensor, "height width channels"]
@@ -52,7 +52,7 @@ def joints_from_grid(
     maps: Iterable[Maps], image_size: Size, grid: Size
 ) -> Float[np.ndarray, "2 joints time"]:
     """Joints in pixels, from the label maps of every frame."""
-    cells = np.stack([read_out(each.cpu()).double().numpy() for each in maps], axis=2)
+    cells = np.stack([doubled(read_out(each.cpu())).numpy() for each in maps], axis=2)
     return grid_to_pixels(cells, image_size, grid)
 
 
@@ -114,7 +114,7 @@ def stamp_points(points: Float[np.ndarray, "points 2"], grid: Size) -> Float[Ten
     along_x, along_y = (_spline(points[:, axis], grid[1 - axis]) for axis in (0, 1))
     maps = along_y.T[:, None, :] * along_x.T[None, :, :]
     rest = 1 - maps.sum(axis=2, keepdims=True).clip(0, 1)
-    return torch.from_numpy(np.concatenate([rest, maps], axis=2)).float()
+    return torch.from_numpy(np.concatenate([rest, maps], axis=2).astype(np.float32))
 
 
 def locate_points(label_maps: Maps, reach: int = 2) -> Float[Tensor, "channels-1 3"]:
@@ -123,7 +123,7 @@ def locate_points(label_maps: Maps, reach: int = 2) -> Float[Tensor, "channels-1
     The third number is its confidence: how much of the label lies there.
     """
     width = label_maps.shape[1]
-    points = label_maps[:, :, 1:].movedim(2, 0).double()
+    points = doubled(label_maps[:, :, 1:].movedim(2, 0))
     row, column = (place[:, None, None] for place in _split(points.flatten(1).argmax(dim=1), width))
     span = torch.arange(2 * reach + 1, device=points.device)
     channel = torch.arange(len(points), device=points.device)[:, None, None]

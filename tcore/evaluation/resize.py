@@ -100,13 +100,18 @@ def grid_to_ids(
     if labels.shape[-1] > 256:
         raise InputError(f"labels have {labels.shape[-1]} classes; ids of 8 bits allow 256")
     # Double precision keeps rounding out of the choice between two nearly equal classes.
-    at_input = bilinear(labels.movedim(-1, 0).to(torch.float64), input_size)
+    at_input = bilinear(doubled(labels.movedim(-1, 0)), input_size)
     if stretch:  # every channel to [0, 1] by its own range; an empty one stays empty
         low, high = at_input.amin(dim=(1, 2), keepdim=True), at_input.amax(dim=(1, 2), keepdim=True)
         spread = torch.where(high > low, high - low, 1)
         at_input = torch.where(high > 0, (at_input - low) / spread, at_input)
     # max() yields the same first maximum as argmax(), many times faster across planes.
     return resize_ids(at_input.max(dim=0).indices.to(torch.uint8), output_size)
+
+
+def doubled(values: Tensor) -> Tensor:
+    """Values in double precision; on the host where they lie on Apple's GPU, which has none."""
+    return (values.cpu() if values.device.type == "mps" else values).double()
 
 
 def bilinear(

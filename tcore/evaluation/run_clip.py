@@ -97,7 +97,7 @@ def to_host(found: Iterable[UInt8[Tensor, "height width"]]) -> Iterator[Ids]:
     behind: tuple[Tensor, torch.cuda.Event] | None = None
     for ids in found:
         if not ids.is_cuda:
-            yield ids.numpy()
+            yield ids.cpu().numpy()
             continue
         host = torch.empty(ids.shape, dtype=ids.dtype, pin_memory=True).copy_(ids, non_blocking=True)
         copied = torch.cuda.Event()

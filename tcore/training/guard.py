@@ -39,7 +39,7 @@ PACKAGE = Path(__file__).parents[1]
 RESUME = "rerun the same command to resume from the last checkpoint"
 
 # Sent by an operator (Ctrl-C is SIGINT) or a scheduler: SLURM sends one before it takes the machine away.
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+SIGNALS = tuple(one for one in signal.Signals if one.name in ("SIGTERM", "SIGUSR1", "SIGINT"))
 # What gloo, NCCL and the store say when the other side of a connection is gone.
 BROKEN = re.compile(r"gloo|nccl|connection (was )?(closed|reset|refused)|broken pipe|socket", re.IGNORECASE)
 

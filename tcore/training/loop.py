@@ -1,5 +1,6 @@
 """Training: the loop around the step."""
 
+import platform
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
@@ -277,6 +278,11 @@ def stop_requested(stop: StopRequest, look: bool) -> str | None:
 def resolve(config: Config) -> Config:
     """Checked settings, with what depends on the machine filled in."""
     config = validate(config)
+    if platform.system() == "Windows":
+        raise InputError(
+            "training does not run on Windows, which has no signals for a run to save itself on: use WSL 2 or "
+            "Linux. propagate, evaluate, demo and export run here."
+        )
     batch, accumulate, processes = config.optim.samples, config.optim.accumulate, world().size
     if batch % (processes * accumulate):
         raise InputError(
