@@ -112,7 +112,7 @@ def _dispatch(argv: list[str]) -> None:
 
     # Images that declare too many pixels are refused by an error of our own.
     warnings.filterwarnings("ignore", category=DecompressionBombWarning)
-    # What torch cannot compute on Apple's GPU it computes on the CPU, and says so; read when torch is imported.
+    # What torch cannot compute on Apple's GPU it computes on the CPU, with a warning; read on its import.
     os.environ.setdefault("PYTORCH_ENABLE_MPS_FALLBACK", "1")
     module, name = VERBS[verb]
     command = getattr(importlib.import_module(f"tcore.cli.{module}"), name)

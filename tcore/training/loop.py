@@ -280,7 +280,7 @@ def resolve(config: Config) -> Config:
     config = validate(config)
     if platform.system() == "Windows":
         raise InputError(
-            "training does not run on Windows, where no signal asks a run to save itself: use WSL 2 or Linux. "
+            "training does not run on Windows, where no signal asks a run to save itself; use WSL or Linux. "
             "propagate, evaluate, demo and export run here."
         )
     batch, accumulate, processes = config.optim.samples, config.optim.accumulate, world().size
