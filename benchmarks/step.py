@@ -56,6 +56,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, help="videos per step (default: the recipe's)")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--compile", choices=("auto", "on", "off"), default="auto")
+    parser.add_argument("--graphs", choices=("auto", "off"), default="auto", help="CUDA graphs")
     parser.add_argument("--breakdown", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--kernels", type=int, default=0, help="name so many kernels that take most time")
     parser.add_argument("--rendered", action="store_true", help="views are made before, once")
@@ -64,7 +65,8 @@ def main() -> None:
     config = recipe(options.recipe)
     if options.batch:
         config = replace(config, optim=replace(config.optim, batch=options.batch))
-    config = resolve(replace(config, runtime=replace(config.runtime, compile=options.compile)))
+    runtime = replace(config.runtime, compile=options.compile, graphs=options.graphs)
+    config = resolve(replace(config, runtime=runtime))
     if options.rendered:
         render_once()
     with attention_of(options.attention):
@@ -102,8 +104,6 @@ def report(config: Config, name: str, steps: int, breakdown: bool, kernels: int)
     for step in range(4):
         trainer.step(feed, step, schedule.at(step)).metrics()
     warm = time.perf_counter() - started
-    if trainer.device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats()
     started = now(trainer)
     unread: list[Any] = []
     idle = host = 0.0
@@ -121,7 +121,10 @@ def report(config: Config, name: str, steps: int, breakdown: bool, kernels: int)
     gpu = torch.cuda.get_device_name() if trainer.device.type == "cuda" else "CPU"
     tflops = speed * flops_per_sample(config) / 1e12
     share = f", {tflops / PEAK_TFLOPS[gpu]:.0%} of {PEAK_TFLOPS[gpu]:.0f}" if gpu in PEAK_TFLOPS else ""
-    settings = f"batch {config.optim.batch}, {config.optim.precision}, compile {config.runtime.compile}"
+    graphs = "graphs" if trainer.graphs is not None else "no graphs"
+    settings = (
+        f"batch {config.optim.batch}, {config.optim.precision}, compile {config.runtime.compile}, {graphs}"
+    )
     print(f"{name}, {settings}, {gpu}")
     print(
         f"{speed:.1f} samples/s ({1000 * seconds:.1f} ms a step), {tflops:.1f} TFLOP/s{share}, "
@@ -131,7 +134,7 @@ def report(config: Config, name: str, steps: int, breakdown: bool, kernels: int)
     print(
         f"of a step the host is busy for {per_step * host:.0f} ms, the GPU waits for {per_step * idle:.1f} ms"
     )
-    if kernels:
+    if kernels or trainer.device.type == "cuda":
         print_kernels(lambda: trainer.step(feed, steps, schedule.at(steps)).metrics(), kernels)
     if breakdown:
         print_breakdown(trainer, raws[0], seconds)
@@ -151,7 +154,7 @@ def flops_per_sample(config: Config) -> float:
     batch = render_batch(raw, trainer.device, trainer.render)
     trainer.method.observing = False  # health figures are no part of most steps
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
-        trainer._backward(batch, build_schedule(plain, trainer.method, 1000).at(0))
+        trainer._backward(batch, build_schedule(plain, trainer.method, 1000).at(0).own)
     return counter.get_total_flops() / plain.optim.samples
 
 
@@ -165,7 +168,8 @@ def print_kernels(step: Callable[[], Any], count: int) -> None:
     def of(event: Any) -> float:
         return float(event.self_device_time_total if on_gpu else event.self_cpu_time_total)
 
-    print_events("kernels of one step", on_gpu or list(seen.key_averages()), of, count)
+    started = sum(event.count for event in seen.key_averages() if "Launch" in event.key)
+    print_events(f"kernels of one step, {started} launches", on_gpu or list(seen.key_averages()), of, count)
 
 
 def print_events(

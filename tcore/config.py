@@ -191,6 +191,8 @@ class RuntimeConfig:
     """auto (CUDA where there is one), cpu, cuda, cuda:1 ..."""
     compile: Compile = "auto"
     """Compile blocks, losses and pixels with torch.compile (auto: on CUDA; takes about a minute at first)."""
+    graphs: Literal["auto", "off"] = "auto"
+    """Replay steps as CUDA graphs (auto: on one GPU, where a step is one part; docs/performance.md)."""
     workers: AtLeastZero | None = None
     """Processes that read frames (default: one per core, up to 16 for each GPU; 0 for rendered videos)."""
     sharding: Sharding = "replicate"

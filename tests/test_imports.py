@@ -41,7 +41,7 @@ OPTIONAL = {
     "uvicorn",
 }
 OPTIONAL |= {"torch.utils.tensorboard", "torchvision", "transformers", "triton"}
-OPTIONAL |= {"tcore.data.photometry_triton", "tcore.model.fused_triton"}
+OPTIONAL |= {"tcore.data.photometry_triton", "tcore.data.resample_triton", "tcore.model.fused_triton"}
 # Parts of torch that sharding alone needs, and that take seconds to import.
 OPTIONAL |= {"torch.distributed.fsdp", "torch.distributed.tensor"}
 

@@ -21,10 +21,14 @@ CPU_CHUNK, GPU_CHUNK = 2**21, 2**31
 
 
 class Kernels(NamedTuple):
-    """Functions that compiled ones may take the place of; without `colors`, views are colored by rows."""
+    """Functions that compiled ones may take the place of.
+
+    `resize` makes views without such matrices; without `colors`, views are colored by rows.
+    """
 
     resampling_matrix: Callable[..., Tensor]
     colors: Callable[..., Tensor] | None = None
+    resize: Callable[..., Tensor] | None = None
 
 
 def resampling_matrix(
@@ -113,12 +117,14 @@ def crop_and_resize(
     filter_: Filter = "bicubic",
 ) -> Float[Tensor, "n 3 {size} {size}"]:
     """Cut the boxes out, resize them (bicubic: with antialias, as Pillow), values in [0, 1]."""
+    down_first = shrinks_down_first(plan.box[:, 2], plan.box[:, 3], size)
+    if kernels.resize is not None:
+        return kernels.resize(frames, np.column_stack([plan.frame, plan.box, down_first]), size, filter_)
     _, height, width, _ = frames.shape
     lines = frames.permute(0, 1, 3, 2).reshape(-1, 3 * width)  # one image row of all channels each
     images = torch.empty((len(plan), 3, size, size), device=frames.device)
     budget = CPU_CHUNK if frames.device.type == "cpu" else GPU_CHUNK
     chunk = max(1, budget // (lines[0].numel() * height * 4))
-    down_first = shrinks_down_first(plan.box[:, 2], plan.box[:, 3], size)
     for order in (False, True):
         rows = np.flatnonzero(down_first == order)
         for part in (rows[first : first + chunk] for first in range(0, len(rows), chunk)):

@@ -5,6 +5,7 @@ from typing import Literal
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
@@ -33,6 +34,8 @@ class Batch:
     counts: Counts
     past: Float[Tensor, "m 3 size size"] | None = None
     future: Float[Tensor, "m 3 size size"] | None = None
+    counted: Float[Tensor, "h"] | None = None
+    """Where masked patches are filled up to a fixed number: 1 for those that are real, 0 for the others."""
 
     def wanted(self) -> Wanted | Literal["all"]:
         """What losses need of the student: patches of masked crops; of the others, frame tokens alone."""
@@ -48,14 +51,52 @@ class Batch:
 
     def at_masked(self, patches: Float[Tensor, "crops n d"]) -> Float[Tensor, "h d"]:
         """The tokens of masked crops, or of all crops, at their masked patches."""
-        if len(patches) == len(self.masked):
-            return patches.flatten(0, 1)[self.masked_patches]
-        n = patches.shape[1]
-        return patches.flatten(0, 1)[self.masked[self.masked_patches // n] * n + self.masked_patches % n]
+        n, places = patches.shape[1], self.masked_patches
+        if len(patches) != len(self.masked):
+            places = self.masked[places // n] * n + places % n
+        found = patches.flatten(0, 1)[places]
+        return found if self.counted is None else found * self.counted[:, None].to(found.dtype)
+
+    def num_masked(self) -> int | Float[Tensor, ""]:
+        """Masked patches of the whole step, at least 1; a number on the device where they are filled up."""
+        if self.counted is None:
+            return max(1, self.counts.masked_patches)
+        return self.counted.sum().clamp(min=1)
+
+    def in_fixed_shapes(self, rows: int, all_crops: bool, dtype: torch.dtype) -> "Batch":
+        """The same as the whole step, with masked patches filled up to `rows` by some that count nothing.
+
+        Where all crops are wanted, all of them count as masked, so that their number is fixed as well. Crops
+        are rounded to `dtype`, as the encoder would do.
+        """
+        masked, places, counts = self.masked, self.masked_patches, self.counts
+        if all_crops:
+            n, every = self.mask.shape[1], torch.arange(len(self.order), device=self.order.device)
+            masked, places = every, (masked[places // n] * n + places % n if len(places) else places)
+            counts = counts._replace(masked_crops=len(every))
+        spare = rows - len(places)
+        views = ("global_crops", "local_crops", "teacher_crops", "past", "future")
+        crops = {name: getattr(self, name) for name in views if getattr(self, name) is not None}
+        return replace(
+            self,
+            **{name: x.to(dtype) for name, x in crops.items()},
+            masked=masked,
+            order=masked if all_crops else self.order,
+            masked_patches=F.pad(places, (0, spare)),
+            patch_weights=F.pad(self.patch_weights, (0, spare)),
+            counted=F.pad(torch.ones_like(self.patch_weights), (0, spare)),
+            counts=counts._replace(masked_patches=0),
+        )
 
     def unmasked(self) -> "Batch":
         """The same views with nothing masked."""
-        none = {name: getattr(self, name)[:0] for name in ("masked", "masked_patches", "patch_weights")}
+        empty = (
+            "masked",
+            "masked_patches",
+            "patch_weights",
+            *(["counted"] if self.counted is not None else []),
+        )
+        none = {name: getattr(self, name)[:0] for name in empty}
         order = torch.arange(len(self.order), device=self.order.device)
         return replace(self, mask=torch.zeros_like(self.mask), order=order, **none)
 

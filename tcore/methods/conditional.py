@@ -49,7 +49,8 @@ class Conditional(PixelMethod):
 @contextmanager
 def seeded(generator: torch.Generator | None, device: torch.device) -> Iterator[None]:
     """Let dropout, which takes no generator, draw from the seed of one."""
-    if generator is None:
+    # What records a CUDA graph, which must not be seeded then, seeds it before every replay.
+    if generator is None or (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
         yield
         return
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):

@@ -31,7 +31,7 @@ from tcore.model import losses
 from tcore.model.attention import working_dtype
 from tcore.model.fused import fused_frame_sum, fused_patch_sums
 from tcore.model.heads import ProjectionHead
-from tcore.model.losses import TeacherTargets
+from tcore.model.losses import TeacherTargets, Warmth
 from tcore.model.vit import Tokens, VisionTransformer, build_vit
 
 HEALTH_CROPS = 16  # crops whose patches are looked at where the losses need none
@@ -114,6 +114,7 @@ class SelfDistillation(Method):
         )
         self.whole_crops = self.masking.draw == "independent"
         """Whether the last block makes all tokens of all global crops: their shapes are the same then."""
+        self._most_masked = 0
         self.train()
 
     def train(self, mode: bool = True) -> "SelfDistillation":
@@ -122,8 +123,11 @@ class SelfDistillation(Method):
         self.teacher.eval()
         return self
 
+    live = ("teacher_temperature", "patch_teacher_temperature")
+    switches = ("masked",)
+
     def forward(
-        self, batch: Batch, values: Mapping[str, float], generator: torch.Generator | None = None
+        self, batch: Batch, values: Mapping[str, Warmth], generator: torch.Generator | None = None
     ) -> dict[str, Tensor]:
         """Run teacher and student on one batch and compare what they make of it."""
         if values.get("masked") == 0:
@@ -172,7 +176,7 @@ class SelfDistillation(Method):
 
     @torch.no_grad()
     def teach(
-        self, batch: Batch, seen: Tokens, values: Mapping[str, float]
+        self, batch: Batch, seen: Tokens, values: Mapping[str, Warmth]
     ) -> tuple[TeacherTargets, TeacherTargets]:
         """What the teacher asks for, of frames and at masked patches; its centers take note."""
         head, frames = self.teacher.head, seen.frame
@@ -189,18 +193,21 @@ class SelfDistillation(Method):
                 rows, head.weights(), centers, temperatures, strict=True
             )
         ]
+        counted = batch.counted
         if self.targets == "centering":
-            for targets, center in zip(asked, centers, strict=True):
-                center.observe(targets.total(), targets.count)
+            for targets, center, some in zip(asked, centers, (None, None if every else counted), strict=True):
+                center.observe(targets.total(some), targets.count if some is None else some.sum())
         if every and len(patches):
             masked = batch.at_masked(rows[1].unflatten(0, seen.patches.shape[:2]))
             asked[1] = replace(asked[1], bottleneck=masked)
         if self.targets == "sinkhorn":
             asked = [
                 losses.given_targets(
-                    losses.sinkhorn_targets(x.outputs(slice(None)), x.temperature, peers=self.peers)
+                    losses.sinkhorn_targets(
+                        x.outputs(slice(None)), x.temperature, peers=self.peers, counted=some
+                    )
                 )
-                for x in asked
+                for x, some in zip(asked, (None, counted), strict=True)
             ]
         return asked[0], asked[1]
 
@@ -361,6 +368,14 @@ class SelfDistillation(Method):
         """Those of student and teacher."""
         return [self.student.backbone, self.teacher.backbone]
 
+    def in_fixed_shapes(self, batch: Batch) -> Batch:
+        """Masked patches filled up to a number that hardly any step exceeds; then it grows."""
+        count = len(batch.masked_patches)
+        if count > self._most_masked:
+            self._most_masked = -(-(count + count // 16) // 128) * 128
+        dtype = working_dtype(batch.global_crops)
+        return batch.in_fixed_shapes(self._most_masked, self.whole_crops, dtype)
+
     def fixed_shapes(self, videos: int, batch: int) -> bool:
         """Without `whole_crops` the number of masked crops counts: fixed where a part has whole groups."""
         exact = self.masking.draw == "stratified"
@@ -388,18 +403,31 @@ class SelfDistillation(Method):
             with torch.no_grad():
                 patches = self.teacher.backbone(batch.teacher_crops[:HEALTH_CROPS]).patches
 
-        def rows(x: Tensor) -> Tensor:
-            return x.detach()[some_rows(len(x), self.health_rows)].float().clone()
+        def some(count: int) -> slice:
+            return some_rows(count, self.health_rows)
 
-        def targets(asked: TeacherTargets) -> Tensor:
-            return asked.targets(some_rows(asked.count, self.health_rows))
+        def masked() -> slice | Tensor:
+            if batch.counted is None:
+                return some(len(batch.masked_patches))
+            # Those that fill up to a fixed number are at the end.
+            share = torch.arange(self.health_rows, device=batch.counted.device) / self.health_rows
+            return (share * batch.counted.sum()).long()
 
-        self.health_sample = {"frames": rows(seen.frame), "patches": rows(patches.flatten(0, 1))}
-        self.health_sample["frame_targets"] = targets(about_frames)
+        def rows(x: Tensor, which: slice | Tensor) -> Tensor:
+            return x.detach()[which].float().clone()
+
+        patches = patches.flatten(0, 1)
+        self.health_sample = {
+            "frames": rows(seen.frame, some(len(seen.frame))),
+            "patches": rows(patches, some(len(patches))),
+            "frame_targets": about_frames.targets(some(about_frames.count)),
+        }
         if restored:
-            self.health_sample["patch_targets"] = targets(about_patches)
+            self.health_sample["patch_targets"] = about_patches.targets(masked())
         if "past" in restored and "future" in restored:
-            self.health_sample |= {f"from_{side}": rows(restored[side]) for side in ("past", "future")}
+            self.health_sample |= {
+                f"from_{side}": rows(restored[side], masked()) for side in ("past", "future")
+            }
 
     def health(self, rows: Mapping[str, Tensor], losses: Mapping[str, float]) -> Health:
         """Ranks of the features, and what the targets distinguish."""

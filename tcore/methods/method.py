@@ -86,6 +86,17 @@ class Method(nn.Module):
         """Further modules that are worth compiling as a whole."""
         return []
 
+    live: tuple[str, ...] = ()
+    """Values that `forward` reads as numbers, which may be tensors."""
+    switches: tuple[str, ...] = ()
+    """Values that `forward` decides by; it reads no others."""
+    graphed_health = True
+    """Whether a step that is observed can be recorded as a CUDA graph too, like any other."""
+
+    def in_fixed_shapes(self, batch: Any) -> Any:
+        """The same batch in the shapes that all steps have, for a CUDA graph; one process has all of it."""
+        return batch
+
     def fixed_shapes(self, videos: int, batch: int) -> bool:
         """Whether all parts of this many videos, of a step of `batch`, have tensors of the same shapes."""
         return True

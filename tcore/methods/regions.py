@@ -50,7 +50,7 @@ from tcore.model.clustering import (
 from tcore.model.contrast import Projector, object_contrast_rows
 from tcore.model.fused import fused_patch_sums
 from tcore.model.heads import ProjectionHead
-from tcore.model.losses import TeacherTargets
+from tcore.model.losses import TeacherTargets, Warmth
 from tcore.model.vit import Tokens, VisionTransformer
 
 
@@ -107,7 +107,7 @@ class Croc(SelfDistillation):
         self.regions, self.clustering = regions, clustering_of(regions)
 
     def forward(  # type: ignore[override]
-        self, batch: RegionBatch, values: Mapping[str, float], generator: torch.Generator | None = None
+        self, batch: RegionBatch, values: Mapping[str, Warmth], generator: torch.Generator | None = None
     ) -> dict[str, Tensor]:
         """The student's frame tokens and regions of a view predict the teacher's of the other."""
         views = batch.views
@@ -184,7 +184,7 @@ class Croc(SelfDistillation):
         return rows * share * self.peers.size / self.peers.total(rows.sum()).clamp(min=1)
 
     @torch.no_grad()
-    def teach_regions(self, seen: Tokens, found: Found, values: Mapping[str, float]) -> TeacherTargets:
+    def teach_regions(self, seen: Tokens, found: Found, values: Mapping[str, Warmth]) -> TeacherTargets:
         """What the teacher asks for of each region: what it sees of it in the other view."""
         head = self.teacher.head
         bottleneck = head.project(self.region_vectors(seen, found)).to(working_dtype(seen.frame))
@@ -202,6 +202,10 @@ class Croc(SelfDistillation):
             losses.sinkhorn_targets(outputs, temperature, peers=self.peers, counted=rows)
         )
 
+    def in_fixed_shapes(self, batch: RegionBatch) -> RegionBatch:  # type: ignore[override]
+        """It has no masks."""
+        return batch
+
     def fixed_shapes(self, videos: int, batch: int) -> bool:
         """Regions that are not there weigh nothing, but have their rows."""
         return True
@@ -216,6 +220,8 @@ class Croc(SelfDistillation):
 
 class Odin(Contrast):
     """DetCon's contrast on regions that k-means finds in the features of a discovery network."""
+
+    graphed_health = False  # it looks at the regions that there are
 
     def __init__(
         self,

@@ -102,7 +102,7 @@ class TCoRe(SelfDistillation):
         if len(sides) == 2 and self.form == "paper":
             terms["past_future"] = apart / max(1, counts.masked_crops)
         elif len(sides) == 2:
-            terms["past_future"] = distance / (max(1, counts.masked_patches) * prototypes.shape[0])
+            terms["past_future"] = distance / (batch.num_masked() * prototypes.shape[0])
         return terms
 
     def plain_patches(

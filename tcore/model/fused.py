@@ -15,7 +15,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from tcore.model.attention import working_dtype
-from tcore.model.losses import TeacherTargets
+from tcore.model.losses import TeacherTargets, Warmth
 
 # Bytes of outputs that exist at a time: a CPU is fastest in its cache, a GPU needs much at once.
 CPU_CHUNK, GPU_CHUNK = 64 << 20, 1 << 30
@@ -53,7 +53,7 @@ class Pulls(NamedTuple):
 class Temperatures(NamedTuple):
     """Temperatures of the teacher's and the student's outputs."""
 
-    teacher: float
+    teacher: Warmth
     student: float
 
 

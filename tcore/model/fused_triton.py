@@ -10,6 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from tcore.model.fused import Pulls, RowStats, Temperatures
+from tcore.model.losses import Warmth
 
 STATS = 9  # numbers that are kept of a row
 COLUMNS, WARPS = 2048, 8
@@ -24,12 +25,13 @@ def _meet(most, values):
 
 @triton.jit
 def _stats_kernel(
-    outputs, teacher, center, rows, found, count, per_teacher, per_student,
+    outputs, teacher, center, rows, found, count, teacher_temperature, per_student,
     K: tl.constexpr, SIDES: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     asked = teacher + tl.load(rows + row) * K
     first, second = outputs + row * K, outputs + (count + row) * K
+    per_teacher = 1 / tl.load(teacher_temperature).to(tl.float32)
     lanes = tl.arange(0, COLUMNS)
     zero = tl.zeros([COLUMNS], tl.float32)
     most_t, most_p, most_f = -1e30, -1e30, -1e30
@@ -74,9 +76,10 @@ def _stats_kernel(
 @triton.jit
 def _gradients_kernel(
     outputs, teacher, center, rows, stats, entropy, distance, probabilities, count,
-    per_teacher, per_student, K: tl.constexpr, SIDES: tl.constexpr, COLUMNS: tl.constexpr,
+    teacher_temperature, per_student, K: tl.constexpr, SIDES: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
+    per_teacher = 1 / tl.load(teacher_temperature).to(tl.float32)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     inside = column < K
     asked = teacher + tl.load(rows + row) * K
@@ -100,6 +103,13 @@ def _gradients_kernel(
     tl.store(first + column, to_p.to(outputs.dtype.element_ty), inside)
 
 
+def on_device(temperature: Warmth, device: torch.device) -> Tensor:
+    """A temperature where a kernel reads it, so that a CUDA graph can be replayed with another one."""
+    if isinstance(temperature, Tensor):
+        return temperature
+    return torch.full((), temperature, device=device, dtype=torch.float64)
+
+
 def row_stats(
     outputs: Tensor, teacher: Tensor, center: Tensor, rows: Tensor, temperatures: Temperatures
 ) -> RowStats:
@@ -114,7 +124,7 @@ def row_stats(
             rows,
             found,
             count,
-            1 / temperatures.teacher,
+            on_device(temperatures.teacher, outputs.device),
             1 / temperatures.student,
             K=k,
             SIDES=sides,
@@ -149,7 +159,7 @@ def row_gradients(
             pulls.outputs.contiguous(),
             pulls.probabilities.contiguous(),
             count,
-            1 / temperatures.teacher,
+            on_device(temperatures.teacher, outputs.device),
             1 / temperatures.student,
             K=k,
             SIDES=sides,

@@ -37,6 +37,9 @@ class Peers(NamedTuple):
 ALONE = Peers()
 
 
+Warmth = float | Float[Tensor, ""]  # a temperature; a number on the device where a CUDA graph reads it
+
+
 @dataclass(frozen=True)
 class TeacherTargets:
     """Targets of n rows as softmax((outputs - center) / temperature), without holding n x K numbers.
@@ -47,7 +50,7 @@ class TeacherTargets:
     bottleneck: Float[Tensor, "n z"]
     prototypes: Float[Tensor, "k z"]
     center: Float[Tensor, "k"]
-    temperature: float
+    temperature: Warmth
     given: Float[Tensor, "n k"] | None = None
 
     @property
@@ -63,9 +66,13 @@ class TeacherTargets:
         """Probabilities of some rows."""
         return ((self.outputs(rows).float() - self.center) / self.temperature).softmax(dim=-1)
 
-    def total(self) -> Float[Tensor, "k"]:
-        """Sum of the raw outputs over all rows; a sum of bottlenecks, since outputs are linear in them."""
-        return self.prototypes.float() @ self.bottleneck.float().sum(dim=0)
+    def total(self, counted: Float[Tensor, "n"] | None = None) -> Float[Tensor, "k"]:
+        """Sum of the raw outputs of all rows; a sum of bottlenecks, since outputs are linear in them.
+
+        Where `counted` is 0, a row is left out (1 elsewhere).
+        """
+        rows = self.bottleneck.float()
+        return self.prototypes.float() @ (rows if counted is None else rows * counted[:, None]).sum(dim=0)
 
 
 def given_targets(targets: Float[Tensor, "n k"]) -> TeacherTargets:
@@ -75,7 +82,7 @@ def given_targets(targets: Float[Tensor, "n k"]) -> TeacherTargets:
 
 
 def centering_targets(
-    outputs: Float[Tensor, "n k"], center: Float[Tensor, "k"], temperature: float
+    outputs: Float[Tensor, "n k"], center: Float[Tensor, "k"], temperature: Warmth
 ) -> Float[Tensor, "n k"]:
     """Teacher targets: centered against one prototype for all, sharpened against all prototypes for each."""
     return ((outputs.float() - center) / temperature).softmax(dim=-1)
@@ -83,7 +90,7 @@ def centering_targets(
 
 def sinkhorn_targets(
     outputs: Float[Tensor, "n k"],
-    temperature: float,
+    temperature: Warmth,
     iterations: int = 3,
     peers: Peers = ALONE,
     counted: Float[Tensor, "n"] | None = None,

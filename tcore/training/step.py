@@ -19,7 +19,9 @@ from tcore.device import choose_device, choose_dtype, peak_memory_gib
 from tcore.errors import DivergedError, InputError
 from tcore.methods.health import Health
 from tcore.methods.method import HEALTH_ROWS, Method, drop_path_seed
+from tcore.model.fused import PLAIN
 from tcore.training import distributed
+from tcore.training.graphs import CudaRecorder, StepGraphs
 from tcore.training.guard import reached
 from tcore.training.optim import Optimizer, StepValues
 from tcore.training.wrapping import before_last, compile_method, compile_render, compiles, replicate, shard
@@ -60,9 +62,19 @@ class Trainer:
         self.losses = wrap(self.method)
         self.optimizer = Optimizer(self.method.parts(), config.optim, config.vit.depth)
         self.generator = torch.Generator(self.device)
+        self.graphs = (
+            StepGraphs(self.method, self._backward, CudaRecorder(self.generator)) if self._records() else None
+        )
         self.timing = Timing(self.device)
         self.whole = True
         """Whether weights, moments, teacher and centers are all of the same step."""
+
+    def _records(self) -> bool:
+        """Whether steps are recorded as CUDA graphs: compiled ones, computed in one part by one process."""
+        runtime, alone = self.config.runtime, distributed.alone() and self.config.optim.accumulate == 1
+        wanted = runtime.graphs == "auto" and compiles(runtime.compile, self.device)
+        # Without Triton, the losses send numbers to the device, which cannot be recorded.
+        return wanted and alone and self.device.type == "cuda" and self.method.kernels is not PLAIN
 
     @property
     def own_videos(self) -> int:
@@ -108,11 +120,11 @@ class Trainer:
         losses: Losses = {}
         samples: Samples = []
         for part, raw in enumerate(parts):
-            batch = render_batch(raw, self.device, self.render)
             self.generator.manual_seed(drop_path_seed(self.config.seed, step, part, self.world.rank))
             last = part == self.config.optim.accumulate - 1
             with nullcontext() if last else before_last(self.losses):
-                found = self._backward(batch, values)
+                # Passed on, not kept: whoever brings it into another form may forget this one.
+                found = self._losses(render_batch(raw, self.device, self.render), values)
             for name, value in found.items():
                 losses[name] = losses[name] + value if name in losses else value
             if self.method.observing:
@@ -138,10 +150,18 @@ class Trainer:
         distributed.together(lambda: _refuse(other, step))
         return losses, samples
 
-    def _backward(self, batch: Any, values: StepValues) -> dict[str, Tensor]:
-        """Losses of a part of the step; their gradients are added up."""
+    def _losses(self, batch: Any, values: StepValues) -> Losses:
+        """Losses of a part of the step; their gradients are added up, or are those of a graph."""
+        if self.graphs is None or (self.method.observing and not self.method.graphed_health):
+            return self._backward(batch, values.own)
+        with self._autocast():  # crops are rounded as the encoder would
+            batch = self.method.in_fixed_shapes(batch)
+        return self.graphs(batch, values.own)
+
+    def _backward(self, batch: Any, values: Mapping[str, Any]) -> Losses:
+        """The same, kernel by kernel."""
         with self._autocast():
-            losses = self.losses(batch, values.own, self.generator)
+            losses = self.losses(batch, values, self.generator)
         total = self.method.total(losses)
         # Gradients are averaged over the processes, but they are shares of a sum.
         (self.world.size * total).backward()

@@ -58,14 +58,15 @@ def loss_kernels() -> Kernels:
 
 def compile_render(device: torch.device) -> render.Kernels:
     """The pixel work that a compiler or a kernel of our own makes faster."""
-    matrix = torch.compile(render.resampling_matrix, dynamic=True)
     if device.type == "cuda":
         try:
             from tcore.data.photometry_triton import colors
+            from tcore.data.resample_triton import resize
         except ImportError:
-            return render.Kernels(matrix)
-        return render.Kernels(matrix, colors)
-    return render.Kernels(matrix)
+            pass
+        else:
+            return render.Kernels(render.resampling_matrix, colors, resize)
+    return render.Kernels(torch.compile(render.resampling_matrix, dynamic=True))
 
 
 def compiles(wish: Compile, device: torch.device) -> bool:

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from tcore.methods.settings_pixel import Filter
 from tcore.model import fused
 from tests.data.test_render import mixed_batch
 
@@ -66,6 +67,21 @@ def test_colors_are_those_of_the_plain_twin() -> None:
         torch.testing.assert_close(
             render_pixels(frames.cuda(), plan, size, fast), expected, rtol=0, atol=2e-5
         )
+
+
+@pytest.mark.parametrize("filter_", ["bicubic", "bilinear", "sharp"])
+def test_boxes_are_cut_and_resized_as_by_the_plain_twin(filter_: Filter) -> None:
+    from tcore.data import resample_triton
+    from tcore.data.render import Kernels, crop_and_resize, resampling_matrix, shrinks_down_first
+
+    frames, plan = mixed_batch()
+    fast = Kernels(resampling_matrix, resize=resample_triton.resize)
+    for size in (16, 40, 96):
+        expected = crop_and_resize(frames, plan, size, filter_=filter_)
+        found = crop_and_resize(frames.cuda(), plan, size, fast, filter_).cpu()
+        # A quarter of a level of 255: products have 10 bits of mantissa.
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-3)
+    assert 0 < shrinks_down_first(plan.box[:, 2], plan.box[:, 3], 16).sum() < len(plan)
 
 
 @pytest.mark.filterwarnings("ignore")  # torch, of its own affairs, where it compiles
