@@ -32,7 +32,14 @@ def _weights(first, targets, length, scale, FILTER: tl.constexpr, BLOCK: tl.cons
     else:
         found = tl.maximum(1 - distance, 0.0)
     inside = (place >= 0) & (place < length)
-    return tl.where(inside[:, None], found, 0.0)
+    return _round(tl.where(inside[:, None], found, 0.0))
+
+
+@triton.jit
+def _round(x):
+    """To the 10 bits of mantissa that products have, which would cut off the others."""
+    bits = (x.to(tl.int32, bitcast=True) + 0x1000) & -0x2000
+    return bits.to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -86,7 +93,7 @@ def _kernel(
                     weights = _weights(column, x, broad, across, FILTER, BLOCK)
                     narrow += tl.dot(pixels, weights, input_precision="tf32")
                     narrow_norm += tl.sum(weights, 0)
-                narrow = _unit(narrow / narrow_norm[None, :])
+                narrow = _round(_unit(narrow / narrow_norm[None, :]))
                 weights = _weights(row, y, tall, down, FILTER, BLOCK)
                 total += tl.dot(tl.trans(weights), narrow, input_precision="tf32")
                 norm += tl.sum(weights, 0)
@@ -105,7 +112,7 @@ def _kernel(
                     weights = _weights(row, y, tall, down, FILTER, BLOCK)
                     short += tl.dot(tl.trans(weights), pixels, input_precision="tf32")
                     short_norm += tl.sum(weights, 0)
-                short = _unit(short / short_norm[:, None])
+                short = _round(_unit(short / short_norm[:, None]))
                 weights = _weights(column, x, broad, across, FILTER, BLOCK)
                 total += tl.dot(short, weights, input_precision="tf32")
                 norm += tl.sum(weights, 0)

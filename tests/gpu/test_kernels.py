@@ -79,8 +79,8 @@ def test_boxes_are_cut_and_resized_as_by_the_plain_twin(filter_: Filter) -> None
     for size in (16, 40, 96):
         expected = crop_and_resize(frames, plan, size, filter_=filter_)
         found = crop_and_resize(frames.cuda(), plan, size, fast, filter_).cpu()
-        # A quarter of a level of 255: products have 10 bits of mantissa.
-        torch.testing.assert_close(found, expected, rtol=0, atol=1e-3)
+        # Less than half a level of 255, on noise: products have 10 bits of mantissa.
+        torch.testing.assert_close(found, expected, rtol=0, atol=1.5e-3)
     assert 0 < shrinks_down_first(plan.box[:, 2], plan.box[:, 3], 16).sum() < len(plan)
 
 
