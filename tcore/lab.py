@@ -203,7 +203,13 @@ def lab(
             write_text(out / TABLE, "\n".join(lines) + "\n")
         return lines
 
-    failed = run_jobs(jobs, plan, devices, say, write_rows)
+    waiting = [job for job in jobs if not is_done(job, plan)]
+    say(f"{len(jobs)} runs, {len(jobs) - len(waiting)} of them already done; {len(devices)} at a time")
+
+    def run(job: Job, free: "SimpleQueue[str]", processes: Processes) -> None:
+        run_job(job, job.commands(plan), free, say, processes)
+
+    failed = run_jobs(waiting, run, devices, say, write_rows)
     lines = write_rows(*draw_curves(out, rows, title))
     if failed:
         done = f"{out / TABLE} has the finished ones"
@@ -276,22 +282,23 @@ class Processes:
             process.terminate()  # nothing happens to one that has ended
 
 
+Run = Callable[[Job, "SimpleQueue[str]", Processes], None]  # takes a device from the queue, and puts it back
+
+
 def run_jobs(
-    jobs: Sequence[Job], plan: Plan, devices: Sequence[str], say: Say, write_rows: Callable[[], object]
+    jobs: Sequence[Job], run: Run, devices: Sequence[str], say: Say, write_rows: Callable[[], object]
 ) -> list[InputError]:
-    """Run the unfinished jobs, one per device at a time; a failure does not stop the others."""
+    """Run jobs, one per device at a time; a failure does not stop the others."""
     free: SimpleQueue[str] = SimpleQueue()
     for device in devices:
         free.put(device)
-    waiting = [job for job in jobs if not is_done(job, plan)]
-    say(f"{len(jobs)} runs, {len(jobs) - len(waiting)} of them already done; {len(devices)} at a time")
     failed = []
     # A GPU can train the next run while one is scored; CPU cores cannot.
     pool, processes = ThreadPoolExecutor(sum(2 if device else 1 for device in devices)), Processes()
     # A terminal interrupts all processes by itself; a scheduler or `kill` reaches only the lab.
     handlers = {number: signal.signal(number, signal.default_int_handler) for number in SIGNALS}
     try:
-        futures = [pool.submit(run_job, job, plan, free, say, processes) for job in waiting]
+        futures = [pool.submit(run, job, free, processes) for job in jobs]
         for future in as_completed(futures):
             try:
                 future.result()
@@ -309,18 +316,25 @@ def run_jobs(
     return failed
 
 
-def run_job(job: Job, plan: Plan, free: "SimpleQueue[str]", say: Say, processes: Processes) -> None:
+def run_job(
+    job: Job,
+    commands: Sequence[list[str]],
+    free: "SimpleQueue[str]",
+    say: Say,
+    processes: Processes,
+    module: str = "tcore",
+) -> None:
     """Train one row with one seed on a free device, then score it, each in a process of its own."""
-    train, score = job.commands(plan)
+    train, score = commands
     device = free.get()
     try:
         try:
             processes.check_stop()
             write_text(job.folder / STARTED, json.dumps([train, score], indent=1) + "\n")
-            trained = run_command(train, job, "train.log", device, processes)
+            trained = run_command(train, job, "train.log", device, processes, module)
         finally:
             free.put(device)
-        scored = run_command(score, job, "evaluate.log", device, processes)
+        scored = run_command(score, job, "evaluate.log", device, processes, module)
         done = {"commands": [train, score], "seconds": [trained, scored]}
         write_text(job.folder / DONE, json.dumps(done, indent=1) + "\n")
     except OSError as error:  # a full disk, or a file in place of the folder: the other rows continue
@@ -329,16 +343,23 @@ def run_job(job: Job, plan: Plan, free: "SimpleQueue[str]", say: Say, processes:
     say(f"{job}: trained in {format_seconds(trained)}, scored in {format_seconds(scored)}")
 
 
-def run_command(command: Sequence[str], job: Job, log_name: str, device: str, processes: Processes) -> float:
+def run_command(
+    command: Sequence[str],
+    job: Job,
+    log_name: str,
+    device: str,
+    processes: Processes,
+    module: str = "tcore",
+) -> float:
     """Run a command of a job, log its output, and return how many seconds it took."""
     environment = os.environ | ({"CUDA_VISIBLE_DEVICES": device} if device else {})
     started, log = time.perf_counter(), job.folder / log_name
     before = log.stat().st_size if log.exists() else 0
-    code = processes.run([sys.executable, "-m", "tcore", *command], environment, log)
+    code = processes.run([sys.executable, "-m", module, *command], environment, log)
     lines = read_bytes(log, LARGEST_LOG)[before:].decode(errors="replace").strip().splitlines() or [""]
     # A training that was stopped saves its step and exits with 0; only a finished one names its encoder.
     if code or (command[0] == "train" and not any(line.startswith("encoder: ") for line in lines)):
-        raise InputError(f"{job}: `tcore {shlex.join(command)}` ended with {code}: {lines[-1]}")
+        raise InputError(f"{job}: `{module} {shlex.join(command)}` ended with {code}: {lines[-1]}")
     return round(time.perf_counter() - started, 1)
 
 

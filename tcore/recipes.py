@@ -12,6 +12,7 @@ from tcore.config import (
     RuntimeConfig,
     ViewsConfig,
     VitSpec,
+    flatten,
     override,
 )
 from tcore.errors import InputError
@@ -348,6 +349,72 @@ RECIPES: dict[str, Recipe] = {
     ),
     **{name: Recipe(*pair) for name, pair in PIXEL_RECIPES.items()},
 }
+
+# The methods that can be compared, by the names in their recipes; vits16-short is T-CoRe's.
+METHOD_NAMES = (
+    *("tcore", "dino", "ibot", "dinov2", "simclr", "mocov3", "croc", "odin"),
+    *("mae", "rcmae", "siammae", "cropmae", "rsp", "dropmae", "videomae", "maest"),
+)
+SMALL: dict[str, Any] = {
+    "head.hidden": 256,
+    "head.bottleneck": 64,
+    "head.prototypes": 128,
+    "head.patch_prototypes": 128,
+    "projector.hidden": 256,
+    "projector.out": 64,
+    "predictor.hidden": 256,
+    "decoder.width": 96,
+    "decoder.depth": 2,
+    "decoder.num_heads": 3,
+    "decoder.hidden": 256,
+    "latent.variables": 8,
+    "latent.values": 8,
+    "clip.frames": 4,
+}
+
+
+def quickstart(name: str) -> Config:
+    """Another method with the sizes, length and data of the quickstart, and settings of its short recipe."""
+    config = RECIPES[f"vits16-{name}-short"].config
+    known = flatten(config)
+    sizes = {setting: value for setting, value in SMALL.items() if known.get(setting) is not None}
+    views, optim = replace(config.views, global_size=QUICKSTART.views.global_size), QUICKSTART.optim
+    if "vit.reach" in config.method.unused:  # pixels: the encoder and the learning rate of the short recipe
+        own = ("dim", "depth", "num_heads", "patch_size")
+        vit = replace(config.vit, **{each: getattr(QUICKSTART.vit, each) for each in own})
+        peak, batch = config.optim.peak_lr, optim.batch
+        optim = replace(config.optim, steps=optim.steps, batch=batch, base_lr=peak * 256 / batch)
+    else:
+        vit, views = QUICKSTART.vit, replace(views, local_size=QUICKSTART.views.local_size)
+        views = replace(views, num_local=min(views.num_local, QUICKSTART.views.num_local))
+    if name == "cropmae":
+        sizes["mask_ratio"] = 0.96  # leaves two of 64 patches, as the published one does of 196
+    shared = ("rendered", "checkpoint_every", "runtime", "keep_every")
+    same = {each: getattr(QUICKSTART, each) for each in shared}
+    return override(replace(config, vit=vit, views=views, optim=optim, **same), sizes)
+
+
+RECIPES |= {
+    f"quickstart-{name}": Recipe(quickstart(name), f"{name} with the sizes and data of the quickstart.")
+    for name in METHOD_NAMES[1:]
+}
+
+
+def recipe_of(method: str, family: str) -> str:
+    """The recipe of a method in the family that one of T-CoRe's recipes stands for.
+
+    >>> recipe_of("dino", "vits16-short"), recipe_of("dino", "quickstart"), recipe_of("tcore", "quickstart")
+    ('vits16-dino-short', 'quickstart-dino', 'quickstart')
+    """
+    if method not in METHOD_NAMES:
+        raise InputError(
+            f"no method {method!r}: there are {', '.join(METHOD_NAMES)}.{did_you_mean(method, METHOD_NAMES)}"
+        )
+    size, _, rest = family.partition("-")
+    name = family if method == "tcore" else "-".join(filter(None, (size, method, rest)))
+    if name not in RECIPES:
+        raise InputError(f"no recipe {name!r}: use one that all methods have: vits16-short, quickstart.")
+    return name
 
 
 def recipe(name: str, overrides: Mapping[str, Any] | None = None) -> Config:

@@ -24,12 +24,14 @@ ALLOWED = {
     "show": LOW | {"methods", "training", "evaluation", "video"},
     "demo": LOW | {"evaluation", "video", "show"},
     "pretrain": LOW | {"methods", "training", "evaluation"},
+    "compare": LOW | {"methods", "training", "evaluation", "show", "pretrain", "lab"},
     "lab": LOW | {"methods", "training", "evaluation", "video", "show", "pretrain"},
     "quickstart": LOW | {"methods", "training", "evaluation", "video", "show", "pretrain"},
 }
 # Packages that may be missing, and our own modules that need them.
 OPTIONAL = {
     "av",
+    "fcntl",
     "onnx",
     "onnxruntime",
     "ray",

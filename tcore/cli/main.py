@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from tcore.errors import InputError, PeerError
-from tcore.recipes import RECIPES
+from tcore.recipes import METHOD_NAMES, RECIPES
 from tcore.text import did_you_mean, printable
 
 ABOUT = """\
@@ -97,8 +97,11 @@ def _exit(code: int) -> NoReturn:
 
 def _dispatch(argv: list[str]) -> None:
     if not argv or argv[0] in ("-h", "--help", "help"):
-        width = max(map(len, RECIPES))
-        print(ABOUT.format(recipes="\n".join(f"  {k:{width}}  {r.says}" for k, r in RECIPES.items())))
+        # The twins of the quickstart are one line: they differ in the method alone.
+        shown = {name: entry.says for name, entry in RECIPES.items() if "quickstart-" not in name}
+        shown["quickstart-METHOD"] = f"The same for another method: {', '.join(METHOD_NAMES[1:])}."
+        width = max(map(len, shown))
+        print(ABOUT.format(recipes="\n".join(f"  {name:{width}}  {says}" for name, says in shown.items())))
         return
     if argv[0] == "--version":
         from tcore import __version__

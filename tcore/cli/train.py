@@ -1,17 +1,18 @@
 """The verbs that train: quickstart; train, a recipe with some settings changed; lab, a table of them."""
 
+import math
 import os
 import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from tyro.conf import Positional
 
 from tcore.cli.parsing import Settings, Switch, at_least, parse, parse_settings
 from tcore.config import Config, flatten
 from tcore.errors import InputError, PeerError
-from tcore.recipes import RECIPES, recipe
+from tcore.recipes import METHOD_NAMES, RECIPES, recipe, recipe_of
 from tcore.text import to_stderr, to_stdout
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ class Train:
         """Refuse a recipe without its data, and scoring flags without scoring."""
         if self.frames == "":
             raise InputError("--frames is empty: give a folder of frame folders, or rendered.")
-        if self.frames is None and self.recipe != "quickstart":
+        if self.frames is None and not self.recipe.startswith("quickstart"):
             raise InputError(
                 f"recipe {self.recipe} needs --frames STORE, of {self.config.source} "
                 "(or --frames rendered, to try it on rendered videos)."
@@ -171,14 +172,14 @@ def _refuse_epochs_beside_steps(before: Config, after: Config) -> None:
 
 @dataclass(frozen=True)
 class Lab:
-    """Train and score the rows of an ablation table, and write one table beside the paper's."""
+    """Train and score the rows of an ablation table or all methods, in one table beside the paper's rows."""
 
     table: Positional[str]
-    """branch, alignment, offsets or masks; or a JSON file: [{"name": "deep", "flags": "--vit.depth 24"}]."""
+    """methods, branch, alignment, offsets or masks; or a file: [{"name": "a", "flags": "--vit.depth 24"}]."""
     out: Path
     """Folder for runs, scores, lab.md, lab.png and lab.json; rerun the same command to resume."""
     recipe: str = "quickstart"
-    """Settings that every row starts from."""
+    """Settings that every row starts from; with methods those of its kind: vits16-dino-short for dino ..."""
     frames: str | None = None
     """Training data, as for tcore train."""
     budget: int | None = None
@@ -199,15 +200,83 @@ class Lab:
     """More flags for every training, in quotes: --extra "--optim.batch 8 --vit.depth 4"."""
     gpus: tuple[str, ...] = ()
     """GPUs by number, one run at a time on each; one given twice takes two (unset: one run at a time)."""
+    budget_samples: int | None = None
+    """With methods: samples of every run (unset: as many as the recipe of T-CoRe sees)."""
+    budget_minutes: float | None = None
+    """With methods: minutes of this device, at the steady speed of each row, which is measured first."""
+    measure_speed: Switch = False
+    """With methods: measure the speed of every row alone, whatever the budget (runs may share a GPU)."""
+    masks: tuple[Path, ...] = ()
+    """With methods: further datasets laid out like DAVIS, ids as they are."""
+    vip: Path | None = None
+    """With methods: a dataset laid out like VIP."""
+    jhmdb: Path | None = None
+    """With methods: a dataset laid out like JHMDB."""
+    points: tuple[Path, ...] = ()
+    """With methods: folders of clips with a keypoints.csv each."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """With methods: arithmetic of scoring; bf16 is faster on a GPU, and nearly the same."""
 
     def execute(self) -> None:
         """Train and score what is missing, and print the table."""
+        at_least(1, seeds=self.seeds, budget=self.budget, videos=self.videos)
+        check_gpus(self.gpus)
+        lines = self.compare_methods() if self.table == "methods" else self.run_table()
+        to_stdout("\n".join(lines))
+
+    def compare_methods(self) -> list[str]:
+        """Train and score methods on all datasets that are given."""
+        from tcore.compare import Budget, Dataset, Entry, Shared, compare
+        from tcore.lab import split_flags
+
+        budgets = {
+            f"--budget{end}": getattr(self, f"budget{end.replace('-', '_')}")
+            for end in ("", "-samples", "-minutes")
+        }
+        given = [name for name, value in budgets.items() if value is not None]
+        if len(given) > 1:
+            raise InputError(f"{' and '.join(given)} are mutually exclusive.")
+        at_least(1, budget_samples=self.budget_samples)
+        if self.budget_minutes is not None and not 0 < self.budget_minutes < math.inf:
+            raise InputError(f"--budget-minutes {self.budget_minutes}: need more than 0.")
+        if self.size is not None or (self.binary and self.davis is None):
+            wrong = "--size has no place among two grids" if self.size else "--binary goes with --davis DIR"
+            raise InputError(f"{wrong}: leave it out.")
+        extra = split_flags(self.extra, "--extra")
+        entries = []
+        for name in self.rows or METHOD_NAMES:
+            own = recipe_of(name, self.recipe)
+            train = checked_training([own, *extra, *(["--frames", self.frames] if self.frames else [])])
+            entries.append(Entry(name, own, train.config))
+        named = [("davis", self.davis), *(("davis", root) for root in self.masks), ("vip", self.vip)]
+        named += [("jhmdb", self.jhmdb), *(("points", root) for root in self.points)]
+        datasets = tuple(
+            Dataset(kind, str(root), self.binary and root == self.davis) for kind, root in named if root
+        )
+        whole = recipe(self.recipe).optim
+        samples = self.budget_samples
+        if not given and whole.steps is not None:
+            samples = whole.steps * whole.samples
+        return compare(
+            entries,
+            self.out,
+            Shared(self.frames, datasets or (Dataset("rendered", str(self.videos)),), self.precision),
+            budget=Budget(self.budget, samples, self.budget_minutes),
+            seeds=self.seeds,
+            devices=self.gpus or ("",),
+            measure=self.measure_speed,
+            say=to_stderr,
+        )
+
+    def run_table(self) -> list[str]:
+        """Train and score the rows of an ablation table."""
         from tcore.evaluation.benchmarks import find_benchmark
         from tcore.evaluation.protocols import TCORE
         from tcore.lab import Plan, lab, read_table, split_flags
 
-        at_least(1, seeds=self.seeds, budget=self.budget, videos=self.videos)
-        check_gpus(self.gpus)
+        for name in METHODS_ONLY:
+            if getattr(self, name) != getattr(Lab, name):
+                raise InputError(f"--{name.replace('_', '-')} goes with tcore lab methods: leave it out.")
         if self.davis is None and (self.binary or self.size):
             given = "--binary" if self.binary else "--size"
             raise InputError(f"{given} goes with --davis DIR: leave it out for rendered videos.")
@@ -226,10 +295,16 @@ class Lab:
             except InputError as error:
                 raise InputError(f"row {row.name}: {error}") from error
         devices = self.gpus or ("",)
-        lines = lab(
+        return lab(
             self.table, self.out, plan, seeds=self.seeds, only=self.rows, devices=devices, say=to_stderr
         )
-        to_stdout("\n".join(lines))
+
+
+# Flags of `tcore lab methods` alone.
+METHODS_ONLY = (
+    *("budget_samples", "budget_minutes", "measure_speed"),
+    *("masks", "vip", "jhmdb", "points", "precision"),
+)
 
 
 def lab(argv: list[str]) -> None:
@@ -252,18 +327,11 @@ def check_row(row: "Row", plan: "Plan", command: Lab) -> None:
     from tcore.training.loop import open_source
 
     job = Job(row, 0, Path(row.folder))
-    words = job.commands(plan)[0][1:]
-    try:
-        train = parse_train(words)
-    except SystemExit as stop:  # tyro has said what is wrong
-        raise InputError(f"tcore train cannot run {shlex.join(words)}.") from stop
-    if train.plan or train.plan_memory is not None:
-        raise InputError("--plan trains nothing; leave it out.")
+    train = checked_training(job.commands(plan)[0][1:])
     if train.run != job.folder / "run" or (train.config.seed and command.seeds > 1):
         raise InputError("the lab gives --run and --seed itself; use --out and --seeds.")
     if command.size is not None and min(command.size) < train.config.vit.patch_size:
         raise InputError(f"--size {command.size}: smaller than a patch; try 240 432.")
-    train.check()
     config, scoring = validate(train.config), train.scoring()
     choose_device(config.runtime.device)
     read_init(config)
@@ -271,6 +339,18 @@ def check_row(row: "Row", plan: "Plan", command: Lab) -> None:
         scoring.check(config.vit.patch_size)
     if train.store is not None:
         open_source(config, train.store, train.neighbors)
+
+
+def checked_training(words: list[str]) -> Train:
+    """The training that some words stand for, if it is one."""
+    try:
+        train = parse_train(words)
+    except SystemExit as stop:  # tyro has said what is wrong
+        raise InputError(f"tcore train cannot run {shlex.join(words)}.") from stop
+    if train.plan or train.plan_memory is not None:
+        raise InputError("--plan trains nothing; leave it out.")
+    train.check()
+    return train
 
 
 def check_gpus(gpus: tuple[str, ...]) -> None:

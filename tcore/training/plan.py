@@ -5,7 +5,9 @@ two sizes give the line, and the line tells which --optim.accumulate fits a give
 """
 
 import math
+import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -13,8 +15,9 @@ from typing import NamedTuple
 import torch
 
 from tcore.config import Config
-from tcore.data.loader import load
+from tcore.data.loader import load, num_workers
 from tcore.data.source import Source
+from tcore.data.stores import RenderedStore
 from tcore.device import choose_device, peak_memory_gib, world
 from tcore.errors import InputError
 from tcore.text import format_seconds
@@ -167,6 +170,60 @@ def _measure(
         losses=losses,
         parameters=counts,
     )
+
+
+class Speed(NamedTuple):
+    """How fast a run trains once it is under way."""
+
+    samples_per_second: float
+    steps: int
+    """Steps that were timed."""
+    gib: float
+
+
+def measure_speed(
+    config: Config,
+    frames: str | Path | None,
+    *,
+    seconds: float = 10.0,
+    alone: Callable[[], AbstractContextManager[None]] = nullcontext,
+) -> Speed:
+    """The steady speed of a run in this process: real steps with real data, without what the first ones cost.
+
+    What compiles and warms up may share the machine; the timed steps are made inside of `alone()`.
+    """
+    config = resolve(config)
+    source = open_source(config, frames)
+    trainer = Trainer(config)
+    schedule = build_schedule(config, trainer.method, source.steps_per_epoch)
+    parts = load(source, 0, 10**9, trainer.device)
+    at = schedule.at(0)  # a learning rate near 0, so that nothing diverges
+
+    done = 0
+
+    def make_steps(least: int, seconds: float = 0.0) -> tuple[int, float]:
+        """Make so many steps or more, for so long: how many, and in which time."""
+        nonlocal done
+        begun, first, before = time.perf_counter(), done, None
+        while done < first + least or time.perf_counter() < begun + seconds:
+            now = trainer.step(parts, done, at)
+            if before is not None:  # one step behind, as in training: the GPU is never waited for
+                before.check()
+            before, done = now, done + 1
+        if before is not None:
+            before.check()
+        return done - first, time.perf_counter() - begun
+
+    # Rendered videos are rendered once, in the first epoch.
+    rendered = isinstance(source.store, RenderedStore)
+    try:
+        make_steps(source.steps_per_epoch if rendered else WARMUP_STEPS)
+        with alone():
+            make_steps(2 * num_workers(source) + 1)  # what was read ahead while others were at work
+            count, took = make_steps(TIMED_STEPS, seconds)
+    finally:
+        parts.close()
+    return Speed(count * config.optim.samples / took, count, peak_memory_gib(trainer.device))
 
 
 def verdict(config: Config, processes: int, memory: Line, gpu_gib: float) -> str:

@@ -1,0 +1,427 @@
+"""Methods side by side: one set of clips, one budget, one way of scoring at two grids, one table."""
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tcore.config import Config, differences, flatten, from_dict, override, to_dict, validate
+from tcore.device import choose_device, num_cores
+from tcore.errors import InputError
+from tcore.evaluation.benchmarks import find_benchmark
+from tcore.evaluation.card import device_name
+from tcore.evaluation.encoders import load_encoder
+from tcore.evaluation.evaluate import evaluate
+from tcore.evaluation.protocols import TCORE, Precision, protocol
+from tcore.evaluation.published import PUBLISHED
+from tcore.files import check_writable, number, read_json, whole, write_text
+from tcore.lab import DONE, TABLE, Job, Processes, Row, over_seeds, run_command, run_job, run_jobs
+from tcore.pretrain import read_init, train
+from tcore.recipes import recipe
+from tcore.show.comparison import GRIDS, draw_scores, markdown
+from tcore.show.runs import read_run
+from tcore.text import Say, printable, silent, to_stderr, to_stdout
+from tcore.training.loop import open_source
+from tcore.training.plan import measure_speed
+
+WORK, COST, SCORES, SPEED = "job.json", "cost.json", "scores.json", "speed.json"
+PICTURE = "lab.png"
+MODULE = "tcore.compare"
+MEASURED = 10.0  # seconds of steps that tell the speed of a row
+# Rows of the T-CoRe paper's tables: ViT-S/16 on Kinetics-400 where there is one.
+PAPER = {
+    "tcore": "T-CoRe, K400, 400 ep",
+    "dino": "DINO, K400, 400 ep",
+    "ibot": "iBOT, K400, 400 ep",
+    "dinov2": "DINOv2, K400, 400 ep",
+    "simclr": "SimCLR, K400, 400 ep",
+    "mocov3": "MoCo v3, K400, 400 ep",
+    "croc": "CrOC, ImageNet, 300 ep",
+    "odin": "ODIN2 ResNet-50, ImageNet, 1000 ep",
+    "mae": "MAE, K400, 400 ep",
+    "rcmae": "RC-MAE, ImageNet, 1600 ep",
+    "siammae": "SiamMAE, K400, 400 ep",
+    "cropmae": "CropMAE, K400, 400 ep",
+    "rsp": "RSP, K400, 400 ep",
+    "dropmae": "DropMAE ViT-B/16, K400, 1600 ep",
+    "videomae": "VideoMAE, K400, 1600 ep",
+    "maest": "MAE-ST ViT-L/16, K400, 1600 ep",
+}
+# What is read of the files of a run.
+SPEED_SHAPE = {"config": dict, "samples_per_second": number, "gib": number}
+COST_SHAPE = {"at_a_time": whole, "device": str}
+
+
+class Dataset(NamedTuple):
+    """What encoders are scored on: a benchmark's name, and its folder or a number of rendered videos."""
+
+    kind: str
+    source: str
+    binary: bool = False
+
+    @property
+    def label(self) -> str:
+        """A short name for the table."""
+        return Path(self.source).resolve().name if self.kind != "rendered" else "rendered"
+
+    @property
+    def grids(self) -> tuple[str, ...]:
+        """The protocols that it is scored with; rendered videos have one grid."""
+        return tuple(GRIDS)[:1] if self.kind == "rendered" else tuple(GRIDS)
+
+    def check(self) -> None:
+        """Refuse what could not be scored."""
+        find_benchmark(self.kind).open(self.source, TCORE, binary=self.binary).check()
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A row: its name, the recipe that it starts from, and its settings (the seed and the length follow)."""
+
+    name: str
+    recipe: str
+    config: Config
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How long every row is trained: one of three; without any, as long as its recipe says."""
+
+    steps: int | None = None
+    samples: int | None = None
+    minutes: float | None = None
+    """Of the device at hand, at the steady speed that is measured first."""
+
+    def steps_of(self, config: Config, samples_per_second: float | None) -> int | None:
+        """The length of a run in steps."""
+        if self.steps is not None:
+            return self.steps
+        samples = self.samples
+        if self.minutes is not None:
+            assert samples_per_second is not None  # measured before anything is trained
+            samples = round(60 * self.minutes * samples_per_second)
+        return config.optim.steps if samples is None else max(1, round(samples / config.optim.samples))
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What all rows share."""
+
+    frames: str | None = None
+    """Training data, as for `tcore train`; None: rendered videos."""
+    datasets: tuple[Dataset, ...] = field(default=(Dataset("rendered", "24"),))
+    precision: Precision = "fp32"
+    """Arithmetic of scoring; bf16 is faster on a GPU."""
+
+    def check(self) -> None:
+        """Refuse data that could not be scored, before anything is trained."""
+        labels = [dataset.label for dataset in self.datasets]
+        for dataset in self.datasets:
+            if labels.count(dataset.label) > 1:
+                raise InputError(f"two datasets are called {dataset.label}: give one of them another name.")
+            dataset.check()
+
+
+def compare(
+    entries: Sequence[Entry],
+    out: Path,
+    shared: Shared,
+    *,
+    budget: Budget = Budget(),
+    seeds: int = 1,
+    devices: Sequence[str] = ("",),
+    measure: bool = False,
+    seconds: float = MEASURED,
+    say: Say = silent,
+) -> list[str]:
+    """Train and score what is missing; write lab.md, lab.json and lab.png. Rows of earlier calls are kept.
+
+    `measure` takes the speed of every row by itself also where the budget does not need it. `devices` are
+    numbers of GPUs; one that is named twice has two runs at a time.
+    """
+    check_writable(out)
+    shared.check()
+    for entry in entries:
+        if Row(entry.name).folder != entry.name:
+            raise InputError(f"row {entry.name!r} is no name of a folder: use letters, digits, . _ and -.")
+        try:
+            check_entry(entry, shared)
+        except InputError as error:
+            raise InputError(f"row {entry.name}: {error}") from error
+    if measure or budget.minutes is not None:
+        measure_rows(entries, out, shared, devices, seconds, say)
+    jobs = []
+    for seed in range(seeds):
+        for entry in entries:
+            speed = read_speed(out / entry.name, entry.config)
+            steps = budget.steps_of(entry.config, None if speed is None else speed["samples_per_second"])
+            config = override(entry.config, {"optim.steps": steps, "seed": seed})
+            jobs.append(prepare_job(replace(entry, config=config), out, shared))
+    waiting = [job for job in jobs if not (job.folder / DONE).is_file()]
+    say(f"{len(jobs)} runs, {len(jobs) - len(waiting)} of them already done; {len(devices)} at a time")
+
+    def run(job: Job, free: "SimpleQueue[str]", processes: Processes) -> None:
+        words = [["train", str(job.folder), str(len(devices))], ["score", str(job.folder)]]
+        run_job(job, words, free, say, processes, MODULE)
+
+    names = [entry.name for entry in entries]
+    failed = run_jobs(waiting, run, devices, say, partial(write_table, out, names))
+    lines = write_table(out, names, draw=True)
+    if failed:
+        done = f"{out / TABLE} has the finished ones"
+        raise InputError(f"{len(failed)} of {len(jobs)} runs failed; {done}. The first: {failed[0]}")
+    return lines
+
+
+def check_entry(entry: Entry, shared: Shared) -> None:
+    """Refuse a row whose training could not begin."""
+    config = validate(entry.config)
+    choose_device(config.runtime.device)
+    read_init(config)
+    open_source(config, shared.frames)
+
+
+def measure_rows(
+    entries: Sequence[Entry], out: Path, shared: Shared, devices: Sequence[str], seconds: float, say: Say
+) -> None:
+    """Measure the steady speed of every row that has none yet; several warm up at a time, one is timed."""
+    missing = [entry for entry in entries if read_speed(out / entry.name, entry.config) is None]
+    for entry in missing:
+        work = {"config": to_dict(entry.config), "frames": shared.frames}
+        write_text(out / entry.name / WORK, json.dumps(work, indent=1) + "\n")
+
+    def run(job: Job, free: "SimpleQueue[str]", processes: Processes) -> None:
+        device = free.get()
+        try:
+            run_command(["speed", str(job.folder), str(seconds)], job, "speed.log", device, processes, MODULE)
+        finally:
+            free.put(device)
+        found = read_json(job.folder / SPEED, shape=SPEED_SHAPE, remedy="remove it")
+        say(f"{job.row.name}: {found['samples_per_second']:.1f} samples/s, {found['gib']:.1f} GiB")
+
+    jobs = [Job(Row(entry.name), 0, out / entry.name) for entry in missing]
+    say(f"measuring the speed of {len(jobs)} rows")
+    if failed := run_jobs(jobs, run, devices, say, list):
+        raise failed[0]
+
+
+def read_speed(folder: Path, config: Config) -> dict[str, Any] | None:
+    """The measured speed of a row, with these settings; None where it was not measured."""
+    if not (folder / SPEED).is_file():
+        return None
+    found: dict[str, Any] = read_json(folder / SPEED, shape=SPEED_SHAPE, remedy="remove it")
+    refuse_other(from_dict(found["config"]), config, folder)
+    return found
+
+
+def refuse_other(before: Config, now: Config, folder: Path) -> None:
+    """Refuse a folder that was made with other settings: the table would mix them."""
+    if changed := differences(before, now):
+        name, (was, wanted) = next(iter(changed.items()))
+        raise InputError(
+            f"{folder} was made with {name}={was}, now {wanted}: give another --out, or remove this folder."
+        )
+
+
+def prepare_job(entry: Entry, out: Path, shared: Shared) -> Job:
+    """Write what a run is to do; one with other settings is refused, one that was scored otherwise is not."""
+    folder = out / entry.name / f"seed-{entry.config.seed}"
+    scoring = {"datasets": [list(each) for each in shared.datasets], "precision": shared.precision}
+    work = {"recipe": entry.recipe, "frames": shared.frames, "config": to_dict(entry.config), **scoring}
+    if (folder / WORK).is_file():
+        before = read_work(folder)
+        refuse_other(from_dict(before["config"]), entry.config, folder)
+        if before["frames"] != shared.frames:
+            raise InputError(
+                f"{folder} was made with --frames {before['frames']}, now {shared.frames}: give another "
+                "--out, or remove this folder."
+            )
+        if before | scoring != before:
+            (folder / DONE).unlink(missing_ok=True)
+    write_text(folder / WORK, json.dumps(work, indent=1) + "\n")
+    return Job(Row(entry.name), entry.config.seed, folder)
+
+
+def read_work(folder: Path) -> dict[str, Any]:
+    """What a run is to do."""
+    found: dict[str, Any] = read_json(folder / WORK, "what to do from ", {"config": dict}, "remove it")
+    return {"recipe": "", "frames": None, "datasets": [], "precision": "fp32"} | found
+
+
+def train_here(folder: Path, at_a_time: int) -> None:
+    """Train a run in this process, or resume it; one that is trained is left alone."""
+    work = read_work(folder)
+    config, frames = from_dict(work["config"]), work["frames"]
+    if not (folder / COST).is_file():
+        if frames is not None and config.runtime.workers is None:  # cores are shared by the runs at a time
+            workers = max(1, min(16, num_cores() // at_a_time))
+            config = replace(config, runtime=replace(config.runtime, workers=workers))
+        train(config, folder / "run", frames)
+        cost = {"at_a_time": at_a_time, "device": device_name(choose_device(config.runtime.device))}
+        write_text(folder / COST, json.dumps(cost) + "\n")
+    to_stdout(f"encoder: {folder / 'run' / 'encoder.safetensors'}")
+
+
+def score_here(folder: Path) -> None:
+    """Score a trained run on all datasets and grids in this process; clips that are on disk are reused."""
+    work = read_work(folder)
+    encoder = load_encoder(folder / "run").to(choose_device("auto"))
+    found: dict[str, dict[str, Any]] = {}
+    for kind, source, binary in work["datasets"]:
+        dataset = Dataset(kind, source, binary)
+        sources: dict[str, Any] = {kind: int(source) if kind == "rendered" else source}
+        for grid in dataset.grids:
+            card = evaluate(
+                encoder,
+                protocol=replace(protocol(grid), precision=work["precision"]),
+                binary=binary,
+                alone=True,
+                out=folder / "scores" / f"{dataset.label}-{grid}",
+                say=to_stderr,
+                **sources,
+            )
+            (result,) = card["benchmarks"].values()
+            kept = {name: result[name] for name in ("scores", "interval", "truth")}
+            kept |= {"main": find_benchmark(kind).score_names[0], "seconds": card["seconds"]}
+            found.setdefault(dataset.label, {})[grid] = kept
+    write_text(folder / SCORES, json.dumps(found, indent=1) + "\n")
+
+
+def speed_here(folder: Path, seconds: float) -> None:
+    """Measure the speed of a row in this process."""
+    work = read_work(folder)
+    config = from_dict(work["config"])
+    lock = folder.parent / f"speed-{os.environ.get('CUDA_VISIBLE_DEVICES', 'cpu')}.lock"
+    with among_others(lock) as alone:
+        found = measure_speed(config, work["frames"], seconds=seconds, alone=alone)
+    device = device_name(choose_device(config.runtime.device))
+    said = {"config": work["config"], **found._asdict(), "device": device}
+    write_text(folder / SPEED, json.dumps(said, indent=1) + "\n")
+
+
+@contextmanager
+def among_others(path: Path) -> Iterator[Callable[[], Any]]:
+    """While entered, this process and others may be at work; what it gives waits until none of them is."""
+    import fcntl
+
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_SH)
+
+        @contextmanager
+        def alone() -> Iterator[None]:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+            fcntl.flock(file, fcntl.LOCK_UN)
+
+        yield alone
+
+
+def write_table(out: Path, first: Sequence[str], *, draw: bool = False) -> list[str]:
+    """Write what is known so far, so that an interrupted lab has its table; the named rows come first."""
+    folders = {path.parent.parent.name for path in out.glob(f"*/seed-*/{DONE}")}
+    rows = [collect_row(out / name) for name in (*first, *sorted(folders - set(first))) if name in folders]
+    if not rows:
+        return []
+    if draw:
+        draw_scores(rows, out / PICTURE, title="methods, one budget")
+    lines = [*markdown(rows), "", f"![Score against minutes of training]({PICTURE})"]
+    write_text(out / DONE, json.dumps(rows, indent=1) + "\n")
+    write_text(out / TABLE, "\n".join(lines) + "\n")
+    return lines
+
+
+def collect_row(folder: Path) -> dict[str, Any]:
+    """What is known of a row: length, cost, and every score over its seeds."""
+    runs = sorted(path.parent for path in folder.glob(f"seed-*/{DONE}"))
+    works, cards = [read_work(run) for run in runs], [read_json(run / SCORES) for run in runs]
+    config = from_dict(works[0]["config"])
+    costs = [read_json(run / COST, shape=COST_SHAPE, remedy="remove it") for run in runs]
+    journals = [read_run(run / "run") for run in runs]
+    samples = (config.optim.steps or 0) * config.optim.samples
+    seconds = [journal.seconds() or 0.0 for journal in journals]
+    speeds = [np.median([*journal.series("samples_per_second").values()] or [0.0]) for journal in journals]
+    memory = [max(journal.series("memory_gib").values(), default=0.0) for journal in journals]
+    measured = read_json(folder / SPEED, shape=SPEED_SHAPE) if (folder / SPEED).is_file() else None
+    speed = measured["samples_per_second"] if measured else float(np.mean(speeds))
+    return {
+        "row": folder.name,
+        "train": f"tcore train {works[0]['recipe']} {flags_of(works[0]['recipe'], config)}".rstrip(),
+        "frames": works[0]["frames"],
+        "precision": works[0]["precision"],
+        "seeds": len(runs),
+        "samples": samples,
+        "minutes": samples / speed / 60 if measured else float(np.mean(seconds)) / 60,
+        "samples_per_second": speed,
+        "alone": measured is not None or all(cost["at_a_time"] == 1 for cost in costs),
+        "gib": max(memory),
+        "device": costs[0]["device"],
+        "scores": {
+            label: {grid: over_runs([card[label][grid] for card in cards]) for grid in grids}
+            for label, grids in cards[0].items()
+            if all(label in card for card in cards)
+        },
+        "published": published(folder.name),
+    }
+
+
+def over_runs(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The scores of a dataset at one grid, in percent: means over seeds, and intervals of the main one."""
+    main = results[0]["main"]
+    ends = [result["interval"].get(main) for result in results]
+    return {
+        "main": main,
+        **{name: 100 * float(np.mean([r["scores"][name] for r in results])) for name in results[0]["scores"]},
+        "over_seeds": over_seeds([100 * r["scores"][main] for r in results]),
+        "over_clips": [100 * float(x) for x in np.mean(ends, axis=0)] if all(ends) else None,
+        "each_seed": [100 * r["scores"][main] for r in results],
+    }
+
+
+def published(name: str) -> dict[str, Any] | None:
+    """The paper's row of a method, and the protocol that it was measured with."""
+    if name not in PAPER:
+        return None
+    row = PUBLISHED[PAPER[name]]
+    return {"name": PAPER[name], "protocol": row.protocol, **row.scores}
+
+
+def flags_of(name: str, config: Config) -> str:
+    """The flags that make these settings of a recipe."""
+    words = []
+    known = flatten(recipe(name))
+    for setting, (_, value) in differences(recipe(name), config).items():
+        if setting in known and setting != "seed":
+            flag = f"--{setting.replace('_', '-')}"
+            group, _, last = flag[2:].rpartition(".")
+            if isinstance(value, bool):
+                words.append(flag if value else f"--{group}.no-{last}")
+            else:
+                words += [flag, *(map(str, value) if isinstance(value, tuple) else [str(value)])]
+    return " ".join(words)
+
+
+def main(words: Sequence[str]) -> None:
+    """What a process of the lab does: `python -m tcore.compare train|score|speed FOLDER [NUMBER]`."""
+    what, folder = words[0], Path(words[1])
+    try:
+        if what == "train":
+            train_here(folder, int(words[2]))
+        elif what == "score":
+            score_here(folder)
+        else:
+            speed_here(folder, float(words[2]))
+    except InputError as error:
+        print("tcore: error: " + " ".join(printable(str(error)).split()), file=sys.stderr)
+        raise SystemExit(error.exit_code) from None
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,104 @@
+"""Rows of a comparison for people: tables of scores and cost, and scores against minutes of training."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+
+from tcore.show.plotting import COLORS, FAINT, GRID, INK, drawing
+
+# The protocols of a comparison, with the input size of DAVIS for patches of 16 pixels.
+GRIDS = {"tcore": " (480x880 for patches of 16)", "tcore-fine": " (960x1760 for patches of 16)"}
+
+
+def markdown(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """The tables for people: scores at each grid beside the paper's, then what they cost."""
+    labels = list(dict.fromkeys(label for row in rows for label in row["scores"]))
+    yield from ("# Methods, one budget", "")
+    for grid, size in GRIDS.items():
+        own = [label for label in labels if any(at(row, label, grid) for row in rows)]
+        if own:
+            yield from grid_table(rows, own, grid, size if own[0] != "rendered" else "")
+    columns = ("row", "samples", "minutes", "samples/s", "GiB", "device", "command")
+    yield from ("", "## Cost", "", f"| {' | '.join(columns)} |", "|---" * len(columns) + "|")
+    for row in rows:
+        mark = "" if row["alone"] else "*"
+        minutes, speed = f"{row['minutes']:.1f}{mark}", f"{row['samples_per_second']:.0f}{mark}"
+        cells = (row["row"], f"{row['samples']:,}", minutes, speed, f"{row['gib']:.1f}", row["device"])
+        yield f"| {' | '.join(cells)} | `{row['train']}` |"
+    if not all(row["alone"] for row in rows):
+        yield from ("", "\\* The run shared its device with others: alone it is faster.")
+
+
+def grid_table(
+    rows: Sequence[Mapping[str, Any]], labels: Sequence[str], grid: str, size: str
+) -> Iterator[str]:
+    """The scores at one grid; the first dataset has its intervals."""
+    mains = [next(filter(None, (at(row, label, grid) for row in rows)))["main"] for label in labels]
+    names = [f"{label} {main}" for label, main in zip(labels, mains, strict=True)]
+    columns = (
+        "row",
+        "seeds",
+        names[0],
+        "95% over seeds",
+        "95% over clips",
+        *names[1:],
+        "paper J&F, protocol",
+    )
+    yield from (f"## Protocol {grid}{size}", "")
+    yield from (f"| {' | '.join(columns)} |", "|---" * len(columns) + "|")
+    for row in rows:
+        first, *rest = (at(row, label, grid) for label in labels)
+        paper = row["published"]
+        cells = (
+            row["row"],
+            str(row["seeds"]),
+            *(spread(first) if first else ("-", "-", "-")),
+            *(f"{one[one['main']]:.1f}{plus_minus(one)}" if one else "-" for one in rest),
+            f"{paper['J&F']}, {paper['protocol']} ({paper['name']})" if paper else "-",
+        )
+        yield f"| {' | '.join(cells)} |"
+    yield ""
+
+
+def at(row: Mapping[str, Any], label: str, grid: str) -> dict[str, Any]:
+    """The scores of a row on one dataset at one grid; empty where there are none."""
+    found: dict[str, Any] = row["scores"].get(label, {}).get(grid, {})
+    return found
+
+
+def spread(found: Mapping[str, Any]) -> tuple[str, str, str]:
+    """The main score and its two intervals, as cells."""
+    clips = "-" if found["over_clips"] is None else "{:.1f} to {:.1f}".format(*found["over_clips"])
+    return f"{found[found['main']]:.1f}", plus_minus(found).strip() or "-", clips
+
+
+def plus_minus(found: Mapping[str, Any]) -> str:
+    """The interval over seeds, if there are several."""
+    return "" if found["over_seeds"] is None else f" ± {found['over_seeds']:.1f}"
+
+
+def draw_scores(rows: Sequence[Mapping[str, Any]], out: Path, title: str) -> None:
+    """The main score of the first dataset at each grid, against minutes; bars are intervals over seeds."""
+    label, grids = next(iter(rows[0]["scores"].items()))
+    with drawing(out, (6.0 * len(grids), 4.2), title) as figure:
+        panels = figure.subplots(1, len(grids), squeeze=False)[0]
+        for axes, grid in zip(panels, grids, strict=True):
+            shown = [row for row in rows if at(row, label, grid)]
+            axes.set_title(f"{label}, protocol {grid}", loc="left")
+            axes.set_ylabel(shown[0]["scores"][label][grid]["main"])
+            _points(axes, [(row["row"], row["minutes"], row["scores"][label][grid]) for row in shown])
+
+
+def _points(axes: Axes, points: Sequence[tuple[str, float, Mapping[str, Any]]]) -> None:
+    axes.set_xlabel("minutes of training")
+    axes.grid(color=GRID, linewidth=0.8)
+    axes.set_axisbelow(True)
+    for index, (name, minutes, found) in enumerate(points):
+        color, score = COLORS[index % len(COLORS)], found[found["main"]]
+        bar = found["over_seeds"] or 0.0
+        axes.errorbar([minutes], [score], [bar], fmt="o", color=color, ecolor=FAINT, capsize=2, markersize=5)
+        axes.annotate(name, (minutes, score), (5, 3), textcoords="offset points", fontsize=8, color=INK)
+    longest = max((minutes for _, minutes, _ in points), default=1.0)
+    axes.set_xlim(0, 1.25 * longest)

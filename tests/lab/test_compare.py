@@ -1,0 +1,221 @@
+"""Methods side by side: trained with one budget, scored in one way, resumed, refused where they differ."""
+
+import json
+import re
+import shlex
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tcore import compare as module
+from tcore.cli.main import main
+from tcore.compare import PAPER, Budget, Dataset, Entry, Shared, among_others, compare, flags_of, over_runs
+from tcore.config import load_config
+from tcore.data.rendered import render_video
+from tcore.errors import InputError
+from tcore.evaluation.published import PUBLISHED
+from tcore.lab import Processes
+from tcore.recipes import METHOD_NAMES, RECIPES, recipe_of
+from tests.evaluation.layouts import write_davis
+from tests.tiny import change, shrunk
+
+RENDERED = Shared(datasets=(Dataset("rendered", "1"),))
+
+
+@pytest.fixture(autouse=True)
+def in_this_process(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The processes of a lab, one after another in this one; returns what they were told."""
+    told: list[list[str]] = []
+
+    def run(self: Processes, command: list[str], environment: object, log: Path) -> int:
+        told.append(command[3:])
+        assert command[1:3] == ["-m", "tcore.compare"]
+        with log.open("a") as said, redirect_stdout(said), redirect_stderr(said):
+            module.main(command[3:])
+        return 0
+
+    monkeypatch.setattr(Processes, "run", run)
+    return told
+
+
+def entry(name: str, **changes: Any) -> Entry:
+    own = recipe_of(name, "quickstart")
+    return Entry(name, own, change(shrunk(own), optim__steps=1, optim__batch=2, **changes))
+
+
+def test_three_methods_are_trained_with_one_budget_scored_and_written(
+    tmp_path: Path, in_this_process: list[list[str]]
+) -> None:
+    """The second call finds everything done; another seed and other rows may be added."""
+    entries = [entry("tcore"), entry("dino"), entry("siammae", optim__repeat=2, mask_ratio=0.75)]
+    lines = compare(entries, tmp_path, RENDERED, budget=Budget(samples=4))
+    assert [words[0] for words in in_this_process] == ["train", "score"] * 3
+    rows = {row["row"]: row for row in json.loads((tmp_path / "lab.json").read_text())}
+    assert list(rows) == ["tcore", "dino", "siammae"]
+    assert [row["samples"] for row in rows.values()] == [4, 4, 4]
+    assert "--optim.steps 2" in rows["tcore"]["train"]
+    assert "--optim.steps 1" in rows["siammae"]["train"]
+    found = rows["siammae"]["scores"]["rendered"]["tcore"]
+    assert found["main"] == "J&F"
+    assert 0 < found["J&F"] < 100
+    assert found["each_seed"] == [found["J&F"]]
+    assert rows["dino"]["published"] == {
+        "name": "DINO, K400, 400 ep",
+        "protocol": "unknown",
+        **PUBLISHED["DINO, K400, 400 ep"].scores,
+    }
+    assert (tmp_path / "lab.md").read_text().splitlines() == lines
+    assert (tmp_path / "lab.png").stat().st_size > 10_000
+    assert any(line.startswith("| siammae | 1 |") and "57.9, unknown" in line for line in lines)
+    assert compare(entries, tmp_path, RENDERED, budget=Budget(samples=4)) == lines
+    assert len(in_this_process) == 6
+    compare(entries[1:2], tmp_path, RENDERED, budget=Budget(samples=4), seeds=2)
+    assert len(in_this_process) == 8
+    rows = {row["row"]: row for row in json.loads((tmp_path / "lab.json").read_text())}
+    assert (rows["dino"]["seeds"], rows["tcore"]["seeds"]) == (2, 1)
+    assert rows["dino"]["scores"]["rendered"]["tcore"]["over_seeds"] is not None
+
+
+def test_other_settings_are_refused_and_other_scoring_trains_nothing(
+    tmp_path: Path, in_this_process: list[list[str]]
+) -> None:
+    one, run = [entry("dino")], tmp_path / "dino" / "seed-0" / "run"
+    compare(one, tmp_path, RENDERED)
+    written = (run / "encoder.safetensors").stat().st_mtime_ns
+    with pytest.raises(InputError, match=r"dino/seed-0 .*optim.steps=1, now 5"):
+        compare(one, tmp_path, RENDERED, budget=Budget(steps=5))
+    with pytest.raises(InputError, match=r"row mae: .*nowhere"):
+        compare([entry("mae")], tmp_path, Shared(frames="nowhere"))
+    compare(one, tmp_path, Shared(datasets=(Dataset("rendered", "2"),)))
+    assert [words[0] for words in in_this_process] == ["train", "score"] * 2
+    assert (run / "encoder.safetensors").stat().st_mtime_ns == written
+    scores = tmp_path / "dino" / "seed-0" / "scores" / "rendered-tcore" / "results.json"
+    assert len(json.loads(scores.read_text())["benchmarks"]["rendered"]["clips"]) == 2
+
+
+def test_a_budget_in_minutes_is_measured_once_and_then_a_number_of_steps(
+    tmp_path: Path, in_this_process: list[list[str]]
+) -> None:
+    minutes = Budget(minutes=1e-6)
+    for _ in range(2):
+        compare([entry("dino")], tmp_path, RENDERED, budget=minutes, seconds=0.0)
+    assert [words[0] for words in in_this_process] == ["speed", "train", "score"]
+    speed = json.loads((tmp_path / "dino" / "speed.json").read_text())
+    assert speed["samples_per_second"] > 0
+    assert speed["steps"] >= 3
+    (row,) = json.loads((tmp_path / "lab.json").read_text())
+    assert row["samples_per_second"] == speed["samples_per_second"]
+    assert row["minutes"] == pytest.approx(row["samples"] / speed["samples_per_second"] / 60)
+    assert load_config(tmp_path / "dino" / "seed-0" / "run" / "config.json").optim.steps == 1
+    with pytest.raises(InputError, match=r"dino was made with optim.base_lr"):
+        compare([entry("dino", optim__base_lr=0.5)], tmp_path, RENDERED, budget=minutes)
+
+
+def test_the_length_follows_from_the_budget() -> None:
+    config = change(shrunk("quickstart-mae"), optim__batch=8, optim__repeat=2, optim__steps=7)
+    assert Budget().steps_of(config, None) == 7
+    assert Budget(steps=5).steps_of(config, None) == 5
+    assert Budget(samples=128_000).steps_of(config, None) == 8_000
+    assert Budget(minutes=1.0).steps_of(config, 160.0) == 600
+    assert Budget(minutes=1e-9).steps_of(config, 160.0) == 1
+
+
+def test_datasets_on_disk_are_scored_at_two_grids(tmp_path: Path) -> None:
+    small = change(
+        shrunk("quickstart-dino"), vit__patch_size=16, vit__depth=1, optim__steps=1, optim__batch=2
+    )
+    videos = [render_video(0, 0, num_frames=3, size=32)]
+    davis = Dataset("davis", str(write_davis(tmp_path / "mine", videos)), binary=True)
+    lines = compare([Entry("dino", "quickstart-dino", small)], tmp_path / "lab", Shared(datasets=(davis,)))
+    (row,) = json.loads((tmp_path / "lab" / "lab.json").read_text())
+    assert list(row["scores"]["mine"]) == ["tcore", "tcore-fine"]
+    assert any("960x1760" in line for line in lines)
+    for grid, size in (("tcore", [480, 880]), ("tcore-fine", [960, 1760])):
+        card = tmp_path / "lab" / "dino" / "seed-0" / "scores" / f"mine-{grid}" / "results.json"
+        assert json.loads(card.read_text())["benchmarks"]["davis"]["clips"]["clip0"]["input"] == size
+    with pytest.raises(InputError, match="two datasets are called mine"):
+        compare([], tmp_path / "lab", Shared(datasets=(davis, davis)))
+
+
+def test_every_method_has_its_sizes_and_its_row_of_the_paper() -> None:
+    assert len(METHOD_NAMES) == 16
+    assert list(PAPER) == list(METHOD_NAMES)
+    assert set(PAPER.values()) <= set(PUBLISHED)
+    quick = RECIPES["quickstart"].config
+    for name in METHOD_NAMES:
+        config = RECIPES[recipe_of(name, "quickstart")].config
+        assert (config.vit.dim, config.vit.depth, config.vit.patch_size) == (96, 4, 8)
+        assert (config.optim.steps, config.optim.samples) == (quick.optim.steps, quick.optim.samples)
+        assert config.rendered == quick.rendered
+        assert RECIPES[recipe_of(name, "vits16-short")].config.vit.dim == 384
+    with pytest.raises(InputError, match=r"'din'.*dino"):
+        recipe_of("din", "quickstart")
+    with pytest.raises(InputError, match="'vitti16-dino-short'"):
+        recipe_of("dino", "vitti16-short")
+
+
+def test_settings_are_said_as_flags() -> None:
+    config = change(
+        RECIPES["quickstart"].config,
+        auxiliary="none",
+        views__fixed_space=False,
+        sandwich__offset=(0.1, 0.2),
+        seed=3,
+    )
+    said = flags_of("quickstart", config)
+    assert said == "--auxiliary none --sandwich.offset 0.1 0.2 --views.no-fixed-space"
+
+
+def test_scores_of_seeds_are_means_with_intervals() -> None:
+    results = [
+        {"main": "J&F", "scores": {"J&F": x}, "interval": {"J&F": [x - 0.1, x + 0.1]}} for x in (0.2, 0.4)
+    ]
+    found = over_runs(results)
+    assert found["J&F"] == pytest.approx(30)
+    assert found["over_seeds"] == pytest.approx(12.71 * 14.142 / 2**0.5, rel=1e-3)
+    assert found["over_clips"] == pytest.approx([20, 40])
+    assert over_runs([results[0] | {"interval": {}}])["over_clips"] is None
+
+
+def test_a_measurement_waits_until_nobody_else_is_at_work(tmp_path: Path) -> None:
+    fcntl = pytest.importorskip("fcntl")
+    path = tmp_path / "lock"
+    with among_others(path) as alone, path.open() as other:
+        fcntl.flock(other, fcntl.LOCK_SH | fcntl.LOCK_NB)  # warms up beside it
+        fcntl.flock(other, fcntl.LOCK_UN)
+        with alone(), pytest.raises(BlockingIOError):
+            fcntl.flock(other, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        ("methods --rows tcor", "'tcor'.*tcore"),
+        ("methods --budget 3 --budget-minutes 1", "--budget and --budget-minutes"),
+        ("methods --budget-minutes 0", "--budget-minutes 0"),
+        ("methods --budget-samples 0", "--budget-samples 0"),
+        ("methods --size 240 432", "--size"),
+        ("methods --binary", "--binary"),
+        ("methods --rows dino --masks nowhere", "nowhere"),
+        ("methods --recipe vits16-short", "vits16-short needs --frames"),
+        ("methods --rows dino --extra='--matching.gain 2'", "--matching.gain"),
+        ("branch --precision bf16", "--precision goes with tcore lab methods"),
+        ("branch --masks a", "--masks goes with tcore lab methods"),
+    ],
+)
+def test_what_is_wrong_is_said_before_anything_is_trained(
+    words: str,
+    named: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as stop:
+        main(["lab", "--out=lab", *shlex.split(words)])
+    assert stop.value.code == 2
+    assert re.search(named, capsys.readouterr().err)
+    assert not Path("lab", "dino").exists()
