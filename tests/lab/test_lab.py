@@ -142,7 +142,7 @@ def test_the_cost_of_a_run_counts_all_its_steps_also_where_it_was_stopped(tmp_pa
 
 
 def test_a_run_that_fails_costs_the_others_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def run(command: list[str], job: Job, log_name: str, device: str, processes: Any) -> float:
+    def run(command: list[str], job: Job, log_name: str, device: str, processes: Any, module: str) -> float:
         if job.row.name == "both":
             raise InputError("both, seed 0: out of memory")
         write_card(job, 0.2, 0.4)
@@ -163,7 +163,7 @@ def test_a_gpu_trains_the_next_run_while_one_is_scored_and_the_table_is_written_
     """With one GPU, one training at a time; the first is scored only once the second is being trained."""
     second, training = threading.Event(), []
 
-    def run(command: list[str], job: Job, log_name: str, device: str, processes: Any) -> float:
+    def run(command: list[str], job: Job, log_name: str, device: str, processes: Any, module: str) -> float:
         assert device == "3"
         if command[0] == "train":
             training.append(job.row.name)
