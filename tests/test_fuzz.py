@@ -166,11 +166,12 @@ def reads_a_file(call: ast.Call) -> bool:
         plain = helper or not call.args or isinstance(call.args[0], ast.Constant)
         return (library or plain) and "w" not in mode and "a" not in mode
     owner = ast.unparse(call.func).rpartition(".")[0]
-    named = name in ("read_json", "open_regular", "safe_open", "load_file", "fromfile", "memmap")
+    named = name in ("read_json", "open_regular", "safe_open", "load_file", "fromfile", "memmap", "pread")
     return (
         named
         or (name == "load" and owner in ("np", "torch", "json"))
         or (name == "reader" and owner == "csv")
+        or (name == "ZipFile" and mode == "r")
     )
 
 

@@ -312,6 +312,18 @@ def test_what_is_written_can_be_read_and_odd_sides_are_padded(frames: np.ndarray
         pass
 
 
+def test_equal_frames_are_written_as_equal_bytes(tmp_path: Path) -> None:
+    frames = render_video(0, 1, num_frames=12, size=64).frames
+    found, rng = set[bytes](), np.random.default_rng(0)
+    for size in rng.integers(1 << 12, 1 << 18, 12):
+        np.full(size, rng.integers(256), np.uint8)  # what is in free memory is no part of the result
+        with video_writer(tmp_path / "out.mp4", Fraction(10), (64, 64)) as write:
+            for frame in frames:
+                write(frame)
+        found.add((tmp_path / "out.mp4").read_bytes())
+    assert len(found) == 1
+
+
 def test_a_hard_cut_is_found_and_motion_is_not() -> None:
     shots = [render_video(3, video, num_frames=12, size=48).frames for video in (0, 1, 2)]
     for first, second in ((0, 1), (1, 2), (2, 0)):
