@@ -230,7 +230,7 @@ class Propagator:
 
     def _best_of_first(self, queries: Lines, chunk: slice) -> Keys:
         """Search frame 0; inside the window its padding copies may be taken as well."""
-        scores = queries[chunk] @ self._features[0].float().T
+        scores = similarities(queries[None, chunk], self._features[:1])[0]
         if self.protocol.limit_first:
             near = self._near(chunk, torch.arange(len(queries), device=queries.device))
             scores = scores.masked_fill_(~near, -math.inf)
@@ -244,9 +244,8 @@ class Propagator:
         reach = math.ceil(min(self.protocol.radius, pixels))  # the radius may be infinite
         begin = max(0, chunk.start // places - reach) * places
         end = min(pixels, ((chunk.stop - 1) // places + reach + 1) * places)
-        keys = self._features[1 : frames + 1, begin:end].float()
         block = queries[chunk]
-        scores = torch.bmm(block.expand(frames, *block.shape), keys.transpose(1, 2))
+        scores = similarities(block.expand(frames, *block.shape), self._features[1 : frames + 1, begin:end])
         # The best k keys lie at the k places whose best frame is best: search the places, then their frames.
         near = self._near(chunk, torch.arange(begin, end, device=queries.device))
         top, place = self._top(scores.amax(dim=0).masked_fill_(~near, -math.inf))
@@ -274,6 +273,15 @@ class Propagator:
         places = torch.minimum(keys.copies, (self.protocol.topk - taken_before).clamp(min=0))
         weights = places * torch.exp((keys.similarity - keys.similarity[:, :1]) / self.protocol.temperature)
         return weights / weights.sum(dim=1, keepdim=True)
+
+
+def similarities(
+    queries: Float[Tensor, "frames queries channels"], keys: Float[Tensor, "frames keys channels"]
+) -> Float[Tensor, "frames queries keys"]:
+    """Cosines in fp32; a GPU multiplies keys that are held in bf16 as they are, and adds in fp32."""
+    if keys.is_cuda and keys.dtype == torch.bfloat16:
+        return torch.bmm(queries.to(keys.dtype), keys.transpose(1, 2), out_dtype=torch.float32)
+    return torch.bmm(queries, keys.float().transpose(1, 2))
 
 
 def propagate_features(

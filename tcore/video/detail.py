@@ -42,9 +42,13 @@ def fit_size(frame: Size, patch_size: int, detail: Detail = "coarse", long_side:
 
 
 def suited(protocol: Protocol, encoder: Encoder, inside: Size, search: Search | None = None) -> Protocol:
-    """The protocol with the search that is asked for; else, for large grids on a CPU, with the halved one."""
-    patches = inside[0] * inside[1] // encoder.patch_size**2
-    slow = patches > HALVED and next(encoder.parameters()).device.type == "cpu"
+    """The protocol as this machine computes it fast: in bf16 on a GPU, with a halved search on a CPU.
+
+    A search that is asked for is kept, and so is the exact one on small grids.
+    """
+    kind, patches = next(encoder.parameters()).device.type, inside[0] * inside[1] // encoder.patch_size**2
+    protocol = replace(protocol, precision="bf16") if kind == "cuda" else protocol
+    slow = patches > HALVED and kind == "cpu"
     return replace(protocol, search=search or ("halved" if slow else protocol.search))
 
 
