@@ -6,7 +6,8 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from tcore.evaluation.protocols import TCORE, Protocol
 from tcore.evaluation.resize import Size
 from tcore.evaluation.run_clip import write_behind
 from tcore.files import atomic, check_writable, read_json, write_text
-from tcore.rendezvous import meet
+from tcore.rendezvous import LostPeerError, meet
 from tcore.text import Progress, Say, did_you_mean, silent, to_stderr
 
 BOOTSTRAP = 1000
@@ -249,17 +250,29 @@ def join() -> tuple[int, int]:
     return here.rank, here.size
 
 
+@contextmanager
+def _together() -> Iterator[None]:
+    """What needs all processes; one that is gone is one line of each of the others."""
+    try:
+        yield
+    except RuntimeError as error:
+        reason = "another process ended before its work was done; rerun the same command."
+        raise LostPeerError(reason) from error
+
+
 def gather(values: dict[str, Any]) -> dict[str, Any]:
     """The values of all processes together."""
     found: list[dict[str, Any]] = [{} for _ in range(dist.get_world_size())]
-    dist.all_gather_object(found, values)
+    with _together():
+        dist.all_gather_object(found, values)
     return {name: value for each in found for name, value in each.items()}
 
 
 def leave() -> None:
     """Wait until all processes have finished; one of several ends here, with exit code 0."""
     if dist.is_initialized():
-        dist.barrier()
+        with _together():
+            dist.barrier()
         sys.stdout.flush()
         sys.stderr.flush()
         # Threads of PyTorch's engine may outlive the interpreter's end, which then aborts: exit at once.

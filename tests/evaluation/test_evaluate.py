@@ -1,6 +1,7 @@
 """An encoder on benchmarks: the score card, what it depends on, resuming and sharing."""
 
 import json
+import os
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -23,9 +24,10 @@ from tcore.evaluation.benchmarks.rendered import Rendered, propagate_video
 from tcore.evaluation.card import Card, rename_old, table, worst_clips
 from tcore.evaluation.encoder import Encoder
 from tcore.evaluation.encoders import choose_reach, load_encoder
-from tcore.evaluation.evaluate import clip_key, evaluate
+from tcore.evaluation.evaluate import clip_key, evaluate, gather, join, leave
 from tcore.evaluation.protocols import PROTOCOLS, RENDERED, TCORE, protocol
 from tcore.evaluation.published import PUBLISHED
+from tcore.rendezvous import LostPeerError
 from tests.evaluation.clips import tiny_encoder, write_folder
 from tests.evaluation.layouts import heldout_videos, write_davis, write_jhmdb, write_vip
 from tests.training.jobs import fork_together
@@ -327,3 +329,20 @@ def test_processes_that_share_the_clips_give_the_same_card(datasets: dict[str, A
     for field in ("scores", "truth"):
         assert together["benchmarks"]["davis"][field] == alone["benchmarks"]["davis"][field]
     assert said.count("not comparable with") == 1, "only the first process prints the table"
+
+
+def test_a_process_that_is_gone_before_the_end_is_one_line_of_the_others(tmp_path: Path) -> None:
+    """Where results are gathered, and where all wait for the last one."""
+
+    def work() -> None:
+        if join()[0] == 0:
+            os._exit(0)
+        for end in (lambda: gather({}), leave):
+            try:
+                end()
+            except LostPeerError as error:
+                print(f"lost, exit code {error.exit_code}")
+
+    code, said = fork_together(2, work, tmp_path / "log")
+    assert code == 0, said
+    assert said.count("lost, exit code 1") == 2
