@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from tcore.model.vit import VisionTransformer
     from tcore.pretrain import Scoring, train
     from tcore.recipes import recipe
+    from tcore.video.mark import mark
     from tcore.video.propagate_video import propagate
 
 __version__ = "0.2.0"
@@ -26,6 +27,7 @@ __all__ = [
     "VisionTransformer",
     "evaluate",
     "load_encoder",
+    "mark",
     "propagate",
     "recipe",
     "train",
@@ -41,6 +43,7 @@ _HOMES = {
     "Scoring": "tcore.pretrain",
     "evaluate": "tcore.evaluation.evaluate",
     "load_encoder": "tcore.evaluation.encoders",
+    "mark": "tcore.video.mark",
     "propagate": "tcore.video.propagate_video",
     "recipe": "tcore.recipes",
     "train": "tcore.pretrain",

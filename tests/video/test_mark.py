@@ -1,0 +1,132 @@
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import tcore
+from tcore.errors import InputError
+from tcore.evaluation.encoder import Encoder
+from tcore.video.mark import STEPS_TO, Marker, link, walk
+from tests.evaluation.clips import tiny_encoder
+
+
+@pytest.fixture(scope="module")
+def encoder() -> Encoder:
+    return tiny_encoder()
+
+
+@pytest.fixture(scope="module")
+def disk() -> np.ndarray:
+    """The object: a disk left of the middle."""
+    y, x = np.mgrid[:96, :128]
+    return np.asarray((x - 50) ** 2 + (y - 44) ** 2 < 24**2)
+
+
+@pytest.fixture(scope="module")
+def frame(disk: np.ndarray) -> np.ndarray:
+    """A red disk before a greenish ground, both noisy."""
+    noise = np.random.default_rng(0).integers(-30, 30, (96, 128, 3))
+    return (
+        np.where(disk[..., None], (180, 60, 50), (70, 120, 80)).__add__(noise).clip(0, 255).astype(np.uint8)
+    )
+
+
+@pytest.fixture(scope="module")
+def marker(frame: np.ndarray, encoder: Encoder) -> Marker:
+    return Marker(frame, encoder)
+
+
+def overlap(found: np.ndarray, truth: np.ndarray) -> float:
+    return float((found & truth).sum() / (found | truth).sum())
+
+
+def test_a_box_becomes_the_object_in_it(marker: Marker, disk: np.ndarray) -> None:
+    found = marker.mark(box=(26, 20, 49, 49))
+    assert overlap(found, disk) > 0.9
+    assert not found[:20].any()  # nothing outside of the box
+
+
+@pytest.mark.parametrize("how", ["click", "scribble", "brush"])
+def test_other_marks_become_the_object(how: str, marker: Marker, disk: np.ndarray) -> None:
+    line = np.zeros_like(disk)
+    line[44, 36:64] = True
+    generous = (
+        np.roll(disk, 4, axis=1) | np.roll(disk, -4, axis=1) | np.roll(disk, 4, 0) | np.roll(disk, -4, 0)
+    )
+    marks: dict[str, dict[str, Any]] = {
+        "click": {"clicks": [(50, 44)]},
+        "scribble": {"scribble": line},
+        "brush": {"brush": generous},
+    }
+    assert overlap(marker.mark(**marks[how]), disk) > 0.85
+
+
+def test_a_click_beside_the_object_takes_its_surroundings_away(
+    encoder: Encoder, frame: np.ndarray, disk: np.ndarray
+) -> None:
+    two = frame.copy()
+    two[60:90, 90:120] = frame[30:60, 36:66]  # the same red once more
+    marker, other = Marker(two, encoder), np.zeros_like(disk)
+    other[60:90, 90:120] = True
+    before = marker.mark(clicks=[(50, 44), (105, 75)])
+    after = marker.mark(clicks=[(50, 44)], clicks_not=[(105, 75)])
+    assert before[other].mean() > 0.8
+    assert after[other].mean() < 0.2 < 0.8 < overlap(after & ~other, disk)
+
+
+def test_frames_and_marks_may_be_tensors_images_and_lists(encoder: Encoder, frame: np.ndarray) -> None:
+    expected = tcore.mark(frame, encoder, box=(26, 20, 49, 49))
+    for same in (torch.from_numpy(frame), torch.from_numpy(frame).permute(2, 0, 1), Image.fromarray(frame)):
+        np.testing.assert_array_equal(tcore.mark(same, encoder, box=np.array([26, 20, 49, 49])), expected)
+    np.testing.assert_array_equal(
+        tcore.mark(frame, encoder, clicks=[50, 44]),
+        tcore.mark(frame, encoder, clicks=torch.tensor([[50.0, 44.0]])),
+    )
+
+
+@pytest.mark.parametrize(
+    ("marks", "said"),
+    [
+        ({}, "give a box, clicks"),
+        ({"box": (200, 0, 5, 5)}, "box 200 0 5 5"),
+        ({"box": (1, 1, 0, 5)}, "box 1 1 0 5"),
+        ({"box": (1, 2, 3)}, "need 4 numbers"),
+        ({"clicks": [(500, 3)]}, "x 500, y 3"),
+        ({"clicks": [(1, float("nan"))]}, "all finite"),
+        ({"clicks": "here"}, "'here'"),
+        ({"scribble": np.zeros((96, 128))}, "the scribble is empty"),
+        ({"brush": np.ones((3, 4), bool)}, "the brush is 4x3"),
+        ({"brush": np.ones(3)}, "need rows x columns"),
+    ],
+)
+def test_marks_that_mean_nothing_are_refused(marks: dict[str, Any], said: str, marker: Marker) -> None:
+    with pytest.raises(InputError, match=said):
+        marker.mark(**marks)
+
+
+@pytest.mark.parametrize(
+    ("frame", "said"),
+    [(np.zeros((9, 9, 3)), "float64"), (np.zeros((5, 9, 9, 3), np.uint8), "5x9x9x3"), ("no.png", "no.png")],
+)
+def test_frames_that_are_none_are_refused(frame: Any, said: str, encoder: Encoder) -> None:
+    with pytest.raises(InputError, match=said):
+        tcore.mark(frame, encoder, clicks=[(1, 1)])
+
+
+def test_the_walk_solves_its_equations() -> None:
+    generator = torch.Generator().manual_seed(0)
+    colors, places = (torch.rand(3, 5, 6, generator=generator) for _ in range(2))
+    links = [link(colors, places, step) for step in STEPS_TO]
+    pull, target = (torch.rand(5, 6, generator=generator) for _ in range(2))
+    cells = torch.arange(30).view(5, 6)
+    matrix = torch.diag(pull.flatten())
+    for here, there, strength in links:
+        for a, b, held in zip(cells[here].flatten(), cells[there].flatten(), strength.flatten(), strict=True):
+            matrix[a, a] += held
+            matrix[b, b] += held
+            matrix[a, b] -= held
+            matrix[b, a] -= held
+    expected = torch.linalg.solve(matrix, (pull * target).flatten()).view(5, 6)
+    torch.testing.assert_close(walk(links, pull, target, target), expected, atol=1e-4, rtol=1e-4)
