@@ -70,7 +70,7 @@ class Marker:
     def mark(
         self,
         *,
-        box: Sequence[float] | None = None,
+        box: Any = None,
         clicks: Any = (),
         clicks_not: Any = (),
         scribble: Any = None,
@@ -129,7 +129,7 @@ def mark(
     frame: FrameLike,
     encoder: Encoder | str | Path = DEFAULT,
     *,
-    box: Sequence[float] | None = None,
+    box: Any = None,
     clicks: Any = (),
     clicks_not: Any = (),
     scribble: Any = None,
