@@ -31,14 +31,15 @@ Plane = Float[Tensor, "height width"]
 
 SHORT_SIDE = 30  # cells of the grid of features along the short side of a frame
 SIDE = 96  # pixels along the long side of the stretch that is walked over
-MARGIN = 0.4  # around the object, in sides of its box: what background looks like
-KINDS = 24  # of colors, and of features
+MARGIN = 0.25  # around the object, in sides of its box: what background looks like
+KINDS = 48  # of colors, and of features
 CHANNELS = 16  # principal components of the features
 ROUNDS = 5
 STEPS = 30  # of conjugate gradients
-PULL = 0.05  # of what a pixel looks like, against its neighbors
+PULL = 0.03  # of what a pixel looks like, against its neighbors
 FIXED = 1e3  # pull of what was said: clicks, scribbles, and all outside of the box
 EVEN = 0.5  # share of each histogram that is spread over all kinds
+CHANCE = 0.4  # from which on a pixel belongs to the object
 SPOT = 0.012  # radius of a click, in short sides of the frame
 NEAR = 0.25  # how far from a click its object is expected to reach, in short sides of the frame
 
@@ -109,7 +110,7 @@ class Marker:
         if sure.any():
             soft = soft * connected(soft > 0.5, sure)
         found = np.zeros(hints.inside.shape, dtype=bool)
-        found[part] = fine_edges(soft, self._pixels[:, *part]).numpy() > 0.5
+        found[part] = fine_edges(soft, self._pixels[:, *part]).numpy() > CHANCE
         return (found & hints.inside | hints.is_object) & ~hints.is_not
 
     def _sample(
@@ -221,11 +222,10 @@ def connected(mask: Bool[Tensor, "rows columns"], seeds: Bool[Tensor, "rows colu
 def stretch(around: Mask) -> tuple[int, int, int, int]:
     """Rows and columns from and to: the box of a mask, with a margin."""
     found = []
-    for line in (around.any(axis=1), around.any(axis=0)):
-        places = np.flatnonzero(line)
-        first, last = int(places[0]), int(places[-1]) + 1
+    for places, length in zip(np.nonzero(around), around.shape, strict=True):
+        first, last = int(places.min()), int(places.max()) + 1
         margin = max(12, round(MARGIN * (last - first)))
-        found += [max(0, first - margin), min(len(line), last + margin)]
+        found += [max(0, first - margin), min(length, last + margin)]
     return found[0], found[1], found[2], found[3]
 
 
@@ -249,12 +249,15 @@ def walk_rounds(
     off = torch.where(inside & ~never, 0.0, 1.0)
     if inside.all():  # nothing was said about the background: it is where the object is not expected
         off = torch.where(sure, 0.0, 1 - on)
-    found = on
-    sides = split_sides(inside)
+    found, sides = on, split_sides(inside)
+    # An object fills the middle of its box rather than the corners.
+    place = 0.3 * torch.logit(likely.clamp(0.05, 0.95)).flatten() if sides else torch.zeros(likely.numel())
     for turn in range(ROUNDS):
         offs = [off, *sides] if turn else (sides or [off])
-        odds = sum(compare(kind, on.flatten(), [one.flatten() for one in offs]) for kind in kinds)
-        assert isinstance(odds, Tensor)
+        by_color, by_feature = (
+            compare(kind, on.flatten(), [one.flatten() for one in offs]) for kind in kinds
+        )
+        odds = by_color + 0.5 * by_feature + place
         target = torch.where(fixed, sure.float(), torch.sigmoid(odds.unflatten(0, shape) + leaning))
         found = walk(links, pull, target, target).clamp(0, 1)
         on, off = found, 1 - found
@@ -332,7 +335,7 @@ def link(colors: Tensor, places: Tensor, step: Step) -> Link:
     here = (slice(0, height - down), slice(max(0, -right), width - max(0, right)))
     there = (slice(down, height), slice(max(0, right), width + min(0, right)))
     apart: Tensor | float = 0.0
-    for planes, weight in ((colors, 1.0), (places, 0.5)):
+    for planes, weight in ((colors, 2.0), (places, 0.5)):
         distance = ((planes[:, *here] - planes[:, *there]) ** 2).sum(dim=0)
         apart = apart + weight * distance / distance.mean().clamp(min=1e-9)
     return here, there, torch.exp(-torch.as_tensor(apart)) / float(np.hypot(*step))
