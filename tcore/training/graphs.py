@@ -12,11 +12,18 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from tcore.errors import InputError
 from tcore.methods.method import Method
 
 Losses = dict[str, Tensor]
 Backward = Callable[[Any, Mapping[str, Any]], Losses]
 EAGER_STEPS = 2  # before anything is recorded: these compile the kernels
+
+
+class RecordingError(InputError):
+    """A step could not be recorded."""
+
+    exit_code = 1
 
 
 class Recorder(Protocol):
@@ -38,8 +45,14 @@ class CudaRecorder:
         graph = torch.cuda.CUDAGraph()
         graph.register_generator_state(self._generator)
         # Other threads may go on with what a recording forbids its own one: they pin the next batch.
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            found = work()
+        try:
+            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+                found = work()
+        except RuntimeError as error:
+            raise RecordingError(
+                f"recording a step as a CUDA graph failed ({str(error).splitlines()[0]}): free memory of the "
+                "GPU, or add --runtime.graphs off."
+            ) from error
 
         def replay() -> None:
             # Dropout takes no generator: it draws from that of the device.
