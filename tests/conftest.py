@@ -23,6 +23,9 @@ if not torch.cuda.is_available():
     shapes.install()
 torch.set_num_threads(1)
 
+# Nobody pulls the plug: some ten thousand times the disk need not say that it is done.
+os.fsync = lambda handle: None
+
 # Many tests ask for the same rendered videos, each of which takes a tenth of a second or more.
 rendered: Any = importlib.import_module("tcore.data.rendered")  # after the checks of shapes are installed
 rendered.render_video = lru_cache(256)(rendered.render_video)
@@ -38,6 +41,10 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files whose processes take longest come first, so that no worker is left alone with them at the end."""
-    slow = ("test_distributed", "test_rank_faults", "test_lab", "test_report", "test_figures", "test_loop")
-    items.sort(key=lambda item: not item.path.stem.startswith(slow))
+    """Files that take longest come first, so that no worker is left alone with one at the end."""
+    slow = (
+        "test_rank_faults test_distributed test_figures test_cli test_golden test_demo test_demo_abuse "
+        "test_pixel test_lab test_scoring test_readme test_ablations test_prepare test_report "
+        "test_quickstart test_faults_of_disks test_methods test_loop test_faults"
+    ).split()
+    items.sort(key=lambda item: slow.index(item.path.stem) if item.path.stem in slow else len(slow))

@@ -21,15 +21,27 @@ from jaxtyping import jaxtyped
 check = jaxtyped(typechecker=beartype(conf=BeartypeConf(is_pep484_tower=True)))
 
 
+def look(kind: type) -> Callable[[Any], object]:
+    """How values of a type are looked at."""
+    if issubclass(kind, torch.Tensor | np.ndarray):
+        return lambda value: (kind, value.dtype, value.shape)
+    if issubclass(kind, Mapping):
+        return lambda value: (kind, tuple((key, shape_of(item)) for key, item in value.items()))
+    if issubclass(kind, list | tuple):
+        return lambda value: (kind, tuple(map(shape_of, value)))
+    return lambda value: kind
+
+
+# By type: to ask every value what it is takes longer than all the rest.
+LOOKS: dict[type, Callable[[Any], object]] = {}
+
+
 def shape_of(value: Any) -> object:
     """What a check of shapes depends on."""
-    if isinstance(value, torch.Tensor | np.ndarray):
-        return type(value), value.dtype, tuple(value.shape)
-    if isinstance(value, Mapping):
-        return type(value), tuple((key, shape_of(item)) for key, item in value.items())
-    if isinstance(value, list | tuple):
-        return type(value), tuple(map(shape_of, value))
-    return type(value)
+    kind = type(value)
+    if kind not in LOOKS:
+        LOOKS[kind] = look(kind)
+    return LOOKS[kind](value)
 
 
 # What was checked, by the code of a function: one that is defined inside another is made anew all the time.
@@ -74,6 +86,11 @@ def checked_class(kind: type) -> type:
 
 class Decorate(ast.NodeTransformer):
     """Puts the checks above every function and class."""
+
+    def visit(self, node: ast.AST) -> ast.AST:
+        """Statements alone: no expression holds a definition."""
+        found: ast.AST = node if isinstance(node, ast.expr) else super().visit(node)
+        return found
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
         """Innermost, below `staticmethod` and the like."""

@@ -15,6 +15,7 @@ def test_quickstart_prints_the_table_and_saves_picture_and_scores(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tcore.show.report.draw_figures", lambda *_: None)  # tests/show draws them
+    monkeypatch.setattr("tcore.show.report.panel_svg", lambda *_: "")
     config = recipe("quickstart", TINY | {"optim.steps": 2, "rendered.size": 64})
     scores = quickstart(tmp_path / "run", config, num_videos=1)
     printed = capsys.readouterr().out

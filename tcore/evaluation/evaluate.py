@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -216,11 +217,14 @@ def bootstrap(benchmark: Benchmark, results: list[Result]) -> dict[str, list[flo
     """95% interval of every score over resampled clips."""
     if len(results) < 2:
         return {}
+
+    @cache  # of a few clips, the same are drawn again and again
+    def summary(chosen: tuple[int, ...]) -> Result:
+        return benchmark.summarize([results[i] for i in chosen])
+
     rng = np.random.default_rng(0)
-    draws = [
-        benchmark.summarize([results[i] for i in rng.integers(len(results), size=len(results))])
-        for _ in range(BOOTSTRAP)
-    ]
+    chosen = rng.integers(len(results), size=(BOOTSTRAP, len(results))).tolist()
+    draws = [summary(tuple(row)) for row in chosen]
     return {
         name: [float(x) for x in np.percentile([draw[name] for draw in draws], [2.5, 97.5])]
         for name in draws[0]

@@ -79,6 +79,7 @@ def head(visitor: Visitor, what: str, *headers: str) -> bytes:
 # Disks
 
 
+@pytest.mark.long
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
 def test_a_full_disk_is_a_sentence_for_one_visitor_and_the_page_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -31,6 +31,12 @@ def runs(run: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Pat
     return first, second
 
 
+@pytest.fixture
+def no_panels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Curves are drawn by the first test alone."""
+    monkeypatch.setattr("tcore.show.report.panel_svg", lambda *_: "")
+
+
 def test_a_report_of_two_runs_tells_them_apart_and_escapes_their_names(
     runs: tuple[Path, Path], tmp_path: Path
 ) -> None:
@@ -53,6 +59,7 @@ def test_tables_of_a_report_name_no_folders_of_the_machine() -> None:
     assert shown == [".../a/encoder.safetensors", *texts[1:]]
 
 
+@pytest.mark.usefixtures("no_panels")
 def test_a_report_embeds_figures_scores_and_worst_clips(
     runs: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -103,6 +110,7 @@ def test_figures_of_a_run_show_videos_of_its_own_store(
     ]
 
 
+@pytest.mark.usefixtures("no_panels")
 def test_a_report_names_the_recipe_and_shows_curves_before_settings(run: Path, tmp_path: Path) -> None:
     config = recipe("vits16-short", {"optim.batch": 7})
     copy = shutil.copytree(run, tmp_path / "short")

@@ -48,8 +48,8 @@ def test_the_sheet_has_a_row_for_each_sample_and_leaves_out_what_cannot_be_read(
 
 
 def test_without_auxiliary_branch_the_sheet_has_no_past_and_future(tmp_path: Path) -> None:
-    draw_sheet(Painted([20] * 4), tiny(), tmp_path / "both.png", "both")
-    draw_sheet(Painted([20] * 4), tiny(auxiliary="none"), tmp_path / "none.png", "none")
-    draw_sheet(Painted([20] * 4), tiny(masking__probability=0.0), tmp_path / "unmasked.png", "no masks")
+    unmasked = tiny(masking__probability=0.0)
+    for name, config in (("both", tiny()), ("none", tiny(auxiliary="none")), ("unmasked", unmasked)):
+        draw_sheet(Painted([20] * 4), config, tmp_path / f"{name}.png", name, rows=1)
     with Image.open(tmp_path / "both.png") as both, Image.open(tmp_path / "none.png") as none:
         assert none.width < both.width

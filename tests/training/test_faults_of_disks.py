@@ -59,7 +59,7 @@ def test_two_damaged_checkpoints_are_one_line_and_nothing_is_overwritten(tmp_pat
     assert (run / "metrics.jsonl").read_text() == lines
 
 
-@pytest.mark.parametrize("text", [None, "[[[", '{"sha256": 3}', '{"sha256": ["0", "1"]}'])
+@pytest.mark.parametrize("text", [None, '{"sha256": ["0", "1"]}'])
 def test_where_checksums_are_lost_or_wrong_those_inside_the_files_decide(
     text: str | None, tmp_path: Path, whole: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -141,9 +141,9 @@ def test_a_damaged_best_is_said_and_begins_anew(tmp_path: Path, capsys: pytest.C
 
 def test_davis_is_scored_small_and_its_clips_are_spread(tmp_path: Path) -> None:
     davis = write_davis(tmp_path / "davis", heldout_videos(3, num_frames=4, size=32))
-    run = train(
-        SETTINGS, tmp_path / "run", scoring=Scoring(9, davis=davis, size=(32, 48), clips=2), quiet=True
-    )
+    frames = str(davis / "JPEGImages/480p")
+    scoring = Scoring(9, davis=davis, size=(32, 48), clips=2, cycle_frames=frames)
+    run = train(SETTINGS, tmp_path / "run", scoring=scoring, quiet=True)
     card = json.loads((run / "checkpoints/step-000006/results.json").read_text())["benchmarks"]["davis"]
     assert list(card["clips"]) == ["clip0", "clip2"]
     assert card["clips"]["clip0"]["input"] == [32, 48]
