@@ -70,7 +70,8 @@ def checked(function: Callable[..., Any]) -> Callable[..., Any]:
     """The same function, or one that checks its shapes, if it announces any."""
     if not any("jaxtyping." in str(hint) for hint in function.__annotations__.values()):
         return function
-    return once(function, lambda: check(function), SEEN.setdefault(function.__code__, set()))
+    checking = functools.cache(lambda: check(function))  # made once, if at all
+    return once(function, checking, SEEN.setdefault(function.__code__, set()))
 
 
 def checked_class(kind: type) -> type:

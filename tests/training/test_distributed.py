@@ -1,6 +1,5 @@
 """Several processes train as one: the same losses, the same gradients, the same data after a resume."""
 
-import importlib
 import itertools
 import os
 import shutil
@@ -64,7 +63,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         work(root / f"1-{name}", gradients=True, **changes)
     work(root / "1-bf16", **BF16)
     work(root / "1-then-2-shards", faults=STOPPED, **VARIANTS["centering"])
-    importlib.import_module("torch.distributed.fsdp")  # once, before the fork
     jobs: list[dict[str, Any]] = []
     davis = write_davis(root / "davis", heldout_videos(1, num_frames=3, size=32))
     for name, kind in PAIRS:
