@@ -40,10 +40,10 @@ def test_a_video_has_frames_and_labels_of_the_announced_kind() -> None:
 
 
 def test_the_same_numbers_give_the_same_video_whatever_its_length() -> None:
-    short, long, again = (render_video(0, 4, num_frames=n, size=64) for n in (7, 23, 23))
+    short, long, again = (render_video(0, 4, num_frames=n, size=64) for n in (4, 9, 9))
     for part in ("frames", "objects", "parts", "joints"):
         np.testing.assert_array_equal(getattr(long, part), getattr(again, part))
-        np.testing.assert_array_equal(getattr(long, part)[:7], getattr(short, part))
+        np.testing.assert_array_equal(getattr(long, part)[:4], getattr(short, part))
 
 
 def test_split_seed_and_number_each_make_another_video() -> None:
@@ -57,7 +57,7 @@ def test_split_seed_and_number_each_make_another_video() -> None:
 
 
 def test_labels_and_mean_colors_do_not_depend_on_the_size() -> None:
-    for number in range(3):
+    for number in range(2):
         small, large = (render_video(0, number, num_frames=4, size=size) for size in (64, 128))
         # Every small pixel is the common corner of four large ones.
         corners = np.stack([large.objects[:, i::2, j::2] for i in (0, 1) for j in (0, 1)])

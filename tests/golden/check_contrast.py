@@ -68,6 +68,21 @@ def near(name: str, ours: Tensor, golden: Tensor, tolerance: float = 1e-5) -> De
     return deviation(name, ours, golden, tolerance)
 
 
+def frame_encoder(settings: Mapping[str, Any], **own: Any) -> VisionTransformer:
+    """The backbone of a golden file: no registers, no mask token that learns."""
+    sizes = {
+        "num_heads": "heads",
+        "patch_size": "patch",
+        "image_size": "image",
+        "dim": "dim",
+        "depth": "depth",
+    }
+    stored = {name: settings[key] for name, key in sizes.items()}
+    backbone = VisionTransformer(**stored, num_registers=0, layer_scale=None, **own)
+    backbone.mask_token.requires_grad_(False)
+    return backbone
+
+
 # SimCLR.
 
 
@@ -107,18 +122,7 @@ def check_simclr(arrays: Arrays) -> Iterator[Deviation]:
 
 def moco_model(arrays: Arrays, settings: Mapping[str, Any]) -> Contrast:
     """Student, predictor and teacher as stored, the teacher before its move."""
-    backbone = VisionTransformer(
-        dim=settings["dim"],
-        depth=settings["depth"],
-        num_heads=settings["heads"],
-        patch_size=settings["patch"],
-        image_size=settings["image"],
-        num_registers=0,
-        layer_scale=None,
-        positions="sincos",
-        train_patch_embed=False,
-    )
-    backbone.mask_token.requires_grad_(False)
+    backbone = frame_encoder(settings, positions="sincos", train_patch_embed=False)
     hidden, out = settings["hidden"], settings["out"]
     model = Contrast(
         backbone,
@@ -214,16 +218,7 @@ def check_mocov3_parts(arrays: Arrays) -> Iterator[Deviation]:
 
 def croc_model(arrays: Arrays, settings: Mapping[str, Any], *, fused: bool) -> Croc:
     """Student, teacher and centers as stored."""
-    backbone = VisionTransformer(
-        dim=settings["dim"],
-        depth=settings["depth"],
-        num_heads=settings["heads"],
-        patch_size=settings["patch"],
-        image_size=settings["image"],
-        num_registers=0,
-        layer_scale=None,
-    )
-    backbone.mask_token.requires_grad_(False)
+    backbone = frame_encoder(settings)
     head = ProjectionHead(
         dim=settings["dim"],
         hidden=settings["hidden"],

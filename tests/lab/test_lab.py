@@ -115,13 +115,11 @@ def test_every_row_of_the_paper_has_its_numbers_and_its_flags() -> None:
             assert row.published is not None
             both, region, boundary = row.published
             assert both == pytest.approx((region + boundary) / 2, abs=0.11)
-    for name in ("vits16-k400-100ep", "vits16-short"):
-        masks = [
-            settings_of(parse_train([name, *row.flags.split()]).config).masking for row in TABLES["masks"]
-        ]
-        found = [(mask.probability, mask.ratio) for mask in masks]
-        assert found[:4] == [(share, (0.1, 0.5)) for share in (0.1, 0.3, 0.5, 0.7)]
-        assert found[4:] == [(0.5, (0.2, 0.6)), (0.5, (0.3, 0.7))]
+    # What a row does not vary is the published value, also in a recipe that has another one.
+    configs = [parse_train(["vits16-short", *row.flags.split()]).config for row in TABLES["masks"]]
+    found = [(mask.probability, mask.ratio) for mask in (settings_of(config).masking for config in configs)]
+    assert found[:4] == [(share, (0.1, 0.5)) for share in (0.1, 0.3, 0.5, 0.7)]
+    assert found[4:] == [(0.5, (0.2, 0.6)), (0.5, (0.3, 0.7))]
 
 
 def test_rows_are_summarized_over_seeds_and_clips(tmp_path: Path) -> None:
