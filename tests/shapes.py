@@ -88,10 +88,9 @@ def checked_class(kind: type) -> type:
 class Decorate(ast.NodeTransformer):
     """Puts the checks above every function and class."""
 
-    def visit(self, node: ast.AST) -> ast.AST:
+    def visit(self, node: ast.AST) -> Any:
         """Statements alone: no expression holds a definition."""
-        found: ast.AST = node if isinstance(node, ast.expr) else super().visit(node)
-        return found
+        return node if isinstance(node, ast.expr) else super().visit(node)
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
         """Innermost, below `staticmethod` and the like."""

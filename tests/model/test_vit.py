@@ -143,7 +143,7 @@ def test_shrinking_the_position_grid_averages_instead_of_skipping() -> None:
 
 @pytest.mark.parametrize(("height", "width"), [(36, 32), (32, 36), (4, 32)])
 def test_image_that_is_no_multiple_of_the_patch_is_refused(height: int, width: int) -> None:
-    with pytest.raises(InputError, match=rf"{height}x{width}.*patch size {PATCH}"):
+    with pytest.raises(InputError, match=rf"{width}x{height}.*patch size {PATCH}"):
         encoder()(images(1, height, width))
 
 
