@@ -37,6 +37,7 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
         return 0
 
     monkeypatch.setattr(Processes, "run", run)
+    monkeypatch.setattr("tcore.lab.dynamics_figure", lambda runs, out, title: out.touch())  # see tests/show
     return told
 
 
@@ -67,7 +68,7 @@ def test_three_methods_are_trained_with_one_budget_scored_and_written(
         **PUBLISHED["DINO, K400, 400 ep"].scores,
     }
     assert (tmp_path / "lab.md").read_text().splitlines() == lines
-    assert (tmp_path / "lab.png").stat().st_size > 10_000
+    assert (tmp_path / "lab.png").exists()
     assert any(line.startswith("| siammae | 1 |") and "57.9, unknown" in line for line in lines)
     assert compare(entries, tmp_path, RENDERED, budget=Budget(samples=4)) == lines
     assert len(in_this_process) == 6
