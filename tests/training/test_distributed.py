@@ -109,6 +109,12 @@ def test_two_processes_have_the_losses_and_gradient_norms_of_one_in_bf16(runs: P
 
 
 @pytest.mark.long
+def test_replicas_have_the_losses_of_one_with_sinkhorn_in_parts_too(runs: Path, tmp_path: Path) -> None:
+    work_together(2, [job(tmp_path / "run", "replicate", **VARIANTS["sinkhorn in parts"])])
+    assert_same_losses(tmp_path / "run", runs / "1-sinkhorn in parts")
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 def test_processes_that_torchrun_starts_train_what_forked_ones_do(
     runs: Path, tmp_path: Path, kind: str
