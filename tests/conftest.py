@@ -24,7 +24,7 @@ if not torch.cuda.is_available():
 torch.set_num_threads(1)
 
 # Nobody pulls the plug: some ten thousand times the disk need not say that it is done.
-os.fsync = lambda handle: None
+os.fsync = lambda fd: None
 
 # Many tests ask for the same rendered videos, each of which takes a tenth of a second or more.
 rendered: Any = importlib.import_module("tcore.data.rendered")  # after the checks of shapes are installed
