@@ -85,10 +85,10 @@ def test_an_image_that_declares_too_many_pixels_is_refused_before_it_is_decoded(
         path = tmp_path / name / "video" / "0.png"
         path.parent.mkdir(parents=True)
         path.write_bytes(data)
-        begun = time.monotonic()
+        begun = time.process_time()
         with pytest.raises(InputError, match=rf"pixels, more than {LARGEST:,}|more than {LARGEST:,} pixels"):
             READERS[reader](path)
-        assert time.monotonic() - begun < 5
+        assert time.process_time() - begun < 5
 
 
 @pytest.mark.long
@@ -171,10 +171,10 @@ def test_a_card_that_asks_for_terabytes_is_refused(size: str, value: object, tmp
     save_file(small_encoder().backbone.state_dict(), tmp_path / "encoder.safetensors")
     sizes = SIZES | {size: value, "image_size" if size == "patch_size" else "depth": 10**6}
     (tmp_path / "encoder.json").write_text(json.dumps({"vit": sizes | {size: value}}))
-    begun = time.monotonic()
+    begun = time.process_time()
     with pytest.raises(InputError, match=r"no encoder can be built|do not fit"):
         load_encoder(tmp_path)
-    assert time.monotonic() - begun < 5
+    assert time.process_time() - begun < 5
 
 
 def test_weights_that_announce_more_than_they_hold_are_refused(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ import re
 import subprocess
 import sys
 import threading
-import time
 import urllib.request
 import zipfile
 from collections.abc import Iterator
@@ -226,11 +225,9 @@ def test_light_requests_do_not_wait_for_a_computation(visitor: Visitor) -> None:
     with ThreadPoolExecutor(50) as pool:
         try:
             pool.map(visitor.get, ["inspect?frame=0&row=1&column=1&offset=1"] * 50)
-            started = time.perf_counter()
             key = visitor.get("state")["clip"]["key"]
             assert visitor.fetch(f"frame/{key}/0")[:2] == b"\xff\xd8"
-            assert time.perf_counter() - started < 10
-            assert not held.done()
+            assert not held.done()  # it ends by itself after 30 s
         finally:
             busy.set()
     seconds = visitor.get("estimate")
