@@ -1,15 +1,17 @@
 """The search of the default encoder on one GPU: candidates and edge filters trained together, then scored.
 
     python experiments/default_search.py train --clips CLIPS --runs RUNS [--seconds 500] [--only NAME ...]
-    python experiments/default_search.py score --runs RUNS --sets DIR ... --out OUT
+    python experiments/default_search.py score --runs RUNS --sets DIR ... --out OUT [--only NAME ...]
 
 CLIPS is what experiments/open_clips.py copies; DIRs are laid out like DAVIS. `score` keeps its results under
-RUNS, so that sets may come in several calls, and prints one table of all of them.
+RUNS, so that sets may come in several calls, and prints one table of all of them. `NAME+NAME` is an encoder
+whose weights are the mean of two others', `NAME+` of the last four that a run kept.
 """
 
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -49,6 +51,8 @@ BASE: dict[str, Any] = {
 }
 FINER = {"optim.batch": 64}
 PUBLISHED = {"masking.ratio": (0.1, 0.5), "optim.steps": 1000, "runtime.workers": 2}
+# The second round: masks as in the recipe, whose encoders lose nothing on the coarse grid.
+RECIPE = {"masking.ratio": (0.3, 0.7), "keep_every": 100, "runtime.workers": 2}
 # Name, data, and what differs from BASE.
 CANDIDATES: dict[str, tuple[str, dict[str, Any]]] = {
     "open": ("CLIPS", {}),
@@ -60,6 +64,15 @@ CANDIDATES: dict[str, tuple[str, dict[str, Any]]] = {
     "grid16": ("CLIPS*3+VARIED", {"views.global_size": 256, "views.local_size": 112, **FINER}),
     "patch8": ("CLIPS*3+VARIED", {"vit.patch_size": 8, **FINER}),
     "wide": ("CLIPS*3+VARIED", {"vit.dim": 256, "vit.depth": 8, "vit.num_heads": 4}),
+    "recipe": ("CLIPS*3+VARIED", RECIPE),
+    "branch": ("CLIPS*3+VARIED", RECIPE | {"auxiliary": "both"}),
+    "scales": (
+        "CLIPS*3+VARIED",
+        RECIPE | {"views.global_area": (0.08, 1.0), "views.local_area": (0.02, 0.4)},
+    ),
+    "reach": ("CLIPS*3+VARIED", RECIPE | {"vit.reach": 5}),
+    "momentum": ("CLIPS*3+VARIED", RECIPE | {"teacher.momentum": (0.95, 1.0)}),
+    "tuned": ("CLIPS*3+VARIED", RECIPE | {"init": "default", "optim.base_lr": 5e-4}),
 }
 VIDEOS = "rendered-videos"  # under RUNS, beside the folders of candidates
 FILTERS = ("pieces", "features", "both")
@@ -146,13 +159,22 @@ class Task(NamedTuple):
 
 
 def score_all(
-    runs: Path, sets: list[Path], out: Path, processes: int, seconds: float, few: int | None
+    runs: Path,
+    sets: list[Path],
+    out: Path,
+    processes: int,
+    seconds: float,
+    few: int | None,
+    only: list[str],
 ) -> None:
     """Score what is not scored yet, as far as time allows, print the table, copy what should come back."""
     found, deadline = runs / "scores.jsonl", time.time() + seconds
     known = [json.loads(line) for line in found.read_text().splitlines()] if found.exists() else []
     done = {(row["encoder"], row["detail"], row["root"], row["clip"]) for row in known}
-    trained = [name for name in CANDIDATES if encoder_file(runs, name)]
+    for name in only:
+        if "+" in name and not (runs / name).exists():
+            mix_weights(runs, name)
+    trained = [name for name in dict.fromkeys((*CANDIDATES, *only)) if encoder_file(runs, name)]
     filters = [f"edges-{goal}" for goal in FILTERS if (runs / f"edges-{goal}.safetensors").exists()]
     clips = [
         (root, clip.name) for root in sets for clip in sorted((root / "JPEGImages/480p").iterdir())[:few]
@@ -167,7 +189,7 @@ def score_all(
         )
         for root, clip in clips
         for encoder in encoders
-        if (encoder, detail, root.name, clip) not in done
+        if (not only or encoder in only) and (encoder, detail, root.name, clip) not in done
     ]
     with ProcessPoolExecutor(processes) as pool, found.open("a") as file:
         for rows in pool.map(score_clip, tasks, [runs] * len(tasks), [deadline] * len(tasks)):
@@ -188,9 +210,8 @@ def bring_back(runs: Path, rows: list[dict[str, Any]], trained: list[str], out: 
         return float(np.mean(each)) if each else 0.0
 
     for name in sorted(trained, key=score, reverse=True)[:4]:
-        made = encoder_file(runs, name)
-        assert made is not None
-        weights = made / "encoder.safetensors" if made.is_dir() else made
+        weights = weights_file(runs, name)
+        assert weights is not None
         halves = {key: value.half() for key, value in load_file(weights).items()}
         save_safetensors(halves, out / f"{name}.safetensors")
     with tarfile.open(out / "results.tar", "w") as archive:
@@ -202,6 +223,32 @@ def bring_back(runs: Path, rows: list[dict[str, Any]], trained: list[str], out: 
         ]
         for path in sorted(kept):
             archive.add(path, str(path.relative_to(runs)))
+
+
+def mix_weights(runs: Path, name: str) -> None:
+    """The mean weights of two encoders, or of the last four that a run kept, as a folder of its own."""
+    first, second = name.split("+")
+    made = encoder_file(runs, first)
+    if second:
+        files = [weights_file(runs, first), weights_file(runs, second)]
+    else:
+        files = sorted((runs / first / "encoders").glob("*.safetensors"), key=os.path.getmtime)[-4:]
+    if made is None or None in files or not files:
+        print(f"{name}: not there")
+        return
+    loaded = [load_file(path) for path in files if path is not None]
+    mean = {key: sum(one[key].float() for one in loaded) / len(loaded) for key in loaded[0]}
+    (runs / name).mkdir()
+    save_safetensors(mean, runs / name / "encoder.safetensors")
+    shutil.copyfile(runs / first / "encoder.json", runs / name / "encoder.json")
+
+
+def weights_file(runs: Path, name: str) -> Path | None:
+    """The weights of a run's encoder, or of the default one."""
+    if name == "default":
+        return Path(tcore.__file__).parent / "encoders/default.safetensors"
+    made = encoder_file(runs, name)
+    return made / "encoder.safetensors" if made is not None and made.is_dir() else made
 
 
 def ways(encoder: str, filters: list[str]) -> tuple[str, ...]:
@@ -312,7 +359,7 @@ def main() -> None:
     elif given.what == "one":
         train_one(given.name, given.clips, given.runs, given.seconds, given.settings)
     else:
-        score_all(given.runs, given.sets, given.out, given.processes, given.seconds, given.few)
+        score_all(given.runs, given.sets, given.out, given.processes, given.seconds, given.few, given.only)
 
 
 if __name__ == "__main__":
