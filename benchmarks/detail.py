@@ -3,7 +3,8 @@
 A row is a detail, the way to its grid, and settings, in quotes: `"fine stride reach=6 context=7"`. Ways are
 `size` (a larger input; the default) and `stride` (patches overlap: they are half or a third of their side
 apart). Settings are those of a protocol (`search=halved`, `edges=guided`, ...), and `reach`. Prints J&F, J, F
-and frames/s of reading, encoding and propagating, without scoring. Folders have the layout of DAVIS.
+and frames/s of reading, encoding and propagating, without scoring. Folders have the layout of DAVIS; those of
+`--points` have clips with a keypoints.csv, and are scored by PCK@.1 and PCK@.2.
 """
 
 import argparse
@@ -22,6 +23,7 @@ from torch import Tensor, nn
 
 from tcore.evaluation.benchmarks.benchmark import Clip, Result, frame_size
 from tcore.evaluation.benchmarks.davis import Davis
+from tcore.evaluation.benchmarks.points import Points
 from tcore.evaluation.encoder import Encoder
 from tcore.evaluation.encoders import load_encoder
 from tcore.evaluation.masks import VOID, Ids, read_ids
@@ -33,9 +35,8 @@ from tcore.model.vit import VisionTransformer
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--encoder", default="default")
-    parser.add_argument(
-        "--davis", type=Path, nargs="+", required=True, help="folders with the layout of DAVIS"
-    )
+    parser.add_argument("--davis", type=Path, nargs="*", default=[], help="folders with the layout of DAVIS")
+    parser.add_argument("--points", type=Path, nargs="*", default=[], help="folders of clips with points")
     parser.add_argument("--rows", nargs="+", default=["coarse", "fine", "fine stride", "fine stride reach=6"])
     parser.add_argument("--clips", nargs="*", help="names of the clips to run (unset: all)")
     parser.add_argument("--frames", type=int, help="frames of each clip (unset: all)")
@@ -52,6 +53,8 @@ def main() -> None:
             encoder.to(options.device)
             for root in options.davis:
                 waiting.append(run(encoder, chosen, root, row, options, pool))
+            for root in options.points:
+                print(score_points(encoder, chosen, root, row, options), flush=True)
         for davis, line, found in waiting:
             total = davis.summarize(one.result() for one in found)
             scores = "".join(f"{100 * total[name]:7.1f}" for name in ("J&F", "J", "F"))
@@ -127,6 +130,25 @@ def run(
     line = f"{root.name[:15]:16}{row:44}{grid:>8}{{}}{count / seconds:10.2f}{peak:8.2f}"
     print(line.format(" " * 21) + "  propagated", flush=True)
     return davis, line, found
+
+
+def score_points(
+    encoder: Encoder, chosen: Protocol, root: Path, row: str, options: argparse.Namespace
+) -> str:
+    """A line of PCK over the points of a folder, then that of every clip."""
+    points = Points.open(root, chosen)
+    found = {
+        clip.name: points.run(encoder, clip)
+        for clip in points.clips
+        if options.clips is None or clip.name in options.clips
+    }
+    total = points.summarize(found.values())
+    each = " ".join(f"{name} {100 * points.summarize([one])['PCK@0.1']:.1f}" for name, one in found.items())
+    return (
+        f"{root.name[:15]:16}{row:52}"
+        + "".join(f"{100 * value:7.1f}" for value in total.values())
+        + f"  {each}"
+    )
 
 
 def pick(davis: Davis, options: argparse.Namespace) -> Iterator[Clip]:

@@ -208,7 +208,7 @@ class Propagate(WithProtocol):
     long_side: int | None = None
     """Shrink larger frames to this long side (unset: to a short side of 480)."""
     search: Literal["exact", "halved"] | None = None
-    """Compare all patches, or means of four first (unset: exact; halved for fine grids on a CPU)."""
+    """Compare all patches, or means of four first (unset: exact; halved for large grids on a CPU)."""
     overlay: bool = True
     """Write overlay.mp4."""
     format: Literal["davis", "tracks", "coco", "yolo", "cvat", "dlc"] | None = None

@@ -90,7 +90,8 @@ def read_out(label_maps: Maps, topk: int = 5) -> Float[Tensor, "2 channels-1"]:
 def points_protocol(chosen: Protocol, grid: Size) -> Protocol:
     """The protocol for points: that of T-CoRe mixes fewer labels, from nearer by; others stay as they are.
 
-    A mask that is blurred keeps its middle; a point that is blurred is gone. What was changed stays, too.
+    A mask that is blurred keeps its middle; a point that is blurred is gone. What was changed stays, too, but
+    the search is exact: among means of four cells, points go astray.
     """
     if chosen.name.split("-")[0] != TCORE.name:
         return chosen
@@ -102,7 +103,8 @@ def points_protocol(chosen: Protocol, grid: Size) -> Protocol:
         "topk": 5,
         "temperature": 0.1,
     }
-    return replace(chosen, **{k: v for k, v in tuned.items() if getattr(chosen, k) == getattr(TCORE, k)})
+    kept = {k: v for k, v in tuned.items() if getattr(chosen, k) == getattr(TCORE, k)}
+    return replace(chosen, **kept, search="exact")
 
 
 def stamp_points(points: Float[np.ndarray, "points 2"], grid: Size) -> Float[Tensor, "height width channels"]:

@@ -15,7 +15,7 @@ from tcore.evaluation.run_clip import encode
 from tcore.text import Say, format_seconds, format_size, silent
 
 SHORT_SIDE = 480  # larger videos are scaled down
-HALVED = 2048  # patches of a grid above which a CPU searches means of four cells first
+HALVED = 1024  # patches of a grid above which a CPU searches means of four cells first
 SLOWEST = 0.7  # frames per second that a fine grid must reach on a CPU to be chosen
 
 

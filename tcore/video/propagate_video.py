@@ -61,7 +61,7 @@ def propagate_video_file(
     backward. Labels are given for any frames, which keep them; between two of these, what comes forward
     from one is blended with what comes backward from the other. `detail` and `long_side` are those of
     `fit_size` (None: as fine as this machine can), `search` is that of the protocol (None: exact, or halved
-    for fine grids on a CPU); the protocol's own size is for benchmarks. `form` is the format of the labels
+    for large grids on a CPU); the protocol's own size is for benchmarks. `form` is the format of the labels
     (`tcore.video.formats`). Masks follow the edges of a frame, unless `edges` is False.
     """
     encoder.need_features()

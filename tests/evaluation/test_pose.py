@@ -98,5 +98,5 @@ def test_protocol_of_points_is_narrower_unless_another_was_chosen() -> None:
     assert (fine.radius, fine.resize, fine.limit_first) == (12, "60x110", True)
     assert (fine.context, fine.topk, fine.temperature) == (7, 5, 0.1)
     assert points_protocol(protocol("dino"), (30, 53)) == protocol("dino")
-    chosen = points_protocol(replace(TCORE, topk=1, radius=4), (30, 53))
-    assert (chosen.topk, chosen.radius, chosen.context) == (1, 4, 7)
+    chosen = points_protocol(replace(TCORE, topk=1, radius=4, search="halved"), (30, 53))
+    assert (chosen.topk, chosen.radius, chosen.context, chosen.search) == (1, 4, 7, "exact")
