@@ -229,15 +229,14 @@ def mix_weights(runs: Path, name: str) -> None:
     """The mean weights of two encoders, or of the last four that a run kept, as a folder of its own."""
     first, second = name.split("+")
     made = encoder_file(runs, first)
-    if second:
-        files = [weights_file(runs, first), weights_file(runs, second)]
-    else:
-        files = sorted((runs / first / "encoders").glob("*.safetensors"), key=os.path.getmtime)[-4:]
-    if made is None or None in files or not files:
+    kept = sorted((runs / first / "encoders").glob("*.safetensors"), key=os.path.getmtime)[-4:]
+    pair = [weights_file(runs, one) for one in (first, second)] if second else kept
+    files = [path for path in pair if path is not None]
+    if made is None or not files or len(files) < len(pair):
         print(f"{name}: not there")
         return
-    loaded = [load_file(path) for path in files if path is not None]
-    mean = {key: sum(one[key].float() for one in loaded) / len(loaded) for key in loaded[0]}
+    loaded = [load_file(path) for path in files]
+    mean = {key: torch.stack([one[key].float() for one in loaded]).mean(dim=0) for key in loaded[0]}
     (runs / name).mkdir()
     save_safetensors(mean, runs / name / "encoder.safetensors")
     shutil.copyfile(runs / first / "encoder.json", runs / name / "encoder.json")
