@@ -303,6 +303,8 @@ def main() -> None:
                 server.stdout.readline()
                 port = int(server.stdout.readline().split()[1].rpartition(":")[2].strip("/"))
                 asyncio.run(ask_once(port))
+                load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
+                print(f"{os.cpu_count()} cores, load of the machine in the last 1, 5 and 15 minutes: {load}")
                 print("before:", resources(server.pid, folder))
                 failed = measure_load(port)
                 print("after the load:", resources(server.pid, folder))

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from tcore.evaluation.encoders import load_encoder
 from tcore.evaluation.evaluate import evaluate
 from tcore.evaluation.protocols import TCORE, Precision, protocol
 from tcore.evaluation.published import PUBLISHED
-from tcore.files import check_writable, number, read_json, whole, write_text
+from tcore.files import check_writable, number, number_or_nan, read_json, whole, write_text
 from tcore.lab import DONE, TABLE, Job, Processes, Row, over_seeds, run_command, run_job, run_jobs
 from tcore.pretrain import read_init, train
 from tcore.recipes import recipe
@@ -55,9 +55,30 @@ PAPER = {
     "videomae": "VideoMAE, K400, 1600 ep",
     "maest": "MAE-ST ViT-L/16, K400, 1600 ep",
 }
+
+
+def _positive(value: Any) -> bool:
+    return number(value) and value > 0
+
+
+def _pair(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 2 and all(map(number_or_nan, value))
+
+
+def _dataset(value: Any) -> bool:
+    return isinstance(value, list) and [type(part) for part in value] == [str, str, bool]
+
+
+def _text_or_none(value: Any) -> bool:
+    return value is None or isinstance(value, str)
+
+
 # What is read of the files of a run.
-SPEED_SHAPE = {"config": dict, "samples_per_second": number, "gib": number}
+WORK_SHAPE = {"config": dict, "recipe?": str, "frames?": _text_or_none, "datasets?": [_dataset]}
+WORK_SHAPE |= {"precision?": lambda value: value in get_args(Precision)}
+SPEED_SHAPE = {"config": dict, "samples_per_second": _positive, "gib": number}
 COST_SHAPE = {"at_a_time": whole, "device": str}
+RESULT_SHAPE = {"main": str, "scores": {str: number_or_nan}, "interval": {str: _pair}}
 
 
 class Dataset(NamedTuple):
@@ -204,8 +225,8 @@ def measure_rows(
             run_command(["speed", str(job.folder), str(seconds)], job, "speed.log", device, processes, MODULE)
         finally:
             free.put(device)
-        found = read_json(job.folder / SPEED, shape=SPEED_SHAPE, remedy="remove it")
-        say(f"{job.row.name}: {found['samples_per_second']:.1f} samples/s, {found['gib']:.1f} GiB")
+        if (found := read_speed(job.folder)) is not None:
+            say(f"{job.row.name}: {found['samples_per_second']:.1f} samples/s, {found['gib']:.1f} GiB")
 
     jobs = [Job(Row(entry.name), 0, out / entry.name) for entry in missing]
     say(f"measuring the speed of {len(jobs)} rows")
@@ -213,12 +234,13 @@ def measure_rows(
         raise failed[0]
 
 
-def read_speed(folder: Path, config: Config) -> dict[str, Any] | None:
-    """The measured speed of a row, with these settings; None where it was not measured."""
-    if not (folder / SPEED).is_file():
+def read_speed(folder: Path, config: Config | None = None) -> dict[str, Any] | None:
+    """The measured speed of a row; None where it was not measured. That of other settings is refused."""
+    if not (folder / SPEED).exists():
         return None
     found: dict[str, Any] = read_json(folder / SPEED, shape=SPEED_SHAPE, remedy="remove it")
-    refuse_other(from_dict(found["config"]), config, folder)
+    if config is not None:
+        refuse_other(from_dict(found["config"]), config, folder)
     return found
 
 
@@ -252,7 +274,7 @@ def prepare_job(entry: Entry, out: Path, shared: Shared) -> Job:
 
 def read_work(folder: Path) -> dict[str, Any]:
     """What a run is to do."""
-    found: dict[str, Any] = read_json(folder / WORK, "what to do from ", {"config": dict}, "remove it")
+    found: dict[str, Any] = read_json(folder / WORK, "what to do from ", WORK_SHAPE, "remove it")
     return {"recipe": "", "frames": None, "datasets": [], "precision": "fp32"} | found
 
 
@@ -338,10 +360,20 @@ def write_table(out: Path, first: Sequence[str], *, draw: bool = False) -> list[
     return lines
 
 
+def read_scores(run: Path) -> dict[str, dict[str, Any]]:
+    """The scores of a run by dataset and grid."""
+    remedy = f"remove {run / DONE}, and the next call scores this run again"
+    found: dict[str, dict[str, Any]] = read_json(run / SCORES, "", {str: {str: RESULT_SHAPE}}, remedy)
+    for result in (result for grids in found.values() for result in grids.values()):
+        if result["main"] not in result["scores"]:
+            raise InputError(f"cannot read {run / SCORES}: no score {result['main']!r}; {remedy}.")
+    return found
+
+
 def collect_row(folder: Path) -> dict[str, Any]:
     """What is known of a row: length, cost, and every score over its seeds."""
     runs = sorted(path.parent for path in folder.glob(f"seed-*/{DONE}"))
-    works, cards = [read_work(run) for run in runs], [read_json(run / SCORES) for run in runs]
+    works, cards = [read_work(run) for run in runs], [read_scores(run) for run in runs]
     config = from_dict(works[0]["config"])
     costs = [read_json(run / COST, shape=COST_SHAPE, remedy="remove it") for run in runs]
     journals = [read_run(run / "run") for run in runs]
@@ -349,7 +381,7 @@ def collect_row(folder: Path) -> dict[str, Any]:
     seconds = [journal.seconds() or 0.0 for journal in journals]
     speeds = [np.median([*journal.series("samples_per_second").values()] or [0.0]) for journal in journals]
     memory = [max(journal.series("memory_gib").values(), default=0.0) for journal in journals]
-    measured = read_json(folder / SPEED, shape=SPEED_SHAPE) if (folder / SPEED).is_file() else None
+    measured = read_speed(folder)
     speed = measured["samples_per_second"] if measured else float(np.mean(speeds))
     return {
         "row": folder.name,
@@ -366,7 +398,7 @@ def collect_row(folder: Path) -> dict[str, Any]:
         "scores": {
             label: {grid: over_runs([card[label][grid] for card in cards]) for grid in grids}
             for label, grids in cards[0].items()
-            if all(label in card for card in cards)
+            if all(card.get(label, {}).keys() >= grids.keys() for card in cards)
         },
         "published": published(folder.name),
     }
@@ -375,6 +407,8 @@ def collect_row(folder: Path) -> dict[str, Any]:
 def over_runs(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The scores of a dataset at one grid, in percent: means over seeds, and intervals of the main one."""
     main = results[0]["main"]
+    if any(result["scores"].keys() != results[0]["scores"].keys() for result in results):
+        raise InputError(f"seeds of a row have other scores each: remove their {DONE} to score them again.")
     ends = [result["interval"].get(main) for result in results]
     return {
         "main": main,

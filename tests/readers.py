@@ -18,8 +18,8 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
-from tcore import files, lab
-from tcore.config import load_config, save_config
+from tcore import compare, files, lab
+from tcore.config import load_config, save_config, to_dict
 from tcore.data.check import same_bytes
 from tcore.data.images import read_image
 from tcore.data.neighbors import Neighbors, check_neighbors, load_neighbors
@@ -45,6 +45,7 @@ from tcore.evaluation.trajectory import add_row, read_checkpoints, trajectory_ta
 from tcore.methods.regions import load_discovery
 from tcore.model.vit import VisionTransformer
 from tcore.pretrain import BEST, Best, read_best, write_best
+from tcore.show.comparison import markdown
 from tcore.show.features import load_matcher
 from tcore.show.report import SECTIONS, picture_data
 from tcore.show.runs import read_runs
@@ -471,9 +472,29 @@ def lab_readers(root: Path) -> list[Reader]:
             done.with_suffix(".aside").rename(done)
 
     return [
+        *comparison_readers(root / "methods" / "quick"),
         Reader("rows of a lab", rows, lambda: lab.read_table(str(rows))),
         Reader("commands.json", started, read_started),
         Reader("lab.json", done, lambda: lab.is_done(job, plan)),
         Reader("lab.json of a table", done, lambda: lab.collect(root / "out", [job.row])),
         Reader("scores of a lab", results, lambda: lab.collect(root / "out", [job.row])),
     ]
+
+
+def comparison_readers(row: Path) -> list[Reader]:
+    """Readers of a row of `tcore lab methods`."""
+    run, about = row / "seed-0", {"config": to_dict(tiny())}
+    result = {"main": "J", "scores": {"J": 0.5, "F": 0.4}, "interval": {"J": [0.4, 0.6]}}
+    known = {
+        run / "job.json": about | {"recipe": "quickstart", "datasets": [["davis", "d", True]]},
+        run / "cost.json": {"at_a_time": 1, "device": "cpu"},
+        run / "scores.json": {"d": {"tcore": result, "tcore-fine": result}},
+        row / "speed.json": about | {"samples_per_second": 3.0, "gib": 0.5},
+    }
+    for path, content in (known | {run / lab.DONE: {}, run / "run" / "config.json": about["config"]}).items():
+        files.write_text(path, json.dumps(content))
+
+    def read() -> None:
+        list(markdown([compare.collect_row(row)]))
+
+    return [Reader(f"{path.name} of a comparison", path, read) for path in known]
