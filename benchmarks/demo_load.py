@@ -33,7 +33,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tcore.data.video import video_writer
-from tcore.demo.server import GUARD, PREFIX
+from tcore.demo.http import PREFIX
+from tcore.demo.server import GUARD
 
 AT_ONCE = (1, 8, 50, 500)
 LEAST = 1500  # light requests of a measurement

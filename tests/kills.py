@@ -29,7 +29,8 @@ from PIL import Image
 
 from tcore.cli.main import main
 from tcore.data.rendered import render_video
-from tcore.demo.server import GUARD, PREFIX
+from tcore.demo.http import PREFIX
+from tcore.demo.server import GUARD
 from tcore.files import is_alive
 from tcore.training import checkpoint as checkpoints
 from tests.evaluation.clips import write_file, write_folder

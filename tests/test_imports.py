@@ -31,6 +31,7 @@ ALLOWED = {
 # Packages that may be missing, and our own modules that need them.
 OPTIONAL = {
     "av",
+    "cvat_sdk",
     "fcntl",
     "onnx",
     "onnxruntime",

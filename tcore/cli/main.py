@@ -36,6 +36,7 @@ encoders
 
 to look at
   tcore demo [ENCODER]                                        paint, propagate and correct in the browser
+  tcore serve [ENCODER] [--label-studio URL]                  the same over HTTP, also for Label Studio
   tcore figure KIND ... --out FILE.png                        attention, pca, propagation, dynamics, ...
   tcore report RUN... --out report.html                       settings, curves, scores and figures of runs
 
@@ -140,6 +141,7 @@ VERBS = {
     "score": ("encoders", "Score"),
     "export": ("encoders", "Export"),
     "demo": ("show", "Demo"),
+    "serve": ("show", "Serve"),
     "figure": ("show", "Figure"),
     "report": ("show", "Report"),
 }

@@ -1,4 +1,4 @@
-"""The verbs for people to look at: figure, report, demo."""
+"""The verbs for people to look at: figure, report, demo, serve."""
 
 import signal
 import webbrowser
@@ -342,8 +342,8 @@ class Report:
 
 
 @dataclass(frozen=True)
-class Demo:
-    """Paint objects on a frame in the browser and watch them being propagated through the video."""
+class Served:
+    """A server of one encoder, until Ctrl-C."""
 
     encoder: Positional[str] = "default"
     """A run folder, a checkpoint, timm:NAME ...; default comes with tcore."""
@@ -365,11 +365,8 @@ class Demo:
     """Masks follow the edges of a frame; off: labels of the grid are interpolated."""
     device: str = "auto"
     """auto (CUDA where there is one), cpu, cuda, cuda:1 ..., or mps, Apple's GPU (not tested on one)."""
-    browser: bool = True
-    """Open the page in the browser."""
 
-    def execute(self) -> None:
-        """Serve the page until Ctrl-C."""
+    def _serve(self, studio: str | None = None, what: str = "page", browser: bool = False) -> None:
         if not 0 <= self.port <= 65535:
             raise InputError(f"--port {self.port}: need 0 to 65535.")
         at_least(1, max_upload_mb=self.max_upload_mb, max_frames=self.max_frames)
@@ -377,25 +374,56 @@ class Demo:
         from tcore.demo.engine import load_engine
 
         try:
+            from tcore.demo.label_studio import LabelStudio, check_address
             from tcore.demo.limits import Limits
-            from tcore.demo.server import Demo as Server
+            from tcore.demo.server import Demo as Page
         except ImportError as error:
             raise InputError(f"tcore demo needs {error.name}: pip install starlette uvicorn.") from error
+        if studio is not None:
+            check_address(studio)
         limits = Limits(self.max_upload_mb, self.max_frames, self.max_visitors, 1000 * self.max_disk_gb)
         edges: Literal["guided", "off"] = "guided" if self.edges == "on" else "off"
         engine = load_engine(self.encoder, self.detail, edges, to_stderr, self.device)
-        demo = Server(engine, limits, self.host, self.port)
+        server: Page | LabelStudio
+        if studio is None:
+            server = Page(engine, limits, self.host, self.port)
+        else:
+            server = LabelStudio(engine, limits, studio, self.host, self.port)
         to_stdout(f"encoder: {engine.encoder.name}")
-        if demo.token:
+        if server.token:
             to_stderr(
                 f"warning: --host {self.host} lets other machines in. Whoever has the address with its token "
                 "can use the page, and nothing is encrypted."
             )
-        print(f"page: {demo.url} (Ctrl-C stops)", flush=True)
-        if self.browser and not webbrowser.open(demo.url):
+        print(f"{what}: {server.url} (Ctrl-C stops)", flush=True)
+        if browser and not webbrowser.open(server.url):
             to_stderr("no browser could be opened: open the address above.")
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # removes the temporary folder, too
         try:
-            demo.serve()
+            server.serve()
         except KeyboardInterrupt:
             to_stderr("stopped.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Serve(Served):
+    """Answer over HTTP: the API that the page uses, or a machine-learning backend for Label Studio."""
+
+    label_studio: str | None = None
+    """Address of the Label Studio whose tasks are answered, as http://localhost:8080 (unset: our own API)."""
+
+    def execute(self) -> None:
+        """Serve until Ctrl-C."""
+        self._serve(self.label_studio, "API" if self.label_studio is None else "backend")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Demo(Served):
+    """Paint objects on a frame in the browser and watch them being propagated through the video."""
+
+    browser: bool = True
+    """Open the page in the browser."""
+
+    def execute(self) -> None:
+        """Serve the page until Ctrl-C."""
+        self._serve(browser=self.browser)

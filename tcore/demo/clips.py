@@ -1,4 +1,4 @@
-"""Clips of the page: rendered samples, and uploaded files that only PyAV opens."""
+"""Clips of the page: a real and some rendered samples, and uploaded files that only PyAV opens."""
 
 import io
 import re
@@ -20,10 +20,11 @@ from tcore.evaluation.masks import Ids
 from tcore.evaluation.resize import Size
 from tcore.evaluation.run_clip import same_size
 from tcore.text import format_size
+from tcore.video.detail import SHORT_SIDE
 
 Claim = Callable[[Size], None]
 """Called with the size of a frame before it is written; raises where there is no room for more."""
-LONG_SIDE = 640  # of the frames that are shown and labeled
+LONG_SIDE = 1280  # of frames that are shown and labeled: no panorama may take all memory
 SAMPLE_SEED, SAMPLE_FRAMES, SAMPLE_SIZE, SAMPLE_RATE = 7, 30, 256, Fraction(10)
 MAX_PIXELS = 36_000_000  # of one frame; a file may claim any size
 # First bytes of a container; a dot stands for any byte.
@@ -40,14 +41,15 @@ SIGNATURES = {
 
 
 class Sample(NamedTuple):
-    """A rendered video that training never saw."""
+    """A video that training never saw: a file of the package, or a rendered one."""
 
     name: str
     description: str
-    video: int
+    video: int | str
 
 
 SAMPLES: dict[str, Sample] = {
+    "dog": Sample("Dog", "a real video: a dog that leaps for a ball", "dog.mp4"),
     "walker": Sample("Walker", "a figure and three objects that turn and grow", 11),
     "crossing": Sample("Crossing paths", "objects that hide the figure for a while", 8),
     "light": Sample("Changing light", "light and colors drift, the camera moves", 6),
@@ -85,11 +87,14 @@ def save_array(path: Path, values: np.ndarray) -> None:
     path.write_bytes(content.getbuffer())
 
 
-def render_sample(key: str, max_frames: int, folder: Path, claim: Claim) -> Clip:
-    """Render a sample of at most `max_frames` frames."""
+def open_sample(key: str, max_frames: int, folder: Path, claim: Claim) -> Clip:
+    """Read or render a sample of at most `max_frames` frames."""
     if key not in SAMPLES:
         raise InputError(f"no sample {key!r}: there are {', '.join(SAMPLES)}.")
     sample, count = SAMPLES[key], min(SAMPLE_FRAMES, max_frames)
+    if isinstance(sample.video, str):
+        file = FileVideo(Path(__file__).with_name(sample.video))
+        return Clip(sample.name, folder, *_store(islice(file, max_frames), folder, claim), file.rate)
     video = render_video(SAMPLE_SEED, sample.video, split="heldout", num_frames=count, size=SAMPLE_SIZE)
     joints = zip(JOINT_NAMES, video.joints[0].tolist(), strict=True)
     visible = {name: (x, y) for name, (x, y, seen) in joints if seen > 0}
@@ -97,7 +102,7 @@ def render_sample(key: str, max_frames: int, folder: Path, claim: Claim) -> Clip
 
 
 def read_upload(path: Path, max_frames: int, folder: Path, claim: Claim) -> Clip:
-    """The first frames of an uploaded video, with the long side at most 640."""
+    """The first frames of an uploaded video, at the size at which `tcore propagate` works."""
     try:
         video = FileVideo(path, container_of(path))
         if not 0 < video.size[0] * video.size[1] <= MAX_PIXELS:
@@ -115,7 +120,11 @@ def read_upload(path: Path, max_frames: int, folder: Path, claim: Claim) -> Clip
         remarks.append(f"Only the first {max_frames} frames{of} are used.")
     _, size, original = stored
     if size != original:
-        remarks.append(f"Frames of {format_size(*original)} are shown and labeled at {format_size(*size)}.")
+        alike = ", as by tcore propagate" if min(size) == SHORT_SIDE else ""
+        remarks.append(
+            f"Frames of {format_size(*original)} are shown and labeled at {format_size(*size)}{alike}; "
+            "downloads have the size of the video."
+        )
     return Clip("Your video", folder, *stored, video.rate, tuple(remarks))
 
 
@@ -130,11 +139,11 @@ def container_of(path: Path) -> str:
 
 
 def _store(frames: Iterable[Frame], folder: Path, claim: Claim) -> tuple[int, Size, Size]:
-    """Shrink frames to a long side of 640 and save them: their number, size and original size."""
+    """Shrink frames to a short side of 480 and save them: their number, size and original size."""
     count, size, original = 0, (0, 0), (0, 0)
     for index, frame in enumerate(same_size(frames)):
         count, original = index + 1, (frame.shape[0], frame.shape[1])
-        scale = min(1.0, LONG_SIDE / max(original))
+        scale = min(1.0, SHORT_SIDE / min(original), LONG_SIDE / max(original))
         size = (max(1, round(original[0] * scale)), max(1, round(original[1] * scale)))
         if size != original:
             frame = np.asarray(Image.fromarray(frame).resize(size[::-1], Image.Resampling.BOX))

@@ -25,7 +25,7 @@ from tcore.show.features import Matcher, load_matcher
 from tcore.text import Say, silent
 from tcore.video.detail import choose_detail, estimate, fit_size, suited
 
-SHOWN = (360, 640)  # a frame whose time decides on the detail: the page shrinks larger ones
+SHOWN = (480, 854)  # a frame whose time decides on the detail: the page shrinks larger ones
 
 
 def _step_back() -> None:
@@ -54,13 +54,13 @@ class Engine:
         """Let the thread end; waiting work is dropped."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
-    def input_size(self, size: Size) -> Size:
+    def input_size(self, size: Size, detail: Detail) -> Size:
         """The size at which frames go in."""
-        return fit_size(size, self.encoder.patch_size, self.detail)
+        return fit_size(size, self.encoder.patch_size, detail)
 
     def frame_bytes(self, size: Size) -> int:
-        """Bytes on disk of a frame of a clip: pixels, ids and features."""
-        rows, columns = self.input_size(size)
+        """Bytes on disk of a frame of a clip: pixels, ids, and the features of the finest grid on offer."""
+        rows, columns = self.input_size(size, "finest" if self.detail == "finest" else "fine")
         patches = rows * columns // self.encoder.patch_size**2
         return 4 * size[0] * size[1] + 4 * self._channels * patches
 
@@ -70,11 +70,8 @@ class Engine:
         return self.encode(np.zeros((side, side, 3), np.uint8), (side, side)).shape[0]
 
     def protocol(self, inside: Size) -> Protocol:
-        """The published protocol, its radius scaled from a coarse grid of 55 columns to this one's."""
-        cells = max(inside) // self.encoder.patch_size / FINER[self.detail]
-        radius = max(4.0, round(20 * cells / 55, 1))
-        scaled = replace(TCORE, name="demo", radius=radius, resize="native", edges=self.edges)
-        return suited(scaled, self.encoder, inside)
+        """The protocol of `tcore propagate`."""
+        return suited(replace(TCORE, edges=self.edges), self.encoder, inside)
 
     def encode(self, frame: Frame, inside: Size) -> Float[Tensor, "channels rows columns"]:
         """Features of one frame."""
@@ -86,7 +83,7 @@ class Engine:
 
     @torch.no_grad()
     def attention(
-        self, current: Frame, others: list[Frame], inside: Size, row: int, column: int
+        self, current: Frame, others: list[Frame], inside: Size, detail: Detail, row: int, column: int
     ) -> list[Float[Tensor, "rows columns"]]:
         """Where the matching module attends to in other frames to predict this patch, which is masked.
 
@@ -94,7 +91,7 @@ class Engine:
         """
         assert self.matcher is not None
         backbone, match = self.matcher
-        patch, times = backbone.patch_size, FINER[self.detail]
+        patch, times = backbone.patch_size, FINER[detail]
         shown = (inside[0] // patch, inside[1] // patch)
         grid = (max(1, shown[0] // times), max(1, shown[1] // times))
         place = (row * grid[0] // shown[0]) * grid[1] + column * grid[1] // shown[1]

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from PIL import Image
 
 from tcore.data.video import h264_encoder, video_writer
-from tcore.demo.job import Job
+from tcore.demo.job import RUNNING, Job
 from tcore.errors import InputError
 from tcore.evaluation.masks import Ids
 from tcore.video.formats import About, choose_format, write_files
@@ -25,7 +25,7 @@ def write_export(job: Job, name: str, stop: Event) -> Path:
     if name not in EXPORTS:
         raise InputError(f"no download {name!r}: there are {', '.join(EXPORTS)}.")
     if job.state == "running":
-        raise InputError("a run is in progress: cancel it, or wait until it is done.")
+        raise InputError(RUNNING)
     if not job.found:
         raise InputError("there is nothing to download yet: run the propagation first.")
 

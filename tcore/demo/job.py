@@ -23,14 +23,16 @@ from tcore.demo.engine import Engine
 from tcore.demo.limits import Limits
 from tcore.errors import InputError
 from tcore.evaluation.propagate import Labels, propagate_features
-from tcore.evaluation.protocols import TCORE
+from tcore.evaluation.protocols import Detail
 from tcore.evaluation.resize import Size
 from tcore.video.both_ways import both_ways
 from tcore.video.labels import Masks, Points
+from tcore.video.mark import Marker
 from tcore.video.tracked import Found, TrackedMasks, TrackedPoints, track_labels
 
 State = Literal["idle", "running", "done", "canceled", "failed"]
 LOG = logging.getLogger(__name__)
+RUNNING = "a run is in progress: cancel it, or wait until it is done."
 FULL = "the disk of the machine that runs tcore demo is full."
 
 
@@ -44,20 +46,37 @@ class Job:
 
     def __init__(self, clip: Clip, engine: Engine) -> None:
         self.clip, self.engine, self.key = clip, engine, clip.folder.name
-        patch = engine.encoder.patch_size
-        self.inside = engine.input_size(clip.size)
-        self.grid = (self.inside[0] // patch, self.inside[1] // patch)
-        self.protocol = engine.protocol(self.inside)
-        self.given: Masks | Points | None = None
-        self.found: list[Found] = []
-        """Labels of the first frames; the values of masks are on disk."""
+        self._lock = threading.Lock()
+        self._marker: tuple[int, Marker] | None = None
         self.state: State = "idle"
         self.error = ""
+        self.set_detail(engine.detail)
         self.first, self.seconds = 0, 0.0  # of the last run: its first frame, and how long it has taken
         self.steps, self.total = 0, 1  # of the last run: frames of both passes, done and in all
-        self._encoded: set[int] = set()
-        self._lock = threading.Lock()
         self._soft: Iterator[Labels | None] | None = None  # of the run in progress
+
+    def set_detail(self, detail: Detail) -> None:
+        """Work on a grid of this detail from now on; labels and features of the one before are dropped."""
+        patch = self.engine.encoder.patch_size
+        with self._lock:
+            if self.state == "running":
+                raise InputError(RUNNING)
+            self.detail, self.state, self.error = detail, "idle", ""
+            self.inside = self.engine.input_size(self.clip.size, detail)
+            self.grid = (self.inside[0] // patch, self.inside[1] // patch)
+            self.protocol = self.engine.protocol(self.inside)
+            self.given: Masks | Points | None = None
+            self.found: list[Found] = []
+            """Labels of the first frames; the values of masks are on disk."""
+            self.lost: list[tuple[int, ...]] = []
+            """Of these frames: ids of the objects, or numbers of the points from 1, that are not there."""
+            self._encoded: set[int] = set()
+
+    def marker(self, frame: int) -> Marker:
+        """A frame to be marked; that of the last one is kept."""
+        if self._marker is None or self._marker[0] != frame:
+            self._marker = (frame, Marker(self.clip.frame(frame), self.engine.encoder))
+        return self._marker[1]
 
     @property
     def done(self) -> int:
@@ -81,11 +100,11 @@ class Job:
     def run(self, given: Masks | Points, changed: int) -> None:
         """Start to propagate from the last annotated frame before the first changed one."""
         patch = self.engine.encoder.patch_size
-        protocol = self.engine.protocol(self.inside) if isinstance(given, Masks) else TCORE
+        protocol = self.engine.protocol(self.inside)
         track = track_labels(given, self.clip.size, self.inside, patch, protocol)
         with self._lock:
             if self.state == "running":
-                raise InputError("a run is in progress: cancel it, or wait until it is done.")
+                raise InputError(RUNNING)
             before = self.given
             same = type(given) is type(before) and getattr(given, "names", ()) == getattr(before, "names", ())
             reach = min(changed, self.done) if same else 0
@@ -94,6 +113,7 @@ class Job:
             self.steps, self.total = 0, self.clip.count - first + (last - first + 1 if last > first else 0)
             self._soft = self._labels(track, first)
             self.given, self.found, self.first = given, self.found[:first], first
+            self.lost = self.lost[:first]
             self.protocol = track.protocol
             self.state, self.error, self.seconds = "running", "", 0.0
             self.engine.submit(self._step, track, self._soft, time.perf_counter())
@@ -136,6 +156,7 @@ class Job:
                 if found is None:
                     self.engine.submit(self._step, track, soft, started)
                     return
+                self.lost.append(lost_labels(self.given, self.done, found))
                 if isinstance(track, TrackedMasks):
                     save_array(self.clip.folder / f"ids-{self.done}.npy", found.values)
                     found = found._replace(values=np.empty(0))
@@ -151,6 +172,17 @@ class Job:
             LOG.exception("a run failed")
         else:
             self.engine.submit(self._step, track, soft, started)
+
+
+def lost_labels(given: Masks | Points | None, index: int, found: Found) -> tuple[int, ...]:
+    """Ids of the objects, or numbers of the points from 1, that are not in a frame; none in a given one."""
+    if given is None or index in given.frames:
+        return ()
+    if isinstance(given, Points):
+        return tuple((1 + np.flatnonzero(np.isnan(found.values[:, 0]))).tolist())
+    objects = {int(one) for ids in given.frames.values() for one in np.flatnonzero(np.bincount(ids.ravel()))}
+    here = set(np.flatnonzero(np.bincount(found.values.ravel())).tolist())
+    return tuple(sorted(objects - here - {0}))
 
 
 class Visitor:

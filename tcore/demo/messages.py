@@ -45,6 +45,37 @@ def read_given(data: Any, clip: Clip, limits: Limits) -> Masks | Points:
         raise InputError("these labels cannot be read: need runs of ids, or x and y of points.") from error
 
 
+def read_hints(data: Any, clip: Clip, limits: Limits) -> tuple[int, dict[str, Any]]:
+    """A frame, and what the page says about an object there, as `Marker.mark` takes it."""
+    try:
+        frame = int(data["frame"])
+        if not 0 <= frame < clip.count:
+            raise InputError(f"there is no frame {frame}.")
+        said: dict[str, Any] = {
+            name: [_pair(xy) for xy in data.get(name, ())] for name in ("clicks", "clicks_not")
+        }
+        if sum(map(len, said.values())) > limits.points:
+            raise InputError(f"more than {limits.points} clicks on one object.")
+        if data.get("box") is not None:
+            left, top, width, height = map(float, data["box"])
+            said["box"] = (left, top, width, height)
+        for name in ("scribble", "brush"):
+            if data.get(name) is not None:
+                said[name] = _ids(data[name], clip.size, 1) > 0
+        return frame, said
+    except InputError:
+        raise
+    except (KeyError, TypeError, AttributeError, ValueError, OverflowError, IndexError) as error:
+        raise InputError(
+            "this mark cannot be read: need frame, and box, clicks or runs of pixels."
+        ) from error
+
+
+def _pair(xy: Any) -> tuple[float, float]:
+    x, y = xy
+    return float(x), float(y)
+
+
 def _name(name: Any) -> str:
     """A name that can be written: JSON may hold halves of characters."""
     return str(name)[:60].encode(errors="replace").decode()
@@ -68,8 +99,21 @@ def _ids(runs: list[int], size: Size, most: int) -> Ids:
 
 def truth(ids: Ids, points: dict[str, tuple[float, float]]) -> dict[str, Any]:
     """The true labels of a sample: runs of ids, and the visible joints."""
-    runs = np.column_stack(run_lengths(ids)).ravel().tolist()
-    return {"runs": runs, "points": [[name, round(x, 2), round(y, 2)] for name, (x, y) in points.items()]}
+    return {
+        "runs": runs(ids),
+        "points": [[name, round(x, 2), round(y, 2)] for name, (x, y) in points.items()],
+    }
+
+
+def runs(ids: Ids) -> list[int]:
+    """Ids of a frame as [length, id, length, id, ...]."""
+    found: list[int] = np.column_stack(run_lengths(ids)).ravel().tolist()
+    return found
+
+
+def mark(job: Job, frame: int, said: dict[str, Any]) -> dict[str, Any]:
+    """The object that was meant, as runs of 0 and 1."""
+    return {"runs": runs(job.marker(frame).mark(**said).astype(np.uint8))}
 
 
 def state(job: Job) -> dict[str, Any]:
@@ -88,6 +132,7 @@ def state(job: Job) -> dict[str, Any]:
             "rows": job.grid[0],
             "columns": job.grid[1],
             "topk": job.protocol.topk,
+            "detail": job.detail,
             "remarks": clip.remarks,
             "sample": clip.truth is not None,
             "key": job.key,
@@ -101,9 +146,20 @@ def state(job: Job) -> dict[str, Any]:
         "kind": None if given is None else "points" if points else "masks",
         "names": given.names if isinstance(given, Points) else [],
         "given": sorted(given.frames) if given else [],
+        "lost": [list(numbers) for numbers in job.lost[: len(found)]],
+        "suggest": _suggest(job, len(found)) if now == "done" else None,
         "confidence": [round(one.confidence, 4) for one in found],
         "points": [_places(one) for one in found] if points else [],
     }
+
+
+def _suggest(job: Job, done: int) -> dict[str, Any] | None:
+    """The next frame worth correcting: the first one that has lost something, and what."""
+    assert job.given is not None
+    for frame, numbers in enumerate(job.lost[:done]):
+        if numbers and frame not in job.given.frames:
+            return {"frame": frame, "object": numbers[0], "lost": True}
+    return None
 
 
 def _places(found: Found) -> list[list[float] | None]:
@@ -123,7 +179,11 @@ def inspect(job: Job, frame: int, row: int, column: int, offset: int, attention:
     others = {side: index for side, index in wanted.items() if index != frame}
     if attention:
         frames = [job.clip.frame(index) for index in others.values()]
-        maps = job.engine.attention(job.clip.frame(frame), frames, job.inside, row, column) if frames else []
+        maps = (
+            job.engine.attention(job.clip.frame(frame), frames, job.inside, job.detail, row, column)
+            if frames
+            else []
+        )
     else:
         query = job.features(frame)[:, row, column, None, None]
         maps = [torch.cosine_similarity(job.features(index), query, dim=0) for index in others.values()]

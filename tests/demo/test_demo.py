@@ -26,6 +26,8 @@ from tcore.demo.clips import SAMPLES
 from tcore.demo.engine import Engine, load_engine
 from tcore.demo.server import GUARD, PAGE, Demo
 from tcore.evaluation.propagate import label_sources
+from tcore.video.detail import fit_size
+from tcore.video.mark import mark
 from tcore.video.propagate_video import propagate
 from tests.demo.visitor import Visitor, serve
 from tests.evaluation.clips import cut, need_av, tiny_encoder, write_file
@@ -49,7 +51,9 @@ def visitor(demo: Demo) -> Visitor:
 
 @cache
 def rendered(key: str) -> RenderedVideo:
-    return render_video(7, SAMPLES[key].video, split="heldout", num_frames=FRAMES, size=256)
+    number = SAMPLES[key].video
+    assert isinstance(number, int)
+    return render_video(7, number, split="heldout", num_frames=FRAMES, size=256)
 
 
 def assert_masks(found: np.ndarray, key: str, given: dict[int, np.ndarray] | None = None) -> None:
@@ -197,7 +201,7 @@ def test_a_patch_says_where_its_label_came_from(visitor: Visitor) -> None:
 def test_the_matching_module_attends_to_other_frames() -> None:
     engine = load_engine("default", "coarse")
     frames = rendered("walker").frames[:, :64, :96]
-    past, future = engine.attention(frames[1], [frames[0], frames[2]], (64, 96), 3, 5)
+    past, future = engine.attention(frames[1], [frames[0], frames[2]], (64, 96), "coarse", 3, 5)
     assert past.shape == future.shape == (64 // engine.encoder.patch_size, 96 // engine.encoder.patch_size)
     assert (float(past.sum()), float(future.sum())) == pytest.approx((1, 1))
     assert not torch.equal(past, future)
@@ -251,22 +255,70 @@ def test_an_uploaded_video_is_shortened_shrunk_and_exported_at_its_own_size(
     visitor: Visitor, tmp_path: Path
 ) -> None:
     need_av()
-    frames = np.zeros((FRAMES + 3, 360, 720, 3), np.uint8)
+    frames = np.zeros((FRAMES + 3, 540, 720, 3), np.uint8)
     frames[:, 100:200, 100:300] = 255
     state = visitor.post("upload", write_file(tmp_path / "a.mp4", frames).read_bytes())
     clip = state["clip"]
-    assert (clip["frames"], clip["height"], clip["width"]) == (FRAMES, 320, 640)
-    assert (clip["rows"], clip["columns"]) == (40, 80)  # cells of 8 pixels
+    assert (clip["frames"], clip["height"], clip["width"]) == (FRAMES, 480, 640)
+    # The size and the grid of tcore propagate: a short side of 480, cells of 8 pixels.
+    assert (clip["rows"], clip["columns"]) == fit_size((540, 720), 1, "fine") == (60, 80)
     assert f"first {FRAMES} frames of {FRAMES + 3}" in clip["remarks"][0]
-    assert Image.open(io.BytesIO(visitor.fetch(f"frame/{clip['key']}/0"))).size == (640, 320)
-    ids = np.zeros((320, 640), np.uint8)
+    assert "720x540 are shown and labeled at 640x480, as by tcore propagate" in clip["remarks"][1]
+    assert Image.open(io.BytesIO(visitor.fetch(f"frame/{clip['key']}/0"))).size == (640, 480)
+    ids = np.zeros((480, 640), np.uint8)
     ids[89:178, 89:267] = 1
     visitor.run({0: ids})
-    assert image_in(visitor.fetch("download/masks.zip"), FRAMES - 1).size == (720, 360)
+    assert image_in(visitor.fetch("download/masks.zip"), FRAMES - 1).size == (720, 540)
     (tmp_path / "overlay.mp4").write_bytes(visitor.fetch("download/overlay.mp4"))
     overlay = list(open_video(tmp_path / "overlay.mp4"))
     assert len(overlay) == FRAMES
     assert np.abs(overlay[0].astype(int)[120:150, 120:200] - 255).mean() > 10  # painted over white
+
+
+def test_the_real_sample_is_a_small_clip_of_the_package(visitor: Visitor) -> None:
+    need_av()
+    clip = visitor.post("sample", {"sample": "dog"})["clip"]
+    assert (clip["frames"], clip["width"], clip["height"], clip["sample"]) == (FRAMES, 640, 360, False)
+    assert (PAGE.parent / "dog.mp4").stat().st_size < 10**6
+
+
+def test_a_mark_becomes_the_object_and_bad_marks_are_refused(visitor: Visitor) -> None:
+    box = {"frame": 1, "box": [30, 40, 90, 80], "clicks_not": [[40, 45]]}
+    runs = np.array(visitor.post("mark", box)["runs"]).reshape(-1, 2)
+    mask = np.repeat(runs[:, 1], runs[:, 0]).reshape(256, 256)
+    frame = rendered("walker").frames[1]
+    expected = mark(frame, tiny_encoder(), box=(30, 40, 90, 80), clicks_not=[(40, 45)])
+    np.testing.assert_array_equal(mask, expected)
+    assert 0 < mask.sum() == mask[40:120, 30:120].sum()
+    for wrong, said in (
+        ({"frame": 99}, "frame 99"),
+        ({"frame": 0}, "othing is marked"),
+        ({"frame": 0, "clicks": [[4000, 2]]}, "outside"),
+        ({"frame": 0, "clicks": [[1, 2]] * 101}, "100 clicks"),
+        ({"frame": 0, "clicks": [3]}, "cannot be read"),
+        ({"frame": 0, "scribble": [5, 1]}, "256x256"),
+        ({"box": [1, 2, 3, 4]}, "cannot be read"),
+        ({"frame": 0, "box": [1, 2, 3]}, "cannot be read"),
+    ):
+        assert said in visitor.post("mark", wrong)["error"]
+
+
+def test_the_grid_may_be_changed_between_runs(visitor: Visitor) -> None:
+    labels = {0: rendered("walker").objects[0]}
+    visitor.run(labels)
+    state = visitor.post("detail", {"detail": "coarse"})
+    assert (state["clip"]["rows"], state["clip"]["detail"], state["done"]) == (16, "coarse", 0)
+    assert visitor.run(labels)["done"] == FRAMES
+    assert "o detail 'finest'" in visitor.post("detail", {"detail": "finest"})["error"]
+
+
+def test_what_is_lost_is_listed_and_the_frame_to_correct_is_proposed(visitor: Visitor) -> None:
+    speck = np.zeros((256, 256), np.uint8)
+    speck[128:, 128:] = 1
+    speck[0, 0] = 2  # far smaller than a cell
+    state = visitor.run({1: speck}, changed=1)
+    assert state["lost"] == [[2], [], [2], [2]]
+    assert state["suggest"] == {"frame": 0, "object": 2, "lost": True}
 
 
 def test_files_that_are_not_videos_are_refused_in_a_sentence(visitor: Visitor, tmp_path: Path) -> None:
@@ -334,7 +386,8 @@ def test_a_taken_port_and_a_missing_package_are_named(
     with pytest.raises(SystemExit):
         main(command)
     assert f"cannot listen on 127.0.0.1:{demo.port}" in capsys.readouterr().err
-    monkeypatch.delitem(sys.modules, "tcore.demo.server")
+    for name in ("server", "http"):
+        monkeypatch.delitem(sys.modules, f"tcore.demo.{name}")
     monkeypatch.setitem(sys.modules, "uvicorn", None)  # importing it fails
     with pytest.raises(SystemExit):
         main(command)

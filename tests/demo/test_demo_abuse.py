@@ -24,7 +24,7 @@ import numpy as np
 import pytest
 
 from tcore.cli.main import main
-from tcore.demo import server
+from tcore.demo import http
 from tcore.demo.clips import Clip, read_upload
 from tcore.demo.engine import Engine
 from tcore.demo.exports import EXPORTS
@@ -448,7 +448,7 @@ def test_a_folder_whose_removal_was_killed_is_removed_by_the_next_start(
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     names = ("stale", "old", "new", "theirs")
-    stale, old, new, theirs = (tmp_path / f"{server.PREFIX}{name}" for name in names)
+    stale, old, new, theirs = (tmp_path / f"{http.PREFIX}{name}" for name in names)
     for folder in (stale / "a", stale / "b", old, new, theirs / "a"):
         folder.mkdir(parents=True)
     (stale / "lock").touch()
@@ -460,8 +460,8 @@ def test_a_folder_whose_removal_was_killed_is_removed_by_the_next_start(
 
     with monkeypatch.context() as patch, suppress(KeyboardInterrupt):
         patch.setattr("shutil.rmtree", killed)
-        server._own_folder()
+        http.own_folder()
     assert (stale / "lock").exists()  # so that others know that it is nobody's
-    own, lock = server._own_folder()
+    own, lock = http.own_folder()
     assert set(tmp_path.iterdir()) == {own, new, theirs}
     lock.release()

@@ -88,7 +88,7 @@ class Browser:
     def text(self, selector: str) -> str:
         return str(self.run("return document.querySelector(arguments[0]).textContent", selector))
 
-    def drag(self, selector: str, *places: tuple[float, float]) -> None:
+    def drag(self, selector: str, *places: tuple[float, float], release: bool = True) -> None:
         """Press at a place, in shares of an element's width and height, and move on to others."""
         # Places of pointers count from the visible part of the page.
         self.run("document.querySelector(arguments[0]).scrollIntoView({block: 'center'})", selector)
@@ -103,9 +103,15 @@ class Browser:
             moves[0],
             {"type": "pointerDown", "button": 0},
             *moves[1:],
-            {"type": "pointerUp", "button": 0},
+            *([{"type": "pointerUp", "button": 0}] if release else []),
         ]
         mouse = {"type": "pointer", "id": "mouse", "parameters": {"pointerType": "mouse"}, "actions": steps}
+        self._post("actions", {"actions": [mouse]})
+
+    def release(self) -> None:
+        """Let go of the mouse, where it is."""
+        up = [{"type": "pointerUp", "button": 0}]
+        mouse = {"type": "pointer", "id": "mouse", "parameters": {"pointerType": "mouse"}, "actions": up}
         self._post("actions", {"actions": [mouse]})
 
     def keys(self, selector: str, keys: str) -> None:

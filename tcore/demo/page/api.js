@@ -61,6 +61,8 @@ export class Visit {
   upload(file) { return this.retried(() => json(post(this.path("upload"), file, "application/octet-stream"))); }
   estimate() { return json(ask(this.path("estimate"))); }
   truth() { return json(ask(this.path("truth"))); }
+  mark(said) { return json(post(this.path("mark"), JSON.stringify(said))); }
+  detail(detail) { return json(post(this.path("detail"), JSON.stringify({ detail }))); }
   run(labels) { return json(post(this.path("run"), JSON.stringify(labels))); }
   cancel() { return json(post(this.path("cancel"), "{}")); }
   inspect(query) { return json(ask(this.path(`inspect?${new URLSearchParams(query)}`))); }

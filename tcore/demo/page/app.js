@@ -6,13 +6,19 @@ import { Hands } from "./input.js";
 import { Inspector } from "./inspect.js";
 import { Marks, unrun } from "./marks.js";
 import { Screen } from "./screen.js";
+import { Smart } from "./smart.js";
+import { Timeline } from "./timeline.js";
+import { View } from "./view.js";
 
+const MASKS_ONLY = ["box", "click", "not", "scribble", "rectangle"];
 const POLL = 250; // milliseconds between requests for the state of a run
 class App extends Screen {
   constructor() {
     super();
-    Object.assign(this, { visit: new Visit(), marks: new Marks(), clip: null, frame: 0, object: 1, objects: 3, tool: "brush" });
+    Object.assign(this, { visit: new Visit(), marks: new Marks(), clip: null, frame: 0, object: 1, objects: 3, tool: "box" });
+    this.smart = new Smart(this);
     Object.assign(this, { images: new Map(), masks: new Map(), result: null, timer: null, follow: true, busy: false, starting: null });
+    Object.assign(this, { view: new View(), timeline: new Timeline(this) });
     this.inspector = new Inspector(this);
     this.hands = new Hands(this);
     this.wire();
@@ -25,10 +31,14 @@ class App extends Screen {
     click("undo", () => this.undo());
     click("clear", () => { this.marks.clear(this.frame); this.changed(); });
     click("truth", () => this.useTruth());
-    click("back", () => this.show(this.frame - 1));
-    click("next", () => this.show(this.frame + 1));
+    click("back", () => this.seek(this.frame - 1));
+    click("next", () => this.seek(this.frame + 1));
+    click("zoom-in", () => this.zoom(1.5));
+    click("zoom-out", () => this.zoom(1 / 1.5));
+    click("zoom-fit", () => this.zoom(0));
+    click("suggest", () => this.goToSuggested());
     click("play", () => this.play());
-    byId("scrub").addEventListener("input", () => { this.follow = false; this.show(Number(byId("scrub").value)); });
+    byId("scrub").addEventListener("input", () => this.seek(Number(byId("scrub").value)));
     for (const id of ["opacity", "size"]) byId(id).addEventListener("input", () => this.draw());
     byId("file").addEventListener("change", () => this.guard(() => this.upload()));
     byId("tools").addEventListener("click", (event) => event.target.dataset.tool && this.pick(event.target.dataset.tool));
@@ -46,6 +56,7 @@ class App extends Screen {
 
   async start() {
     this.info = await info();
+    const before = await this.visit.open(); // before anything can be clicked
     setPalette(this.info.palette);
     byId("main").hidden = false;
     const { name, device, patch, matching } = this.info.encoder;
@@ -55,10 +66,10 @@ class App extends Screen {
       const button = document.createElement("button");
       Object.assign(button, { type: "button", textContent: sample.name, title: sample.description });
       button.dataset.sample = sample.key;
-      button.addEventListener("click", () => this.guard(() => this.openClip("Rendering the sample …", () => this.visit.sample(sample.key), button)));
+      button.addEventListener("click", () => this.guard(() => this.openClip("Opening the sample …", () => this.visit.sample(sample.key), button)));
       return button;
     }));
-    const before = await this.visit.open();
+    this.listDetails();
     if (before) await this.restore(before);
     else this.refresh();
   }
@@ -89,6 +100,7 @@ class App extends Screen {
 
   take(state) {
     this.pause();
+    this.view.reset();
     const { clip } = state;
     this.clip = clip;
     this.result = state;
@@ -104,9 +116,10 @@ class App extends Screen {
     byId("truth").hidden = !clip.sample;
     byId("empty").hidden = true;
     byId("run-text").textContent = "";
-    byId("clip-text").textContent = [`${clip.name}: ${clip.frames} frames of ${clip.width} × ${clip.height}, a grid of ${clip.columns} × ${clip.rows} patches.`, ...clip.remarks].join(" ");
+    this.tellClip();
     this.fit();
     this.show(0);
+    this.guard(() => this.timeline.drawThumbs());
   }
 
   async restore(state) {
@@ -132,9 +145,36 @@ class App extends Screen {
     byId("estimate").textContent = `About ${seconds(total)} for ${this.clip.frames} frames (measured: ${(1000 * (encode + step)).toFixed(0)} ms per frame).`;
   }
 
+  listDetails() {
+    const names = { coarse: "Coarse, fast", fine: "Fine", finest: "Finest" };
+    byId("details").replaceChildren(...this.info.details.map((detail) => {
+      const label = document.createElement("label"), radio = document.createElement("input");
+      Object.assign(radio, { type: "radio", name: "detail", value: detail, disabled: true });
+      radio.addEventListener("change", () => this.guard(() => this.setDetail(detail)));
+      label.append(radio, ` ${names[detail]}`);
+      return label;
+    }));
+  }
+
+  // Another grid: the marks stay, what was computed on the grid before does not.
+  async setDetail(detail) {
+    this.pause();
+    const state = await this.visit.detail(detail);
+    this.clip = state.clip;
+    this.result = state;
+    this.masks.clear();
+    this.marks.unsettle();
+    this.inspector.clear();
+    byId("run-text").textContent = "";
+    this.tellClip();
+    this.show(this.frame);
+    await this.tellEstimate();
+  }
+
   async useTruth() {
     const { runs, points } = await this.visit.truth();
     this.marks.remember(0);
+    this.marks.forget(0);
     if (this.marks.kind === "masks") {
       const ids = unrun(runs, this.clip.width * this.clip.height);
       this.marks.masks.set(0, ids);
@@ -186,22 +226,27 @@ class App extends Screen {
     if (this.marks.kind !== "masks") return complain("Boxes mark objects: choose Objects first.");
     const [left, top, width, height] = ["left", "top", "width", "height"].map((name) => Number(data.get(name)));
     this.begin();
-    this.marks.box(this.frame, [left, top], [left + width - 1, top + height - 1], this.object);
-    this.say(`Marked a box as object ${this.object}.`);
-    return this.changed();
+    if (this.tool === "rectangle") {
+      this.marks.forget(this.frame);
+      this.marks.box(this.frame, [left, top], [left + width - 1, top + height - 1], this.object);
+    } else {
+      Object.assign(this.marks.prepare(this.frame, this.object), { box: [left, top, width, height] });
+      this.smart.ask(this.frame, this.object);
+    }
+    this.changed();
+    return this.say(`Marked a box as object ${this.object}.`);
   }
 
   setKind(kind) {
     this.marks.kind = kind;
     document.querySelector(`input[name=kind][value=${kind}]`).checked = true;
     this.object = 1;
-    if (kind === "points" && this.tool === "box") this.tool = "brush";
-    this.pick(this.tool);
+    this.pick(kind === "points" && MASKS_ONLY.includes(this.tool) ? "brush" : this.tool);
     this.changed();
   }
 
   pick(tool) {
-    if (this.marks.kind === "points" && tool === "box") return;
+    if (this.marks.kind === "points" && MASKS_ONLY.includes(tool)) return;
     this.tool = tool;
     for (const button of byId("tools").children) button.setAttribute("aria-pressed", String(button.dataset.tool === tool));
     this.refresh();
@@ -211,7 +256,7 @@ class App extends Screen {
   select(number) {
     if (number > (this.marks.kind === "masks" ? this.objects : this.marks.names.length)) return;
     this.object = number;
-    if (this.tool === "inspect" || (this.tool === "eraser" && this.marks.kind === "masks")) this.pick("brush");
+    if (["inspect", "move"].includes(this.tool) || (this.tool === "eraser" && this.marks.kind === "masks")) this.pick("brush");
     this.refresh();
     this.draw();
   }
@@ -270,7 +315,10 @@ class App extends Screen {
       this.setBusy(false);
     }
     if (this.result.state === "failed") complain(this.result.error);
-    if (this.result.state === "done" && this.follow) this.show(this.result.start);
+    if (this.result.state === "done" && this.follow) {
+      await this.show(this.result.start);
+      if (!matchMedia("(prefers-reduced-motion: reduce)").matches) this.play();
+    }
   }
 
   async cancel() {
@@ -290,7 +338,8 @@ class App extends Screen {
       link.download = name;
       link.click();
       setTimeout(() => URL.revokeObjectURL(link.href), 60000);
-      byId("download-text").textContent = `${name} is in your downloads.`;
+      const frames = ["coco.json", "yolo.zip"].includes(name) ? " It names the frames 00000.png, 00001.png, …, which ffmpeg -i VIDEO -start_number 0 %05d.png writes." : "";
+      byId("download-text").textContent = `${name} is in your downloads.${frames}`;
     } catch (error) {
       byId("download-text").textContent = "";
       throw error;

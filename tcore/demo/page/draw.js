@@ -31,18 +31,30 @@ function paintIds(ids, width, height, opacity) {
 // Everything on the stage. `view` holds what to show; a missing part is left out.
 export function drawStage(canvas, clip, view) {
   const context = canvas.getContext("2d");
-  const scale = canvas.width / clip.width;
-  context.imageSmoothingEnabled = scale < 3;
+  const { zoom, x, y } = view.window, scale = (canvas.width / clip.width) * zoom;
+  context.setTransform(1, 0, 0, 1, 0, 0);
   context.clearRect(0, 0, canvas.width, canvas.height);
-  if (view.image) context.drawImage(view.image, 0, 0, canvas.width, canvas.height);
+  context.translate(-x * scale, -y * scale);
+  context.imageSmoothingEnabled = scale < 3;
+  if (view.image) context.drawImage(view.image, 0, 0, clip.width * scale, clip.height * scale);
   if (view.ids) {
     context.imageSmoothingEnabled = false;
-    context.drawImage(paintIds(view.ids, clip.width, clip.height, view.opacity), 0, 0, canvas.width, canvas.height);
+    context.drawImage(paintIds(view.ids, clip.width, clip.height, view.opacity), 0, 0, clip.width * scale, clip.height * scale);
   }
   for (const cell of view.cells || []) outline(context, clip, cell, scale, cell.color, 2 + 3 * (cell.weight || 0));
   (view.points || []).forEach((place, index) => {
     if (place) dot(context, (place[0] + 0.5) * scale, (place[1] + 0.5) * scale, index, index === view.selected);
   });
+  for (const { place, index } of view.lost || []) ghost(context, (place[0] + 0.5) * scale, (place[1] + 0.5) * scale, index);
+  if (view.said) drawSaid(context, view.said, scale);
+  if (view.path) {
+    context.beginPath();
+    for (const [px, py] of view.path) context.lineTo((px + 0.5) * scale, (py + 0.5) * scale);
+    context.lineWidth = Math.max(2, 2 * view.radius * scale);
+    context.lineCap = context.lineJoin = "round";
+    context.strokeStyle = "#fff8";
+    context.stroke();
+  }
   if (view.box) {
     const [[x0, y0], [x1, y1]] = view.box;
     context.lineWidth = 2;
@@ -54,20 +66,57 @@ export function drawStage(canvas, clip, view) {
   if (view.cursor) ring(context, view.cursor, scale, view.radius);
 }
 
-function dot(context, x, y, index, selected) {
-  const size = 7 * devicePixelRatio;
+// What was said about an object: its box, and clicks on it and beside it.
+function drawSaid(context, said, scale) {
+  const size = 6 * devicePixelRatio;
+  if (said.box) {
+    const [left, top, width, height] = said.box;
+    context.lineWidth = 1.5 * devicePixelRatio;
+    context.strokeStyle = "#fffb";
+    context.setLineDash([4, 4]);
+    context.strokeRect(left * scale, top * scale, width * scale, height * scale);
+    context.setLineDash([]);
+  }
+  for (const [places, fill, sign] of [[said.clicks, "#1b8a3a", "+"], [said.clicks_not, "#c22a2a", "−"]]) {
+    for (const [x, y] of places) disk(context, (x + 0.5) * scale, (y + 0.5) * scale, size, fill, sign, 1.5);
+  }
+}
+
+function disk(context, x, y, size, fill, text, line) {
   context.beginPath();
   context.arc(x, y, size, 0, 2 * Math.PI);
-  context.fillStyle = css(index + 1);
+  context.fillStyle = fill;
   context.fill();
-  context.lineWidth = selected ? 4 : 2;
+  context.lineWidth = line;
   context.strokeStyle = "#fff";
   context.stroke();
   context.fillStyle = "#fff";
   context.font = `bold ${size * 1.2}px system-ui, sans-serif`;
   context.textAlign = "center";
   context.textBaseline = "middle";
-  context.fillText(index + 1, x, y + 1);
+  context.fillText(text, x, y + 1);
+}
+
+// A lost point, where it was seen last.
+function ghost(context, x, y, index) {
+  const size = 9 * devicePixelRatio;
+  context.lineWidth = 2 * devicePixelRatio;
+  context.strokeStyle = css(index + 1);
+  context.setLineDash([4, 3]);
+  context.beginPath();
+  context.arc(x, y, size, 0, 2 * Math.PI);
+  context.stroke();
+  context.setLineDash([]);
+  context.beginPath();
+  for (const [dx, dy] of [[1, 1], [1, -1]]) {
+    context.moveTo(x - dx * size * 0.6, y - dy * size * 0.6);
+    context.lineTo(x + dx * size * 0.6, y + dy * size * 0.6);
+  }
+  context.stroke();
+}
+
+function dot(context, x, y, index, selected) {
+  disk(context, x, y, 7 * devicePixelRatio, css(index + 1), index + 1, selected ? 4 : 2);
 }
 
 function ring(context, [x, y], scale, radius) {
@@ -126,30 +175,5 @@ export function drawHeat(canvas, clip, image, match) {
     context.beginPath();
     context.arc(x, y, 13, 0, 2 * Math.PI);
     context.stroke();
-  }
-}
-
-// Confidence as bars, annotated frames as triangles, the current frame as a line.
-export function drawTimeline(canvas, count, confidence, given, current) {
-  const style = getComputedStyle(document.documentElement);
-  const width = (canvas.width = canvas.clientWidth * devicePixelRatio), height = (canvas.height = 30 * devicePixelRatio);
-  const context = canvas.getContext("2d"), margin = 8 * devicePixelRatio;
-  const at = (frame) => margin + ((width - 2 * margin) * frame) / Math.max(1, count - 1);
-  const bar = Math.max(1, (width - 2 * margin) / count - 1);
-  context.fillStyle = style.getPropertyValue("--line");
-  context.fillRect(margin, height - 2, width - 2 * margin, 2);
-  context.fillStyle = style.getPropertyValue("--accent");
-  confidence.forEach((value, frame) => {
-    context.globalAlpha = frame === current ? 1 : 0.45;
-    context.fillRect(at(frame) - bar / 2, height - 1 - value * (height - 9), bar, value * (height - 9));
-  });
-  context.globalAlpha = 1;
-  context.fillStyle = "#e0862f";
-  for (const frame of given) {
-    context.beginPath();
-    context.moveTo(at(frame) - 5 * devicePixelRatio, 0);
-    context.lineTo(at(frame) + 5 * devicePixelRatio, 0);
-    context.lineTo(at(frame), 8 * devicePixelRatio);
-    context.fill();
   }
 }

@@ -7,6 +7,7 @@ export class Marks {
 
   reset(width, height) {
     Object.assign(this, { width, height, kind: "masks", masks: new Map(), points: new Map(), names: [], past: [] });
+    this.hints = new Map(); // by frame, then by object: what was said about it
     this.changed = { masks: Infinity, points: Infinity };
   }
 
@@ -15,12 +16,14 @@ export class Marks {
   frames() { return [...this.given.keys()].sort((a, b) => a - b); }
   get first() { return this.changed[this.kind]; }
   settle() { this.changed[this.kind] = Infinity; }
+  unsettle() { this.changed = { masks: 0, points: 0 }; }
 
   // Remember a frame as it is before it is changed.
   remember(frame) {
     const now = this.given.get(frame);
     const copy = now && (this.kind === "masks" ? now.slice() : now.map((point) => point && [...point]));
-    this.past.push({ kind: this.kind, frame, before: copy, names: [...this.names] });
+    const said = [...(this.hints.get(frame) || [])].map(([id, hint]) => [id, copyHint(hint)]);
+    this.past.push({ kind: this.kind, frame, before: copy, names: [...this.names], hints: new Map(said) });
     if (this.past.length > DEPTH) this.past.shift();
     this.changed[this.kind] = Math.min(this.changed[this.kind], frame);
   }
@@ -31,6 +34,7 @@ export class Marks {
     if (step.before) this[step.kind].set(step.frame, step.before);
     else this[step.kind].delete(step.frame);
     this.names = step.names;
+    this.hints.set(step.frame, step.hints);
     this.changed[step.kind] = Math.min(this.changed[step.kind], step.frame);
     return step;
   }
@@ -38,6 +42,36 @@ export class Marks {
   clear(frame) {
     this.remember(frame);
     this.given.delete(frame);
+    this.hints.delete(frame);
+  }
+
+  // What was said about an object on a frame. `under` is the frame without it.
+  hint(frame, id) {
+    if (!this.hints.has(frame)) this.hints.set(frame, new Map());
+    const here = this.hints.get(frame);
+    if (!here.has(id)) here.set(id, { box: null, clicks: [], clicks_not: [], scribble: null, brush: null, under: null });
+    return here.get(id);
+  }
+
+  // Painting by hand ends what was said before: a later click begins anew.
+  forget(frame) { this.hints.delete(frame); }
+
+  // Before a further word about an object: without a place where it is, what is there is taken as a rough brush.
+  prepare(frame, id) {
+    const hint = this.hint(frame, id), ids = this.masks.get(frame);
+    if (!hint.under) hint.under = ids.map((value) => (value === id ? 0 : value));
+    const placed = hint.box || hint.clicks.length || hint.scribble;
+    if (placed) hint.brush = null;
+    else if (!hint.brush && ids.includes(id)) hint.brush = ids.map((value) => (value === id ? 1 : 0));
+    return hint;
+  }
+
+  // The mask of an object over what else the frame holds.
+  assign(frame, id, mask) {
+    const hint = this.hint(frame, id), ids = hint.under.slice();
+    for (let i = 0; i < ids.length; i++) if (mask[i]) ids[i] = id;
+    for (const [other, said] of this.hints.get(frame)) if (other !== id) said.under = null;
+    this.masks.set(frame, ids);
   }
 
   // The labels of a frame, for editing: its own, or a copy of the propagated ones.
@@ -50,8 +84,7 @@ export class Marks {
   }
 
   // A stroke of the brush from one place to another: a capsule of ids.
-  stroke(frame, from, to, radius, id) {
-    const ids = this.masks.get(frame);
+  stroke(ids, from, to, radius, id) {
     const [x0, y0] = from, [x1, y1] = to, dx = x1 - x0, dy = y1 - y0, length = dx * dx + dy * dy;
     const top = Math.max(0, Math.floor(Math.min(y0, y1) - radius)), bottom = Math.min(this.height - 1, Math.ceil(Math.max(y0, y1) + radius));
     const left = Math.max(0, Math.floor(Math.min(x0, x1) - radius)), right = Math.min(this.width - 1, Math.ceil(Math.max(x0, x1) + radius));
@@ -90,6 +123,8 @@ export class Marks {
     return { kind: this.kind, names: this.names, given, changed };
   }
 }
+
+const copyHint = (hint) => ({ ...hint, clicks: [...hint.clicks], clicks_not: [...hint.clicks_not], scribble: hint.scribble && hint.scribble.slice() });
 
 export function runs(ids) {
   const found = [];

@@ -1,11 +1,16 @@
 // What is on the screen: the frame, the playback controls, and which buttons are enabled.
 
 import { byId, complain, seconds } from "./api.js";
-import { css, drawStage, drawTimeline } from "./draw.js";
+import { css, drawStage } from "./draw.js";
 
 const HINTS = {
-  brush: "Paint the object on any frame. Painting on a further frame corrects it, and the frames around it.",
-  box: "Drag a box around the object.",
+  box: "Drag a box around the object: it is found inside. Marking a further frame corrects it, and those around it.",
+  click: "Click on the object; Shift or the right button: on what is not part of it.",
+  not: "Click on what is not part of the object.",
+  scribble: "Draw a rough line on the object.",
+  brush: "Paint exactly the pixels of the object.",
+  rectangle: "Drag: exactly this rectangle becomes the object.",
+  move: "Drag the enlarged frame; the wheel or two fingers zoom.",
   eraser: "Erase marks.",
   inspect: "Click a patch to see where its label came from.",
   points: "Click to add a point; drag one to move it. The eraser hides a point.",
@@ -28,10 +33,9 @@ export class Screen {
     byId("scrub").value = wanted;
     byId("scrub").setAttribute("aria-valuetext", `Frame ${wanted} of ${clip.frames}`);
     byId("frame-text").textContent = `${wanted} / ${clip.frames - 1}`;
-    byId("stage").setAttribute("aria-label", `Frame ${wanted}`);
     try {
       const image = await this.image(wanted);
-      if (this.result.kind === "masks" && wanted < this.result.done && !this.masks.has(wanted)) {
+      if (this.result.kind === "masks" && wanted < this.result.done && !this.masks.has(wanted) && !this.starting) {
         const start = this.result.start;
         const ids = await this.visit.mask(wanted);
         if (clip === this.clip && start === this.result.start) this.masks.set(wanted, ids);
@@ -41,6 +45,13 @@ export class Screen {
     } catch (error) { complain(error.message); }
     this.refresh();
     this.draw();
+  }
+
+  // Go to a frame, as a person wants it: playing and following end.
+  seek(frame) {
+    this.pause();
+    this.follow = false;
+    return this.show(frame);
   }
 
   play() {
@@ -64,36 +75,71 @@ export class Screen {
 
   fit() {
     if (!this.clip) return;
-    const canvas = byId("stage"), { width, height } = this.clip;
-    const shown = Math.min(byId("frame-box").clientWidth, Math.max(240, (innerHeight - 260)) * (width / height), 4 * width);
+    const canvas = byId("stage"), box = byId("frame-box"), { width, height } = this.clip;
+    const shown = Math.min(box.clientWidth, box.clientHeight * (width / height));
     canvas.style.width = `${Math.floor(shown)}px`;
     canvas.width = Math.floor(shown * devicePixelRatio);
     canvas.height = Math.floor((shown * height / width) * devicePixelRatio);
     this.draw();
   }
 
+  // Enlarge by a factor around a place, or the middle of what is shown; 0 shows the whole frame.
+  zoom(factor, place = null) {
+    if (!this.clip) return;
+    const { view, clip } = this;
+    if (factor) view.scale(factor, place || [view.x + clip.width / view.zoom / 2, view.y + clip.height / view.zoom / 2], clip);
+    else view.reset();
+    byId("zoom-fit").textContent = `${Math.round(100 * view.zoom)} %`;
+    this.draw();
+  }
+
   draw() {
     if (!this.clip) return;
     const { marks, frame, hands, result } = this, opacity = byId("opacity").value / 100;
-    const view = { image: this.shown, opacity, id: this.object, cells: this.inspector.cells(frame) };
+    const view = { image: this.shown, opacity, id: this.object, cells: this.inspector.cells(frame), window: this.view };
+    const ours = result.kind === marks.kind;
     if (marks.kind === "masks") {
       view.ids = marks.masks.get(frame) || this.masks.get(frame);
       view.cursor = hands.cursor || (["brush", "eraser"].includes(this.tool) ? hands.hover : null);
-      view.radius = ["brush", "eraser"].includes(this.tool) ? hands.radius : 2;
+      view.radius = ["brush", "eraser"].includes(this.tool) ? hands.radius : hands.path ? hands.thin : 2;
+      view.said = marks.hints.get(frame)?.get(this.object);
+      view.path = hands.path;
       if (hands.corner) view.box = [hands.corner, hands.cursor || hands.hover || hands.corner];
     } else {
       view.points = this.pointsHere();
+      view.lost = this.lostPoints();
       view.selected = this.object - 1;
       view.cursor = hands.cursor;
       view.radius = 4;
     }
     drawStage(byId("stage"), this.clip, view);
-    drawTimeline(byId("timeline"), this.clip.frames, result.kind === marks.kind ? result.confidence : [], marks.frames(), frame);
+    this.timeline.draw({ count: this.clip.frames, confidence: ours ? result.confidence : [], given: marks.frames(), current: frame, lost: ours ? result.lost : [] });
+  }
+
+  // Numbers of the objects or points that are lost in the frame that is shown.
+  lostHere() {
+    const { marks, result, frame } = this;
+    return !result || result.kind !== marks.kind || marks.has(frame) ? [] : result.lost[frame] || [];
+  }
+
+  // Lost points, each where it was seen last.
+  lostPoints() {
+    return this.lostHere().map((number) => {
+      let at = this.frame;
+      while (at > 0 && (!this.result.points[at]?.[number - 1] || (this.result.lost[at] || []).includes(number))) at--;
+      return { index: number - 1, place: this.result.points[at]?.[number - 1] };
+    }).filter(({ place }) => place);
+  }
+
+  goToSuggested() {
+    const { frame, object } = this.result.suggest;
+    this.select(object);
+    return this.seek(frame);
   }
 
   refresh() {
     const { marks, clip, result, busy } = this, masks = marks.kind === "masks";
-    const ready = Boolean(clip) && !busy && marks.frames().some((frame) => !marks.empty(frame));
+    const ready = Boolean(clip) && !busy && !this.smart.busy && marks.frames().some((frame) => !marks.empty(frame));
     const from = Math.max(0, ...marks.frames().filter((f) => f < marks.first));
     const again = ready && result.kind === marks.kind && Number.isFinite(marks.first) && marks.first > 0;
     byId("run").disabled = !ready;
@@ -105,16 +151,41 @@ export class Screen {
     byId("clear").disabled = busy || !marks.has(this.frame);
     byId("truth").disabled = busy;
     byId("size-label").hidden = !masks;
-    byId("tools").querySelector("[data-tool=box]").disabled = !masks;
+    for (const button of byId("tools").children) button.hidden = !masks && ["box", "click", "not", "scribble", "rectangle"].includes(button.dataset.tool);
     byId("tools").querySelector("[data-tool=brush]").textContent = masks ? "Brush" : "Point";
-    byId("hint").textContent = !clip ? "" : HINTS[this.tool === "brush" && !masks ? "points" : this.tool];
+    for (const radio of byId("details").querySelectorAll("input")) Object.assign(radio, { disabled: !clip || busy, checked: Boolean(clip) && clip.detail === radio.value });
+    byId("stage").classList.toggle("moving", this.tool === "move");
+    this.tellSuggestion();
+    byId("hint").textContent = !clip ? "" : this.smart.busy ? "Finding the object …" : HINTS[this.tool === "brush" && !masks ? "points" : this.tool];
     for (const button of byId("downloads").children) {
       const file = button.dataset.file;
-      const here = Boolean(result && result.done && !busy);
+      // A run of the other kind is not what is marked now.
+      const here = Boolean(result && result.done && !busy && result.kind === marks.kind);
       const only = { "masks.zip": "masks", "yolo.zip": "masks", "dlc.csv": "points" }[file];
       button.disabled = !here || (only && result.kind !== only) || (file === "overlay.mp4" && !this.info.video);
     }
     this.listObjects();
+  }
+
+  tellClip() {
+    const { name, frames, width, height, columns, rows, remarks } = this.clip;
+    const text = [`${name}: ${frames} frames of ${width} × ${height}, a grid of ${columns} × ${rows} patches.`, ...remarks].join(" ");
+    Object.assign(byId("clip-text"), { textContent: text, title: text });
+  }
+
+  tellSuggestion() {
+    const { result, marks, busy } = this, button = byId("suggest"), next = result && result.suggest;
+    button.hidden = busy || !next || result.kind !== marks.kind || marks.has(next.frame);
+    if (!button.hidden) button.textContent = `Correct frame ${next.frame}: ${this.nameOf(next.object)} ${next.lost ? "is lost there" : "is least certain there"}`;
+  }
+
+  nameOf(number) { return this.marks.kind === "masks" ? `object ${number}` : `point ${this.result.names[number - 1]}`; }
+
+  // Which objects were lost, and where for the first time.
+  tellLost() {
+    const first = new Map();
+    this.result.lost.forEach((numbers, frame) => numbers.forEach((n) => first.has(n) || first.set(n, frame)));
+    return [...first].map(([number, frame]) => ` Lost: ${this.nameOf(number)} at frame ${frame}.`).join("");
   }
 
   tellProgress() {
@@ -123,7 +194,7 @@ export class Screen {
     const mean = confidence.reduce((a, b) => a + b, 0) / Math.max(1, confidence.length);
     const text = {
       running: left === null ? "Waiting for the first frame …" : `${done > start ? `Frame ${done} of ${clip.frames}` : "Backward first"}, about ${seconds(left)} left.`,
-      done: `Done: ${done} frames, mean confidence ${mean.toFixed(2)}.`,
+      done: `Done: ${done} frames, mean confidence ${mean.toFixed(2)}.${this.tellLost()}`,
       canceled: `Canceled: ${done} of ${clip.frames} frames have labels.`,
       failed: "The run failed.",
     }[state];
@@ -142,7 +213,14 @@ export class Screen {
       const made = names.map((name, index) => this.objectButton(name, index + 1, masks));
       box.replaceChildren(...made, ...(more ? [this.addButton()] : []));
     }
-    for (const button of box.children) button.setAttribute("aria-pressed", String(Number(button.dataset.object) === this.object));
+    const lost = this.lostHere(), gone = lost.length ? `; lost: ${lost.map((number) => this.nameOf(number)).join(", ")}` : "";
+    byId("stage").setAttribute("aria-label", `Frame ${this.frame}${gone}`);
+    for (const button of box.children) {
+      const number = Number(button.dataset.object);
+      button.setAttribute("aria-pressed", String(number === this.object));
+      button.classList.toggle("lost", lost.includes(number));
+      if (number) button.title = lost.includes(number) ? `Lost in frame ${this.frame}` : "";
+    }
   }
 
   objectButton(name, number, masks) {
