@@ -25,6 +25,14 @@ from tcore.evaluation.evaluate import evaluate
 from tcore.evaluation.protocols import TCORE, Size
 from tcore.evaluation.trajectory import FOLDER, Row, add_row, main_score, score_step
 from tcore.files import number_or_nan, parse_line, whole, write_text
+from tcore.methods.match_quality import (
+    CROSS,
+    Looked,
+    Matcher,
+    build_matcher,
+    measure_matching,
+    rendered_motion,
+)
 from tcore.model.vit import VisionTransformer, build_vit, save_safetensors
 from tcore.text import format_seconds
 from tcore.training.checkpoint import Init, encoder_card
@@ -33,6 +41,7 @@ from tcore.training.loop import OnStep, ScoreNow, train_run
 BEST, BEST_CARD = "encoder-best.safetensors", "encoder-best.json"
 # About half of the published 480x880, in whole patches of 8 or 16: a sixteenth of the pairs to compare.
 DAVIS_SIZE = (240, 432)
+MOTIONS = 16  # rendered videos that show whether the matching module matches
 VIDEOS = 8  # rendered ones: a third of what `tcore evaluate --rendered` takes
 SILENCE = 30.0  # seconds between two lines of progress
 
@@ -152,7 +161,7 @@ class Scoring:
         begun = time.perf_counter()
         try:
             folder = now.run / FOLDER
-            row = self._row(now, _encoder(now), folder / f"step-{now.step:06d}")
+            row = self._row(now, _encoder(now), folder / f"step-{now.step:06d}") | matching_of(now)
             add_row(folder, now.run, now.step, row)
             best = self._keep_best(now, row)
         except AbandonedError:
@@ -208,14 +217,33 @@ def _encoder(now: ScoreNow) -> Encoder:
     return encoder
 
 
+def matching_of(now: ScoreNow) -> Row:
+    """Whether the matching module of the step matches, on rendered videos; nothing where there is none."""
+    if "matching" not in now.extras:
+        return {}
+    matcher = build_matcher(now.config, now.extras["matching"])
+    matcher = Matcher(matcher.backbone.to(now.device), matcher.match.to(now.device))
+    side, patch = now.config.views.global_size, now.config.vit.patch_size
+    found = measure_matching(matcher, rendered_motion(MOTIONS, max(side, 32), patch))
+    return {"matching": {name: looked._asdict() for name, looked in found.items()}}
+
+
 def describe(step: int, row: Row, best: Best, seconds: float) -> str:
     """One line for a person."""
     benchmark, name, score = main_score(row)
     standing = "the best so far" if best.step == step else f"best {100 * best.score:.1f} at step {best.step}"
     return (
         f"step {step} scored: {benchmark} {name} {100 * score:.1f} ({standing}), "
-        f"cycle {100 * row['cycle']:.1f}%, in {format_seconds(seconds)}"
+        f"cycle {100 * row['cycle']:.1f}%{_matching_said(row)}, in {format_seconds(seconds)}"
     )
+
+
+def _matching_said(row: Row) -> str:
+    """How many times chance is put on the true place, where there is a matching module."""
+    if "matching" not in row:
+        return ""
+    times = Looked(**row["matching"][CROSS]).times_chance()
+    return f", true place {times['place']:.1f}x chance ({times['moved']:.1f}x if moved)"
 
 
 def write_best(run: Path, weights: Mapping[str, Tensor], best: Best, row: Row, config: Config) -> None:

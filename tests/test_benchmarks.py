@@ -7,14 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from torch import Tensor, nn
-
-from tests.methods import tiny_models
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
 import cost
 import curves
-import matching
 
 
 def falling(last: float) -> np.ndarray:
@@ -74,42 +70,3 @@ def test_axes_meet_in_one_point_that_is_measured_once(monkeypatch: pytest.Monkey
     assert len(asked) == 11
     assert list(cost.measure_axes(cost.GPU_AXES, kept, 6, "auto", time.perf_counter() - 1)) == points
     assert list(cost.measure_axes(cost.GPU_AXES, {}, 6, "auto", time.perf_counter() - 1)) == []
-
-
-class Copying(nn.Module):
-    """A matching module that takes every patch from the place where its hole is."""
-
-    def forward(self, current: Tensor, auxiliary: Tensor) -> Tensor:
-        return auxiliary
-
-
-class Blind(nn.Module):
-    """One that does not look at the other frames."""
-
-    def forward(self, current: Tensor, auxiliary: Tensor) -> Tensor:
-        return current
-
-
-def test_a_module_that_finds_the_patch_is_told_from_one_that_does_not_look() -> None:
-    model, batch = tiny_models.model(targets="sinkhorn").eval(), tiny_models.batch(videos=6)
-    model.match = Copying()  # type: ignore[assignment]
-    found = matching.measure(model, iter([batch]), tiny_models.TEMPERATURE)
-    best = found.pop("the crop itself, without holes")
-    assert all(best < other - 0.1 for other in found.values())
-
-    model.match = Blind()  # type: ignore[assignment]
-    assert len({round(value, 5) for value in matching.measure(model, iter([batch]), 0.05).values()}) == 1
-
-
-def test_matching_of_a_run_is_a_table(
-    whole: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["matching.py", str(whole), "--batches", "1"])
-    matching.main()
-    rows = capsys.readouterr().out.splitlines()[2:]
-    assert [row.split("|")[1].strip() for row in rows] == [
-        "past and future",
-        "those of another video",
-        "the crop itself, without holes",
-    ]
-    assert all(float(row.split("|")[2]) > 0 for row in rows)

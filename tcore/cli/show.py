@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from tyro.conf import Positional, UseAppendAction
 
-from tcore.cli.parsing import WithDatasets, at_least
+from tcore.cli.parsing import Switch, WithDatasets, at_least
 from tcore.errors import InputError
 from tcore.text import to_stderr, to_stdout
 
@@ -104,6 +104,48 @@ class Attention(FromTimes):
         )
         how = "cross-attention" if found.matched else "feature similarity (no patch matching module)"
         return [f"{how} of patches {', '.join(f'{r} {c}' for r, c in found.queries)}"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Matching(Drawn):
+    """Whether the matching module of a run matches: attention on the true place and on the own object.
+
+    On rendered videos, whose motion is known, and with --davis on clips whose objects are known; beside
+    chance and beside similarity of features. The numbers are also written as JSON beside the picture.
+    """
+
+    run: Positional[str]
+    """A run folder of T-CoRe, or default."""
+    videos: int = 24
+    """Rendered videos, held out."""
+    davis: tuple[Path, ...] = ()
+    """Datasets laid out like DAVIS."""
+    binary: Switch = False
+    """DAVIS-2016: any id above 0 is the one object."""
+    batches: int = 0
+    """Also the cross-entropy at masked patches over this many batches, by what the module looks at."""
+    frames: str | None = None
+    """With --batches: a store or folder of clips (unset: rendered videos)."""
+
+    def draw(self) -> Iterable[str]:
+        """Draw the shares, and print them."""
+        from tcore.methods.match_quality import describe
+        from tcore.show.features import load_matcher
+        from tcore.show.matching import matching_figure, run_cross_entropies
+        from tcore.show.plotting import title_of
+
+        matcher = load_matcher(self.run)
+        if matcher is None:
+            raise InputError(f"{self.run} has no patch matching module: give a run of T-CoRe.")
+        size = matcher.backbone.native_grid * matcher.backbone.patch_size
+        davis = [(root, self.binary) for root in self.davis]
+        title = title_of(self.run, "does its module match?")
+        found = matching_figure(matcher, size, self.out, title=title, videos=self.videos, davis=davis)
+        for name, looked in found.items():
+            yield from (f"{name}, {line}" for line in describe(looked))
+        if self.batches:
+            for name, value in run_cross_entropies(Path(self.run), self.frames, self.batches).items():
+                yield f"cross-entropy, {name}: {value:.3f}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -311,6 +353,7 @@ class Failures(Drawn, WithDatasets):
 
 Figure = (
     Attention
+    | Matching
     | Correspondence
     | Pca
     | Propagation

@@ -73,9 +73,7 @@ def render_video(
             f"rendered video {video} of seed {seed}, {num_frames} frames of {size} pixels: need a seed and a "
             "number from 0, 1 frame or more, of 32 pixels or more."
         )
-    # The split is part of the key, so that held-out videos are never training videos.
-    key = (SPLITS.index(split), video)
-    rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(*key, 0)))
+    key, rng = (SPLITS.index(split), video), _scene_rng(seed, video, split)
     scene = draw_scene(rng)
     stamps, light = _draw_stamps(rng, len(scene.shapes), size), draw_light(rng)
     noise_rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(*key, 1)))
@@ -90,6 +88,35 @@ def render_video(
         colors = paint(scene, stamps, t, objects[piece], parts[piece])
         develop(colors, light, t, noise, starts[piece], frames[piece])
     return RenderedVideo(frames, objects, parts, _joints(scene, parts))
+
+
+def _scene_rng(seed: int, video: int, split: Split) -> np.random.Generator:
+    # The split is part of the key, so that held-out videos are never training videos.
+    return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(SPLITS.index(split), video, 0)))
+
+
+def find_scene(seed: int, video: int, *, split: Split = "train") -> Scene:
+    """What moves in a rendered video, and how."""
+    return draw_scene(_scene_rng(seed, video, split))
+
+
+def follow(
+    scene: Scene, video: RenderedVideo, source: int, target: int, points: Float[np.ndarray, "n 2"]
+) -> Float[np.ndarray, "n 2"]:
+    """Where pixels (x, y) of one frame are in another; NaN where they are hidden or outside."""
+    size, t = video.frames.shape[1], np.array([source, target], float)
+    placed = {(0, 0): scene.view(t)} | {(o, part): place for o, part, _, place in scene.layers(t)}
+    ids = np.stack([video.objects, video.parts], -1)
+    found = np.full(points.shape, np.nan)
+    for index, (x, y) in enumerate(points):
+        own = ids[source, round(y), round(x)]
+        turn, shift = placed[int(own[0]), int(own[1])]
+        local = (complex(x + 0.5, y + 0.5) / size - shift[0]) / turn[0]
+        there = (turn[1] * local + shift[1]) * size - (0.5 + 0.5j)
+        column, row = round(there.real), round(there.imag)
+        if 0 <= row < size and 0 <= column < size and (ids[target, row, column] == own).all():
+            found[index] = there.real, there.imag
+    return found
 
 
 def paint(

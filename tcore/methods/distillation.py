@@ -123,7 +123,7 @@ class SelfDistillation(Method):
         self.teacher.eval()
         return self
 
-    live = ("teacher_temperature", "patch_teacher_temperature")
+    live: tuple[str, ...] = ("teacher_temperature", "patch_teacher_temperature")
     switches = ("masked",)
 
     def forward(

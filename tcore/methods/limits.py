@@ -21,5 +21,6 @@ Shares = Annotated[Range, Limit(lambda x: 0 <= x[0] <= x[1] <= 1, "need two risi
 Stretch = Annotated[Range, Limit(lambda x: 0 <= x[0] < x[1] <= 1, "need two rising values from 0 to 1")]
 Seconds = Annotated[Range, Limit(lambda x: 0 < x[0] <= x[1], "need two rising values above 0")]
 Momenta = Annotated[Range, Limit(lambda x: all(0 <= m <= 1 for m in x), "need two values from 0 to 1")]
+Factors = Annotated[Range, Limit(lambda x: min(x) >= 0, "need two values of 0 or more")]
 Temperatures = Annotated[Range, Limit(lambda x: min(x) > 0, "need two values above 0")]
 TwoOrMore = Annotated[int, Limit(lambda x: x >= 2, "need 2 or more")]

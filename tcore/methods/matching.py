@@ -8,21 +8,33 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from tcore.methods.settings import AttentionForm, AttentionStart
 from tcore.model.attention import scaled_attention
 
 
 class HeadedAttention(nn.Module):
     """Multi-head attention from one set of tokens to another; in_proj rows are queries, keys, values."""
 
-    def __init__(self, dim: int, num_heads: int, temperature: float = 1.0) -> None:
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        temperature: float = 1.0,
+        form: AttentionForm = "dot",
+        start: AttentionStart = "xavier",
+    ) -> None:
         super().__init__()
-        self.num_heads = num_heads
-        self.scale = 1.0 / (math.sqrt(dim // num_heads) * temperature)
+        self.num_heads, self.form = num_heads, form
+        self.scale = 1.0 / ((math.sqrt(dim // num_heads) if form == "dot" else 1.0) * temperature)
         self.in_proj_weight = nn.Parameter(torch.empty(3 * dim, dim))
         self.in_proj_bias = nn.Parameter(torch.zeros(3 * dim))
         self.out_proj = nn.Linear(dim, dim)
         nn.init.xavier_uniform_(self.in_proj_weight)
         nn.init.zeros_(self.out_proj.bias)
+        if start == "identity":  # begins by comparing features as they are
+            with torch.no_grad():
+                self.in_proj_weight.copy_(torch.eye(dim).repeat(3, 1))
+                self.out_proj.weight.copy_(torch.eye(dim))
 
     def _project(self, query: Tensor, source: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         def split(x: Tensor, part: int) -> Tensor:
@@ -30,7 +42,8 @@ class HeadedAttention(nn.Module):
             x = F.linear(x, self.in_proj_weight[rows], self.in_proj_bias[rows])
             return x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
 
-        return split(query, 0), split(source, 1), split(source, 2)
+        q, k, v = split(query, 0), split(source, 1), split(source, 2)
+        return (q, k, v) if self.form == "dot" else (F.normalize(q, dim=-1), F.normalize(k, dim=-1), v)
 
     def forward(
         self, query: Float[Tensor, "b n d"], source: Float[Tensor, "b m d"]
@@ -51,10 +64,18 @@ class HeadedAttention(nn.Module):
 class MatchingBlock(nn.Module):
     """Cross-attention with a gain, self-attention, linear; each with a residual and a norm after it."""
 
-    def __init__(self, dim: int, num_heads: int, gain: float, temperature: float) -> None:
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        gain: float,
+        temperature: float,
+        form: AttentionForm = "dot",
+        start: AttentionStart = "xavier",
+    ) -> None:
         super().__init__()
         self.gain = gain
-        self.cross_attention = HeadedAttention(dim, num_heads, temperature)
+        self.cross_attention = HeadedAttention(dim, num_heads, temperature, form, start)
         self.norm1 = nn.LayerNorm(dim, eps=1e-5)
         self.self_attention = HeadedAttention(dim, num_heads)
         self.norm2 = nn.LayerNorm(dim, eps=1e-5)
@@ -100,10 +121,12 @@ class PatchMatchingModule(nn.Module):
         gain: float = 4.0,
         num_blocks: int = 1,
         temperature: float = 1.0,
+        form: AttentionForm = "dot",
+        start: AttentionStart = "xavier",
     ) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(
-            [MatchingBlock(dim, num_heads, gain, temperature) for _ in range(num_blocks)]
+            [MatchingBlock(dim, num_heads, gain, temperature, form, start) for _ in range(num_blocks)]
         )
 
     def forward(

@@ -48,6 +48,7 @@ def sample_sandwich(
     offset: Range = (0.15, 0.25),
     offset_frames: tuple[int, int] | None = None,
     frames: Sides = "past-future",
+    still: float = 0.0,
 ) -> Sandwich:
     """Draw a sandwich; offsets are fractions of the video unless `offset_frames` gives them in frames.
 
@@ -64,6 +65,8 @@ def sample_sandwich(
     before, after = (int(x) for x in rng.integers(low, high, size=2, endpoint=True))
     left = -before if frames != "future-future" else before
     right = after if frames != "past-past" else -after
+    if still and rng.random() < still:
+        left = right = 0
     return Sandwich(middle + left, middle, middle + right)
 
 
@@ -176,6 +179,7 @@ class SandwichSampling:
             offset=sandwich.offset,
             offset_frames=self.offset_frames,
             frames=sandwich.frames,
+            still=sandwich.still,
         )._asdict()
 
     def views(self, sizes: dict[str, Size], rng: np.random.Generator) -> dict[str, ViewPlan]:

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, Protocol, Self, get_args, runtime_checkable
 
 from tcore.errors import InputError
-from tcore.methods.limits import Count, Positive, Seconds, Shares, Stretch, Weight
+from tcore.methods.limits import Count, Factors, Positive, Seconds, Share, Shares, Stretch, Weight
 from tcore.methods.settings_contrast import (
     ContrastConfig,
     DiscoveryConfig,
@@ -27,6 +27,8 @@ from tcore.methods.settings_distillation import (
 Sides = Literal["past-future", "past-past", "future-future"]
 Auxiliary = Literal["none", "past", "future", "both"]
 LossForm = Literal["paper", "release"]
+AttentionForm = Literal["dot", "cosine"]
+AttentionStart = Literal["xavier", "identity"]
 
 
 @runtime_checkable
@@ -70,6 +72,8 @@ class SandwichConfig:
     """Leave out videos too short for an offset of one frame, or repeat their frames."""
     cuts: Literal["ignore", "split"] = "ignore"
     """Where the store knows shot cuts: cross them (as published), or treat each shot as a video."""
+    still: Share = 0.0
+    """Share of the samples whose past and future are the current frame itself (published: none)."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +88,12 @@ class MatchingConfig:
     """Stacked blocks; each one's output is the current frame of the next."""
     temperature: Positive = 1.0
     """Temperature of the cross-attention."""
+    form: AttentionForm = "dot"
+    """Cross-attention by products, as published, or by cosines of queries and keys."""
+    start: AttentionStart = "xavier"
+    """How the projections of the cross-attention start: random, as published, or as the identity."""
+    auxiliary_gradient: bool = False
+    """Train the encoder through past and future, too (published: they are seen without gradient)."""
 
 
 @dataclass(frozen=True)
@@ -104,6 +114,8 @@ class LossConfig:
     """Weight of L_koleo."""
     patch_teacher: Weight = 1.0
     """Weight of the patch loss that takes the place of the middle three with --auxiliary none."""
+    auxiliary: Factors = (1.0, 1.0)
+    """Factor on the weights of L_pt, L_ft and L_pf, first to last step (published: 1 throughout)."""
     student_temperature: Positive = 0.1
     """Temperature of the student's predictions."""
     koleo_global: bool = False

@@ -1,6 +1,7 @@
 """T-CoRe (CVPR 2025): teacher, student and auxiliary branch on one batch of sandwiches."""
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 
 import torch
 from jaxtyping import Float
@@ -11,12 +12,16 @@ from tcore.methods.batch import Batch
 from tcore.methods.distillation import SelfDistillation, build_head
 from tcore.methods.matching import PatchMatchingModule
 from tcore.methods.method import Part, named_parameters
+from tcore.methods.schedules import Length, linear
 from tcore.methods.settings import LossConfig, LossForm, TCoReSettings
 from tcore.methods.settings_distillation import MaskingConfig, Targets, TeacherConfig
 from tcore.model import losses
 from tcore.model.heads import ProjectionHead
-from tcore.model.losses import TeacherTargets
+from tcore.model.losses import TeacherTargets, Warmth
 from tcore.model.vit import VisionTransformer, build_vit
+
+AUXILIARY = ("past_teacher", "future_teacher", "past_future")
+FACTOR = "auxiliary_factor"  # the value of a step that they are multiplied by
 
 
 class TCoRe(SelfDistillation):
@@ -48,6 +53,8 @@ class TCoRe(SelfDistillation):
         auxiliary_drop_path: bool = True,
         koleo_global: bool = False,
         matching_lr: float = 1.0,
+        auxiliary_gradient: bool = False,
+        auxiliary_factor: tuple[float, float] = (1.0, 1.0),
         fused: bool = True,
     ) -> None:
         super().__init__(
@@ -64,8 +71,27 @@ class TCoRe(SelfDistillation):
             fused=fused,
         )
         self.match, self.auxiliary_drop_path, self.matching_lr = match, auxiliary_drop_path, matching_lr
+        self.auxiliary_gradient, self.auxiliary_factor = auxiliary_gradient, auxiliary_factor
         self.whole_crops = False  # the matching module takes masked crops alone
         self.train()
+
+    live = (*SelfDistillation.live, FACTOR)
+
+    def forward(
+        self, batch: Batch, values: Mapping[str, Warmth], generator: torch.Generator | None = None
+    ) -> dict[str, Tensor]:
+        """Losses of self-distillation; those of past and future may have a schedule."""
+        found = super().forward(batch, values, generator)
+        if FACTOR not in values:
+            return found
+        return {name: x * values[FACTOR] if name in AUXILIARY else x for name, x in found.items()}
+
+    def values(self, step: int, length: Length) -> dict[str, float]:
+        """Also the factor on the losses of past and future, where it is not always 1."""
+        found = super().values(step, length)
+        if self.auxiliary_factor != (1.0, 1.0):
+            found[FACTOR] = linear(step, *self.auxiliary_factor, length.num_steps)
+        return found
 
     def compares_patches(self, batch: Batch) -> bool:
         """Patches restored from other frames are always compared, a frame's own where they have a weight."""
@@ -74,16 +100,17 @@ class TCoRe(SelfDistillation):
     def context(self, batch: Batch, generator: torch.Generator | None) -> dict[str, Tensor]:
         """Patches of the auxiliary views of the masked crops, both sides in one pass.
 
-        The auxiliary branch is the student, unmasked and without gradient.
+        The auxiliary branch is the student, unmasked and (as published) without gradient.
         """
         sides = {"past": batch.past, "future": batch.future}
         views = {side: crops for side, crops in sides.items() if crops is not None}
         if self.match is None or not views:
             return {}
-        tokens = self.student.backbone(
-            torch.cat(list(views.values())), None, generator, stochastic_depth=self.auxiliary_drop_path
-        )
-        return dict(zip(views, tokens.patches.chunk(len(views)), strict=True))
+        with torch.enable_grad() if self.auxiliary_gradient else nullcontext():
+            tokens = self.student.backbone(
+                torch.cat(list(views.values())), None, generator, stochastic_depth=self.auxiliary_drop_path
+            )
+            return dict(zip(views, tokens.patches.chunk(len(views)), strict=True))
 
     def restore(
         self, batch: Batch, patches: Float[Tensor, "m n d"], context: Mapping[str, Tensor]
@@ -146,6 +173,8 @@ def build_matching(settings: TCoReSettings, dim: int) -> PatchMatchingModule:
         gain=matching.gain,
         num_blocks=matching.num_blocks,
         temperature=matching.temperature,
+        form=matching.form,
+        start=matching.start,
     )
 
 
@@ -168,4 +197,6 @@ def build_tcore(config: Config, settings: TCoReSettings) -> TCoRe:
         auxiliary_drop_path=config.vit.auxiliary_drop_path,
         koleo_global=settings.loss.koleo_global,
         matching_lr=config.optim.matching_lr,
+        auxiliary_gradient=settings.matching.auxiliary_gradient,
+        auxiliary_factor=settings.loss.auxiliary,
     )

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 import torch
@@ -13,7 +13,6 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from tcore.config import from_dict, load_config
-from tcore.data.masking import sample_masks
 from tcore.errors import InputError
 from tcore.evaluation.encoder import Encoder
 from tcore.evaluation.encoders import DEFAULT, load_strictly, shipped
@@ -21,7 +20,8 @@ from tcore.evaluation.propagate import LabelSource, label_sources
 from tcore.evaluation.protocols import TCORE, Protocol
 from tcore.evaluation.resize import normalize_images
 from tcore.files import read_json
-from tcore.methods.matching import PatchMatchingModule
+from tcore.methods.match_quality import Matcher as Matcher
+from tcore.methods.match_quality import draw_mask
 from tcore.methods.settings import TCoReSettings
 from tcore.methods.tcore import build_matching
 from tcore.model.vit import VisionTransformer, build_vit
@@ -41,13 +41,6 @@ from tcore.training.checkpoint import CONFIG
 
 WIDEST = 6  # pictures in a row
 MASKED = (0.25, 0.35)  # share of the current frame that is masked
-
-
-class Matcher(NamedTuple):
-    """Student backbone and matching module, for figures."""
-
-    backbone: VisionTransformer
-    match: PatchMatchingModule
 
 
 def load_matcher(run: str | Path) -> Matcher | None:
@@ -105,7 +98,7 @@ def attend(encoder: Encoder, clip: Clip, matcher: Matcher | None, patches: Seque
     for row, column in patches:
         if not (0 <= row < grid[0] and 0 <= column < grid[1]):
             raise InputError(f"--patch {row} {column}: the grid has {grid[0]}x{grid[1]} patches, from 0.")
-    mask = draw_mask(grid)
+    mask = draw_mask(grid, np.random.default_rng(0), MASKED)
     for cell in patches:
         mask[cell] = True
     queries = tuple(patches) or choose_patches(clip.frames[1], mask, 4)
@@ -128,13 +121,6 @@ def attend(encoder: Encoder, clip: Clip, matcher: Matcher | None, patches: Seque
 
 def _grid(maps: Float[Tensor, "some heads n"], grid: tuple[int, int]) -> np.ndarray:
     return maps.float().cpu().unflatten(2, grid).numpy()
-
-
-def draw_mask(grid: tuple[int, int]) -> Bool[np.ndarray, "rows columns"]:
-    """Mask blocks as in training, on a grid of any shape."""
-    side = max(grid)
-    masks = sample_masks(np.random.default_rng(0), 2, side, probability=0.5, ratio=MASKED)
-    return masks[masks.any(axis=1)][0].reshape(side, side)[: grid[0], : grid[1]].copy()
 
 
 def choose_patches(frame: np.ndarray, mask: Bool[np.ndarray, "rows columns"], count: int) -> tuple[Cell, ...]:

@@ -52,6 +52,8 @@ class ScoreNow(NamedTuple):
     config: Config
     run: Path
     device: torch.device
+    extras: Mapping[str, Mapping[str, Tensor]]
+    """Weights of what the method saves beside its encoder, by name."""
     stopped: Callable[[], bool]
     """Whether a stop is requested; to be called often, which also tells other processes that work goes on."""
     say: Callable[[str], None]
@@ -225,12 +227,15 @@ class Run:
         trainer, scoring = self.trainer, self.scoring
         assert scoring is not None  # otherwise never due
         weights = distributed.whole(trainer.method.encoder().state_dict())
+        extras = {
+            name: distributed.whole(module.state_dict()) for name, module in trainer.method.extras().items()
+        }
 
         def stopped() -> bool:
             heartbeat()  # the other processes wait: scoring takes long, and is no hang
             return self.stop.name is not None
 
-        now = ScoreNow(step, weights, self.config, self.run, trainer.device, stopped, say)
+        now = ScoreNow(step, weights, self.config, self.run, trainer.device, extras, stopped, say)
         distributed.on_first(lambda: scoring(now))
         # The next step's time begins now.
         trainer.timing = Timing(trainer.device)

@@ -59,7 +59,9 @@ def test_module_has_the_published_number_of_parameters(dim: int, published: int)
 
 
 def test_defaults_are_published_values() -> None:
-    assert MatchingConfig() == MatchingConfig(num_heads=16, gain=4.0, num_blocks=1, temperature=1.0)
+    assert MatchingConfig() == MatchingConfig(
+        *(16, 4.0, 1, 1.0), form="dot", start="xavier", auxiliary_gradient=False
+    )
     (block,) = blocks(PatchMatchingModule(dim=32))
     assert (block.gain, block.cross_attention.num_heads, block.self_attention.num_heads) == (4.0, 16, 16)
     assert block.cross_attention.scale == pytest.approx(1 / math.sqrt(32 / 16))
@@ -138,3 +140,29 @@ def test_temperature_leaves_the_self_attention_alone() -> None:
     warm, cold = (module(gain=0.0, temperature=t).attention(*frames()) for t in (1.0, 0.25))
     assert torch.equal(warm.self_, cold.self_)
     assert not torch.allclose(warm.cross, cold.cross)
+
+
+def test_cosine_form_compares_directions_alone() -> None:
+    torch.manual_seed(0)
+    attention = HeadedAttention(DIM, HEADS, temperature=0.5, form="cosine")
+    query, source = (x[:1] for x in frames())
+    q, k, _ = attention._project(query, source)
+    unit = [x / x.norm(dim=-1, keepdim=True) for x in (q, k)]
+    torch.testing.assert_close(
+        attention.map(query, source), (unit[0] @ unit[1].mT / 0.5).softmax(dim=-1), rtol=1e-5, atol=1e-6
+    )
+    dot = HeadedAttention(DIM, HEADS, temperature=0.5)
+    dot.load_state_dict(attention.state_dict())
+    for one, changes in ((attention, False), (dot, True)):
+        same = torch.allclose(one.map(3 * query, source), one.map(query, source), atol=1e-6)
+        assert same != changes
+
+
+def test_projections_that_start_as_the_identity_find_the_patch_itself() -> None:
+    attention = HeadedAttention(DIM, 1, temperature=0.01, form="cosine", start="identity")
+    _, source = frames()
+    torch.testing.assert_close(attention(source, source), source, rtol=1e-4, atol=1e-4)
+    published = HeadedAttention(DIM, 1)
+    assert not torch.allclose(published(source, source), source, atol=0.1)
+    (block,) = blocks(PatchMatchingModule(dim=DIM, num_heads=HEADS, form="cosine", start="identity"))
+    assert (block.cross_attention.form, block.self_attention.form) == ("cosine", "dot")

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from tcore.config import Config, validate
 from tcore.errors import InputError
+from tcore.methods import build_sampling
 from tcore.methods.limits import Range
 from tcore.methods.sampling import Sandwich, sample_sandwich, usable
 from tcore.methods.settings import SandwichConfig, Sides
@@ -168,3 +169,15 @@ def test_a_video_without_room_for_the_offsets_in_frames_is_short(
     if remain:
         drawn = draw(num_frames, count=8, offset_frames=(low, high))
         assert all(s.current in remain and s.past >= 0 and s.future < num_frames for s in drawn)
+
+
+def test_past_and_future_may_be_the_current_frame_itself() -> None:
+    moving, still = (sample_sandwich(20, np.random.default_rng(3), still=share) for share in (0.0, 1.0))
+    assert still == (moving.current,) * 3
+    assert moving == sample_sandwich(20, np.random.default_rng(3))
+    assert moving.past < moving.current < moving.future
+    rng = np.random.default_rng(0)
+    drawn = [sample_sandwich(20, rng, still=0.3) for _ in range(500)]
+    assert 0.2 < np.mean([one.past == one.current for one in drawn]) < 0.4
+    sampling = build_sampling(change(Config(), sandwich__still=1.0), 2.0)
+    assert len(set(sampling.frames(20, np.random.default_rng(1)).values())) == 1

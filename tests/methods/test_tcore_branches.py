@@ -7,7 +7,9 @@ import torch
 from torch import Tensor
 
 from tcore.config import VitSpec
+from tcore.methods.schedules import Length
 from tcore.methods.settings import LossForm
+from tcore.methods.tcore import AUXILIARY, FACTOR
 from tcore.model.losses import given_targets
 from tests.methods.tiny_models import (
     DIM,
@@ -145,3 +147,31 @@ def test_losses_of_half_precision_arithmetic_are_in_full_precision() -> None:
             assert loss.item() == pytest.approx(exact[name], rel=0.1)
         assert all(p.grad is not None and p.grad.isfinite().all() for p in tcore.student.parameters())
         assert tcore.frame_center.waiting.dtype == torch.float32
+
+
+# What is not published
+
+
+def test_auxiliary_branch_may_carry_a_gradient() -> None:
+    tcore, made = model(), batch()
+    published = values(tcore(made, VALUES))
+    tcore.auxiliary_gradient = True
+    assert made.past is not None
+    made.past.requires_grad_()
+    losses = tcore(made, VALUES)
+    assert values(losses) == published
+    tcore.total(losses).backward()
+    assert made.past.grad is not None
+    assert made.past.grad.abs().sum() > 0
+
+
+def test_losses_of_past_and_future_may_have_a_schedule() -> None:
+    tcore, made, length = model(), batch(), Length(num_steps=5, steps_per_epoch=1, in_epochs=False)
+    published = values(tcore(made, VALUES))
+    assert FACTOR not in tcore.values(0, length)
+    tcore.auxiliary_factor = (0.0, 2.0)
+    assert [tcore.values(step, length)[FACTOR] for step in range(5)] == [0.0, 0.5, 1.0, 1.5, 2.0]
+    found = values(tcore(made, VALUES | {FACTOR: 0.5}))
+    for name, value in published.items():
+        assert found[name] == pytest.approx(value * (0.5 if name in AUXILIARY else 1.0))
+    assert set(AUXILIARY) <= set(published)

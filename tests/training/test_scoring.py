@@ -75,6 +75,7 @@ def test_training_does_not_notice_that_it_is_scored(whole: Path, tmp_path: Path)
     # The same numbers as those of `tcore evaluate`.
     card = evaluate(load_encoder(run), rendered=1)
     assert rows(run)[6]["scores"]["rendered"] == card["benchmarks"]["rendered"]["scores"]
+    assert 0 < rows(run)[6]["matching"]["cross-attention"]["place_chance"] < 1
     best = max(rows(run).values(), key=lambda row: row["scores"]["rendered"]["J&F"])
     assert load_encoder(run / BEST).fingerprint() == best["weights"]
 
