@@ -68,6 +68,7 @@ def load_encoder(
 ) -> Encoder:
     """The encoder of a run, a checkpoint, `default`, random:SIZE, timm:NAME, hf:NAME_OR_DIR or hub:REPO:NAME.
 
+    untrained:RUN is the network of a run before its training, to compare the run with.
     `layer` is the block whose output, after the final norm, makes the features; `reach` is how many patches
     away attention goes, where it should differ from training; `positions` is how positions get to other
     grids: to their size, by a factor, or exactly; `heads` is the number of attention heads of a checkpoint,
@@ -162,6 +163,21 @@ def _load_random(name: str) -> Encoder:
         torch.manual_seed(0)
         vit = build_vit(SIZES[name], image_size=224)
     return Encoder(vit, f"random:{name}", f"untrained {name} at the published initialization, seed 0")
+
+
+def _load_untrained(name: str) -> Encoder:
+    """The untrained twin of a run: the same network, its weights drawn anew."""
+    path = Path(name)
+    _load_path(path, None, "teacher")  # refuses what is no run, and sizes that its weights do not have
+    card = find_card(path / "encoder.safetensors")
+    if card is None or not path.is_dir():
+        raise InputError(f"encoder untrained:{name}: give the folder of a run.")
+    sizes = dict(_sizes_in(read_json(card), card))
+    image_size = sizes.pop("image_size")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        vit = build_vit(from_dict({"vit": sizes}, "").vit, image_size)
+    return Encoder(vit, f"untrained:{name}", f"the network of {name} before training, seed 0")
 
 
 def _load_path(path: Path, heads: int | None, network: NetworkName) -> Encoder:
@@ -278,7 +294,7 @@ def _what_is_wrong(path: Path) -> str:
         return "is a pipe or a device, not a file."
     name = str(path).partition(":")[2]
     known = [DEFAULT, *(f"random:{size}" for size in SIZES), *(f"{kind}:{name}" for kind in KINDS if name)]
-    specs = "a run folder, a file, default, random:SIZE, timm:NAME, hf:NAME_OR_DIR or hub:REPO:NAME"
+    specs = "a run, a file, default, random:SIZE, untrained:RUN, timm:NAME, hf:NAME_OR_DIR or hub:REPO:NAME"
     return f"does not exist: give {specs}.{did_you_mean(str(path), known)}"
 
 
@@ -411,6 +427,7 @@ def adapt(model: Any, name: str, mean: Sequence[float] = MEAN, std: Sequence[flo
 # Encoders that are named by a kind and a name: how to load one, and an example.
 KINDS: dict[str, tuple[Callable[[str], Encoder], str]] = {
     "random": (_load_random, "random:vits16"),
+    "untrained": (_load_untrained, "untrained:runs/mine"),
     "control": (load_control, "control:color"),
     "timm": (load_timm, "timm:vit_small_patch16_224.dino"),
     "hf": (load_transformers, "hf:facebook/dinov2-small"),

@@ -363,3 +363,12 @@ def test_real_transformers_model(tmp_path: Path) -> None:
     found = load_encoder(f"hf:{tmp_path}")
     assert torch.allclose(found.features(frames).flatten(2).transpose(1, 2), expected, atol=1e-5)
     assert load_encoder(f"hf:{tmp_path}", layer=0).features(torch.randn(1, 3, 32, 96)).shape == (1, 32, 2, 6)
+
+
+def test_the_untrained_twin_of_a_run_has_its_network_and_other_weights(whole: Path) -> None:
+    trained, twin = load_encoder(whole), load_encoder(f"untrained:{whole}")
+    before, after = twin.backbone.state_dict(), trained.backbone.state_dict()
+    assert {name: value.shape for name, value in before.items()} == {n: v.shape for n, v in after.items()}
+    assert twin.fingerprint() == load_encoder(f"untrained:{whole}").fingerprint() != trained.fingerprint()
+    with pytest.raises(InputError, match="does not exist"):
+        load_encoder("untrained:nowhere")
