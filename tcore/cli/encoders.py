@@ -25,7 +25,7 @@ class WithEncoder:
     """A command that uses an encoder."""
 
     encoder: Positional[str]
-    """A run folder, a file, default, random:vits16, untrained:RUN, control:color, timm:N, hf:N, hub:REPO:N."""
+    """A run, a file, default, random:vits16, untrained:RUN, control:copy, timm:N, hf:N, hub:REPO:N."""
     layer: int = -1
     """Block whose output, after the final norm, gives the features; negative counts from the end."""
     reach: Reach = None
