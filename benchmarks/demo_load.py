@@ -14,6 +14,7 @@ import argparse
 import asyncio
 import gc
 import json
+import math
 import os
 import random
 import re
@@ -199,6 +200,11 @@ class Chaos:
             )
         if what < 0.10:
             return f"{visit}/run", self.labels(), 0.0
+        if what < 0.13:
+            return f"{visit}/mark", self.hints(), 0.0
+        if what < 0.135:
+            detail = choose(["coarse", "fine", "finest", "", 7, [], None])
+            return f"{visit}/detail", json.dumps({"detail": detail}).encode(), 0.0
         if what < 0.14:
             return f"{visit}/cancel", b"{}", 0.0
         if what < 0.16:
@@ -221,6 +227,21 @@ class Chaos:
             f"/{choose(['app.js', 'style.css', '%00', '..%2f', 'a' * 5000])}",
         ]
         return choose(rest), choose([None] * 9 + [b"{}"]), 0.0
+
+    def hints(self) -> bytes:
+        """What a visitor says about an object, some of it right."""
+        number, choose = choose_number(self.random), self.random.choice
+        odd: list[Any] = [None, "x", [], [[]], [number()], math.nan, {"a": 1}]
+        pairs = [[[100, 90]], [[number(), -number()]], [[math.nan, 5.0]], [[1, 2]] * 101, *odd]
+        data = {
+            "frame": choose([0, 0, number(), "0", *odd]),
+            "clicks": choose(pairs),
+            "clicks_not": choose([[], *pairs]),
+            "box": choose([None, [20, 30, 90, 80], [-5, 0, 10**9, 3], [math.inf] * 4, [1, 2, 0, 0], *odd]),
+            "scribble": choose([None, [30000, 0, 300, 1, 35236, 0], [256 * 256, 0], *odd]),
+        }
+        kept = {name: value for name, value in data.items() if name == "frame" or self.random.random() < 0.4}
+        return json.dumps(kept).encode()
 
     def labels(self) -> bytes:
         """Labels of a run, some of them right."""
