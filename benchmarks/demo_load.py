@@ -203,7 +203,7 @@ class Chaos:
         if what < 0.13:
             return f"{visit}/mark", self.hints(), 0.0
         if what < 0.135:
-            detail = choose(["coarse", "fine", "finest", "", 7, [], None])
+            detail: Any = choose(["coarse", "fine", "finest", "", 7, [], None])
             return f"{visit}/detail", json.dumps({"detail": detail}).encode(), 0.0
         if what < 0.14:
             return f"{visit}/cancel", b"{}", 0.0
