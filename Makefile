@@ -8,7 +8,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-versi
 # Some environments forbid Python to keep compiled modules: then each of the tests' processes compiles torch again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: quickstart test tests test-long lint clean
+.PHONY: quickstart test tests test-long wheel-test lint clean
 
 # Threads that wait for one another give the core back soon: on a busy machine that is a third faster or more,
 # on an idle one it costs nothing.
@@ -24,6 +24,10 @@ tests: $(VENV)/.ready
 
 test-long: lint
 	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+# The wheel in an empty environment: built, installed, used (needs the package index).
+wheel-test: $(VENV)/.ready
+	$(BIN)/python -m pytest tests/test_wheel.py
 
 lint: $(VENV)/.ready
 	$(BIN)/ruff format --check --quiet .

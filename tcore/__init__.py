@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from tcore.config import Config
     from tcore.data.stores import FrameStore
     from tcore.errors import InputError
-    from tcore.evaluation.encoders import load_encoder
+    from tcore.evaluation.encoders import from_pretrained, load_encoder
     from tcore.evaluation.evaluate import evaluate
     from tcore.methods.tcore import TCoRe
     from tcore.model.vit import VisionTransformer
@@ -26,6 +26,7 @@ __all__ = [
     "TCoRe",
     "VisionTransformer",
     "evaluate",
+    "from_pretrained",
     "load_encoder",
     "mark",
     "propagate",
@@ -42,6 +43,7 @@ _HOMES = {
     "VisionTransformer": "tcore.model.vit",
     "Scoring": "tcore.pretrain",
     "evaluate": "tcore.evaluation.evaluate",
+    "from_pretrained": "tcore.evaluation.encoders",
     "load_encoder": "tcore.evaluation.encoders",
     "mark": "tcore.video.mark",
     "propagate": "tcore.video.propagate_video",

@@ -31,6 +31,7 @@ AuxiliaryBox = Literal["central", "current"]
 Photometry = Literal["tcore", "dino", "byol", "simclr"]
 Compile = Literal["auto", "on", "off"]
 Sharding = Literal["replicate", "shard"]
+Log = Literal["auto", "tensorboard", "trackio", "wandb", "off"]
 Resize = Literal["size", "factor", "exact"]
 Reach = int | Literal["everywhere"] | None
 """How far patches attend where an encoder is used; None: as it was trained."""
@@ -224,6 +225,8 @@ class Config:
     """Encoder to start from: a run folder, a checkpoint or the word default (unset: random weights)."""
     seed: Seed = 0
     """Everything random follows from it."""
+    log: Log = "auto"
+    """Where curves go besides metrics.jsonl (auto: TensorBoard if it is installed; wandb sends them away)."""
     fps: Positive = 2.0
     """Frames per second of a store that does not know its own."""
     checkpoint_every: Count = 500
@@ -240,7 +243,7 @@ class Config:
 
 
 # How a run is carried out may change when it is resumed; what it learns may not.
-OPERATIONAL = ("runtime.", "checkpoint_every", "keep_every", "keep_last")
+OPERATIONAL = ("runtime.", "checkpoint_every", "keep_every", "keep_last", "log")
 # Names of settings in run folders and commands of earlier versions.
 RENAMED = {"views.colour": "views.color"}
 

@@ -247,9 +247,13 @@ class Export(WithEncoder):
     """Write an encoder for torch, timm, transformers or an ONNX runtime."""
 
     out: Positional[Path]
-    """New file (.safetensors, .pth, .onnx), new folder for timm and hf, or folder for default."""
+    """New file (.safetensors, .pth, .onnx), new folder for timm, hf and hub, or folder for default."""
     format: str | None = None
-    """safetensors, torch, timm, hf, onnx, or default (half precision, as it comes with the package)."""
+    """safetensors, torch, timm, hf, hub (with a model card), onnx, or default (as in the package)."""
+    license: str | None = None
+    """With --format hub: the license of the weights, such as apache-2.0."""
+    results: Path | None = None
+    """With --format hub: results.json of tcore evaluate --out, whose scores go into the model card."""
 
     def execute(self) -> None:
         """Write the files, and say how to load them."""
@@ -262,7 +266,7 @@ class Export(WithEncoder):
             return
         chosen = check_out(self.out, self.format)  # before a large encoder is read
         encoder = self.load()
-        done = export(encoder, self.out, chosen)
+        done = export(encoder, self.out, chosen, self.license, self.results)
         for line in (*encoder.report.splitlines(), *done.notes):
             to_stdout(line)
         to_stdout(f"{done.path}: {done.size / 2**20:.1f} MiB, {chosen}")

@@ -122,7 +122,7 @@ def table(card: Card) -> list[str]:
         if benchmark not in official:
             lines += _rows(f"{name} ({benchmark})", {benchmark: result}, ())
     for benchmark, result in results.items():
-        lines += _conditions(benchmark, result)
+        lines += conditions(benchmark, result)
     if "reach" in card["encoder"]:
         reach = card["encoder"]["reach"]
         lines.append(f"patches attend to patches up to {reach} away; published scores use --reach everywhere")
@@ -151,7 +151,7 @@ def _rows(name: str, results: dict[str, Card], published: tuple[str, ...]) -> It
         yield f"{row:{width}}{numbers}  {protocol}"
 
 
-def _conditions(name: str, result: Card) -> Iterator[str]:
+def conditions(name: str, result: Card) -> Iterator[str]:
     """What the numbers of one benchmark depend on, and why they may not be comparable."""
     knobs = result["protocol"]
     sizes = {(*clip.get("grid", ()), *clip.get("input", ())) for clip in result["clips"].values()}

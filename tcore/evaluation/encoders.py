@@ -29,6 +29,7 @@ from tcore.files import number, read_json
 from tcore.model.vit import CARD_FORMAT, VisionTransformer, build_vit
 from tcore.text import did_you_mean, to_stderr
 
+HUB_FILES = ("config.json", "model.safetensors")  # of a folder that is written for the Hugging Face Hub
 DEFAULT = "default"  # the encoder that comes with the package; a folder of that name is ./default
 FOLDER = Path(str(importlib.resources.files("tcore"))) / "encoders"
 SIZES = {
@@ -186,14 +187,15 @@ def _load_path(path: Path, heads: int | None, network: NetworkName) -> Encoder:
         raise InputError(f"{path} is for ONNX runtimes: give the encoder that it was exported from.")
     config = path / "config.json"
     if (path / "model.safetensors").is_file() and config.is_file():
-        loaded, sizes, notes = _read_folder(path), _sizes_in(read_json(config).get("tcore"), config), []
+        loaded, about = _read_folder(path), read_json(config).get("tcore")
+        sizes, notes = _sizes_in(about, config), _notes_in(about)
     else:
         file = path / "encoder.safetensors" if path.is_dir() else path
         if not file.is_file():
             raise InputError(f"encoder {path} {_what_is_wrong(path)}")
         if file.name == "checkpoint.pt" and file.with_name("encoder.json").is_file():
             raise InputError(f"{file} is the state of a training: give its run folder, {file.parent}.")
-        loaded, sizes, notes = read_file(file), None, list[str]()
+        loaded, sizes, notes = read_file(file), None, []
         # What a file says about itself takes precedence over what is beside it.
         if file.suffix == ".safetensors" and "vit" not in loaded:
             card = find_card(file)
@@ -231,6 +233,48 @@ def _notes_in(values: Any) -> list[str]:
     """What a card says about how the encoder was trained."""
     notes = values.get("notes")
     return [str(note) for note in notes] if isinstance(notes, list) else []
+
+
+def from_pretrained(
+    name: str | Path,
+    *,
+    revision: str | None = None,
+    token: str | bool | None = None,
+    cache_dir: str | Path | None = None,
+    local_files_only: bool = False,
+) -> Encoder:
+    """An encoder that `tcore export --format hub` wrote: a folder, or a repository of the Hugging Face Hub.
+
+    The arguments are those of `PyTorchModelHubMixin.from_pretrained`; a repository needs huggingface_hub.
+    """
+    folder = Path(name)
+    if not folder.is_dir():
+        hub = import_package("huggingface_hub", f"encoder {str(name)!r}, which is no folder here,")
+        with _foreign_code(f"hf:{name}"):
+            found = hub.snapshot_download(
+                str(name),
+                revision=revision,
+                token=token,
+                cache_dir=cache_dir,
+                local_files_only=local_files_only,
+                allow_patterns=list(HUB_FILES),
+            )
+        folder = Path(found)
+    encoder = _load_path(folder, None, "teacher")
+    encoder.name = f"hf:{name}"
+    return encoder
+
+
+def _written_for_hub(name: str) -> bool:
+    """Whether `tcore export --format hub` wrote what has this name; transformers cannot load that."""
+    config = Path(name) / HUB_FILES[0]
+    if not config.is_file():
+        with suppress(Exception):  # no such package, repository or network: transformers says what is wrong
+            config = Path(importlib.import_module("huggingface_hub").hf_hub_download(name, HUB_FILES[0]))
+    with suppress(InputError):
+        found = read_json(config)
+        return isinstance(found, dict) and "tcore" in found and "model_type" not in found
+    return False
 
 
 def _read_folder(path: Path) -> dict[str, Any]:
@@ -341,7 +385,9 @@ def _load_resnet(timm: Any, name: str, pretrained: bool) -> Encoder:
 
 
 def load_transformers(name: str) -> Encoder:
-    """A model of transformers by its name or from a folder."""
+    """A model of transformers by its name or from a folder, or one of ours that was written for the hub."""
+    if _written_for_hub(name):
+        return from_pretrained(name)
     transformers = import_package("transformers", f"hf:{name}")
     with _foreign_code(f"hf:{name}"):
         model, info = transformers.AutoModel.from_pretrained(name, output_loading_info=True)

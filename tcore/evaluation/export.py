@@ -1,4 +1,4 @@
-"""Encoders for elsewhere: one file or folder that torch, timm, transformers or an ONNX runtime loads."""
+"""Encoders for elsewhere: a file or folder for torch, timm, transformers, the hub or an ONNX runtime."""
 
 import copy
 import io
@@ -20,12 +20,13 @@ from tcore.errors import InputError
 from tcore.evaluation.checkpoints import read_file, to_hf, to_timm
 from tcore.evaluation.encoder import Encoder
 from tcore.evaluation.encoders import DEFAULT, find_card, import_package, shipped
+from tcore.evaluation.hub import check_license, write_hub
 from tcore.files import atomic, new_folder, read_json, write_bytes, write_text
 from tcore.model.attention import tokens_seen
 from tcore.model.vit import CARD_FORMAT, VisionTransformer, save_safetensors
 from tcore.text import format_size
 
-Format = Literal["safetensors", "torch", "timm", "hf", "onnx"]
+Format = Literal["safetensors", "torch", "timm", "hf", "hub", "onnx"]
 FORMATS: tuple[Format, ...] = get_args(Format)
 # Formats that are a file, by its ending; the others are a folder.
 ENDINGS: dict[str, Format] = {".safetensors": "safetensors", ".pth": "torch", ".pt": "torch", ".onnx": "onnx"}
@@ -35,6 +36,7 @@ LOAD: dict[Format, str] = {
     "torch": 'import tcore; encoder = tcore.load_encoder("{}")',
     "timm": 'import timm; model = timm.create_model("local-dir:{}", pretrained=True)',
     "hf": 'from transformers import AutoModel; model = AutoModel.from_pretrained("{}")',
+    "hub": 'import tcore; encoder = tcore.from_pretrained("{}")',
     "onnx": 'import onnxruntime; session = onnxruntime.InferenceSession("{}")',
 }
 # Of an ONNX graph.
@@ -60,8 +62,16 @@ class Exported(NamedTuple):
     notes: tuple[str, ...]
 
 
-def export(encoder: Encoder, out: str | Path, format: Format) -> Exported:
+def export(
+    encoder: Encoder,
+    out: str | Path,
+    format: Format,
+    license: str | None = None,
+    results: Path | None = None,
+) -> Exported:
     """Write an encoder in a format of other software; an `out` that exists is refused.
+
+    The model card of the format hub names the `license`, and has the scores of `results`, a results.json.
 
     >>> import tempfile, tcore
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -81,7 +91,13 @@ def export(encoder: Encoder, out: str | Path, format: Format) -> Exported:
             f"--format {format} has no encoder without a class token, as {encoder.name}: "
             "use safetensors, torch or onnx."
         )
-    notes = _write(vit, out, format)
+    if format != "hub" and (license, results) != (None, None):
+        raise InputError("--license and --results are for the model card of --format hub: leave them out.")
+    if format == "hub":
+        write_hub(encoder, vit, out, check_license(license, encoder.name), results)
+        notes: tuple[str, ...] = ("a folder to upload: weights, sizes, and a model card to complete",)
+    else:
+        notes = _write(vit, out, format)
     files = [out] if out.is_file() else list(out.iterdir())
     return Exported(out, sum(path.stat().st_size for path in files), LOAD[format].format(out), notes)
 
@@ -93,7 +109,7 @@ def check_out(out: Path, name: str | None) -> Format:
     if format is None or name not in (None, format) or (format in ENDINGS.values()) != bool(by_ending):
         raise InputError(
             f"{out} {f'with --format {name}' if name else 'without --format'}: a file ends in "
-            f"{', '.join(ENDINGS)}, a folder needs --format timm or hf."
+            f"{', '.join(ENDINGS)}, a folder needs --format timm, hf or hub."
         )
     if out.exists() or out.is_symlink():
         raise InputError(f"{out} exists: remove it, or choose another name.")

@@ -1,9 +1,8 @@
-"""What a run says of itself: metrics.jsonl, TensorBoard, and a progress line."""
+"""What a run says of itself: metrics.jsonl, a tracker of curves, and a progress line."""
 
 import contextlib
 import json
 import platform
-import threading
 import time
 from collections.abc import Mapping
 from importlib import metadata
@@ -21,6 +20,7 @@ from tcore.errors import InputError
 from tcore.files import list_some, parse_line, read_bytes, read_json, write_bytes, write_text
 from tcore.methods.health import Health
 from tcore.text import format_seconds, printable
+from tcore.training.trackers import Tracker
 
 METRICS = "metrics.jsonl"
 LARGEST_METRICS = 2**32  # bytes
@@ -32,11 +32,13 @@ BITS = ("torch", "device", "gpu", "processes", "threads")
 class Journal:
     """Writes one line per step to metrics.jsonl, and tells a person how it goes."""
 
-    def __init__(self, run: Path, first_step: int, num_steps: int, quiet: bool) -> None:
+    def __init__(
+        self, run: Path, first_step: int, num_steps: int, quiet: bool, tracker: Tracker | None = None
+    ) -> None:
         self.first_step, self.num_steps = first_step, num_steps
         lost = forget_after(run / METRICS, first_step)
         self._file = (run / METRICS).open("a", encoding="utf-8")
-        self._board = open_tensorboard(run / "tensorboard", first_step)
+        self._tracker = tracker
         self._console = Console(stderr=True, quiet=quiet)
         self._progress = self._start_progress() if self._console.is_terminal and not quiet else None
         self._since = (first_step, time.perf_counter())  # the step and time that the pace is counted from
@@ -67,7 +69,7 @@ class Journal:
         except OSError as error:
             raise OSError(error.errno, error.strerror, self._file.name) from error
         if health:
-            self._write_board(step, metrics, health)
+            self._track(step, metrics, health)
             self._tell(step, metrics, health)
         if step == self.first_step + 1:  # it compiles, and says nothing of the others
             self._since = (step, time.perf_counter())
@@ -88,20 +90,17 @@ class Journal:
             speed = f"{health.state} {metrics['samples_per_second']:.3g}/s wait {metrics['data_wait']:.0%}"
             self._progress.update(self._task, said=speed)
 
-    def _write_board(self, step: int, metrics: Mapping[str, Any], health: Health) -> None:
-        """Scalars for TensorBoard; where it cannot write, the run goes on without it."""
-        if self._board is None:
+    def _track(self, step: int, metrics: Mapping[str, Any], health: Health) -> None:
+        """Figures for the tracker; where it fails, whatever the reason, the run goes on without it."""
+        if self._tracker is None:
             return
-        scalars = {**metrics, **{f"health/{k}": v for k, v in health.logged().items()}}
+        named = {**metrics, **{f"health/{k}": v for k, v in health.logged().items()}}
         try:
-            for name, value in scalars.items():
-                if isinstance(value, int | float):
-                    self._board.add_scalar(name, value, step)
-        except OSError as error:
-            self._board = None
-            self.say(
-                f"warning: step {step}: TensorBoard cannot write ({error.strerror}); going on without it."
-            )
+            self._tracker.log({k: v for k, v in named.items() if isinstance(v, int | float)}, step)
+        except Exception as error:
+            said = getattr(error, "strerror", None) or " ".join(str(error).split())
+            self.say(f"warning: step {step}: {self._tracker.name} fails ({said}); going on without it.")
+            self._tracker = None
 
     def say(self, text: str) -> None:
         """Print a line for a person."""
@@ -111,9 +110,9 @@ class Journal:
         """Finish the files and the progress line."""
         if self._progress:
             self._progress.stop()
-        if self._board:
-            with contextlib.suppress(OSError):
-                self._board.close()
+        if self._tracker:
+            with contextlib.suppress(Exception):
+                self._tracker.close()
         with contextlib.suppress(OSError):  # every line was flushed when it was written, or its error raised
             self._file.close()
 
@@ -150,29 +149,6 @@ def forget_after(path: Path, last_step: int) -> str:
     write_bytes(path, b"".join(kept))
     left_out = f"cannot read line {list_some(bad)}; left out, a copy is kept in {copy.name}"
     return f"warning: {path}: {left_out}." if bad else ""
-
-
-def open_tensorboard(folder: Path, first_step: int) -> Any:
-    """A TensorBoard writer where TensorBoard is installed, otherwise None."""
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except (ImportError, RuntimeError):
-        return None
-    quieten_writer_threads()
-    # Events of steps that are made again, also of a run that was killed before its first checkpoint.
-    return SummaryWriter(str(folder), purge_step=first_step + 1)
-
-
-def quieten_writer_threads() -> None:
-    """Keep TensorBoard's writer thread from printing a traceback where the disk is full."""
-    usual = threading.excepthook
-
-    def hook(args: threading.ExceptHookArgs) -> None:
-        if not (args.exc_type is not None and issubclass(args.exc_type, OSError)):
-            usual(args)
-
-    if getattr(usual, "__name__", "") != "hook":
-        threading.excepthook = hook
 
 
 def note_environment(

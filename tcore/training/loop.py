@@ -38,6 +38,7 @@ from tcore.training.journal import Journal, note_environment
 from tcore.training.monitor import BadSamples, DataWait, UnreadableError
 from tcore.training.optim import build_schedule
 from tcore.training.step import Outcome, Timing, Trainer
+from tcore.training.trackers import check_log, open_tracker
 from tcore.training.wrapping import compiles
 
 OnStep = Callable[[int], None]
@@ -136,7 +137,9 @@ class Run:
         made = (run, source, trainer.device, self.frames, first_step > 0)
         notes.append(distributed.on_first(lambda: note_environment(*made)))
         num_steps = self.schedule.num_steps
-        journal = distributed.only_first(lambda: Journal(run, first_step, num_steps, quiet))
+        journal = distributed.only_first(
+            lambda: Journal(run, first_step, num_steps, quiet, open_tracker(config, run, first_step))
+        )
         record = Recorder(
             journal, DataWait(source), BadSamples(config.runtime.bad_samples), config.optim.samples
         )
@@ -283,6 +286,7 @@ def stop_requested(stop: StopRequest, look: bool) -> str | None:
 def resolve(config: Config) -> Config:
     """Checked settings, with what depends on the machine filled in."""
     config = validate(config)
+    check_log(config.log)
     if platform.system() == "Windows":
         raise InputError(
             "training does not run on Windows, where no signal asks a run to save itself; use WSL or Linux. "

@@ -1,4 +1,5 @@
 import contextlib
+import importlib.util
 import json
 import os
 import re
@@ -6,17 +7,22 @@ import sys
 import threading
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
-from tcore import train
+from tcore import InputError, train
 from tcore.methods.health import Health
 from tcore.training import journal
 from tcore.training.journal import Journal, forget_after
+from tcore.training.trackers import open_tracker
 from tests.runs import metrics
 from tests.tiny import tiny
 from tests.training.jobs import StoppedError, stopping_at
+
+LINE = {"total": 1.0, "dino": 1.0, "samples_per_second": 1.0, "data_wait": 0.0}
+HEALTH = Health("learning", {"frame_rank": 9.0}, "dino 1.000")
 
 
 @pytest.mark.parametrize("last", ['{"step": 3}', '{"ste', "[3]"])
@@ -59,11 +65,9 @@ def test_time_left_is_told_by_the_steps_after_the_first_which_compiles(
 ) -> None:
     clock = iter([0.0, 50.0, 50.0, 52.0])  # made; the first step told and taken as the start; the second told
     monkeypatch.setattr(journal, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
-    line = {"total": 1.0, "dino": 1.0, "samples_per_second": 1.0, "data_wait": 0.0}
-    health = Health("learning", {"frame_rank": 9.0}, "dino 1.000")
     told = Journal(tmp_path, first_step=4, num_steps=10, quiet=False)
-    told.record(5, line, health)
-    told.record(6, line, health)
+    told.record(5, LINE, HEALTH)
+    told.record(6, LINE, HEALTH)
     told.close()
     assert [line.split("ETA ")[1] for line in capsys.readouterr().err.splitlines()] == ["4:10", "8.0 s"]
 
@@ -111,3 +115,66 @@ def test_tensorboard_of_a_resumed_run_has_losses_and_health_of_every_step_once(t
     totals = [line["total"] for line in metrics(run)]
     assert [event.value for event in logged] == pytest.approx(totals, rel=1e-5)
     assert "health/frame_rank" in events.Tags()["scalars"]
+
+
+class StandIn:
+    """A package that keeps what it is told: trackio, and the run that wandb.init returns."""
+
+    def __init__(self, fails_at: int | None = None) -> None:
+        self.begun: list[dict[str, Any]] = []
+        self.logged: dict[int, dict[str, float]] = {}
+        self.closed, self.fails_at = 0, fails_at
+
+    def init(self, **settings: Any) -> "StandIn":
+        self.begun.append(settings)
+        return self
+
+    def log(self, figures: dict[str, float], step: int) -> None:
+        if step == self.fails_at:
+            raise RuntimeError("no connection")
+        self.logged[step] = figures
+
+    def finish(self) -> None:
+        self.closed += 1
+
+
+@pytest.mark.parametrize("name", ["trackio", "wandb"])
+def test_a_named_tracker_gets_losses_and_health_and_the_same_identity_on_resume(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package, config = StandIn(), tiny(log=name, runtime__log_every=1)
+    monkeypatch.setitem(sys.modules, name, package)
+    for step in (1, 2):
+        tracker = open_tracker(config, tmp_path, first_step=step - 1)
+        journal = Journal(tmp_path, step - 1, 2, quiet=True, tracker=tracker)
+        journal.record(step, LINE | {"total": step / 2, "note": "no figure"}, HEALTH)
+        journal.close()
+    assert {step: figures["total"] for step, figures in package.logged.items()} == {1: 0.5, 2: 1.0}
+    assert package.logged[2].keys() >= {"health/frame_rank", "samples_per_second"}
+    assert "note" not in package.logged[2]
+    first, second = package.begun
+    assert first == second
+    assert first["resume"] == "allow"
+    assert first["config"]["optim.steps"] == 6
+    assert package.closed == 2
+    assert not (tmp_path / "tensorboard").exists()
+
+
+def test_a_tracker_that_fails_costs_a_warning_and_not_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    package = StandIn(fails_at=4)
+    monkeypatch.setitem(sys.modules, "trackio", package)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
+    run = train(tiny(log="trackio"), tmp_path / "run")
+    assert list(package.logged) == [2]
+    assert capsys.readouterr().err.count("step 4: trackio fails (no connection); going on without it") == 1
+    assert len(metrics(run)) == 6
+
+
+def test_a_tracker_that_is_missing_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    if importlib.util.find_spec("wandb") is not None:
+        pytest.skip("wandb is installed")
+    with pytest.raises(InputError, match="pip install wandb"):
+        train(tiny(log="wandb"), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
