@@ -35,6 +35,7 @@ NAMES: dict[Format, str] = {
     "torch": "encoder.pth",
     "timm": "timm",
     "hf": "hf",
+    "hub": "hub",
     "onnx": "encoder.onnx",
 }
 # Names in timm 1.0 and in the published checkpoints of transformers: + is weight and bias, * is each block.

@@ -74,8 +74,8 @@ def test_folder_for_the_hub_loads_back_by_every_name(
     assert asked[0]["revision"] == "v1"
     assert asked[0]["allow_patterns"] == ["config.json", "model.safetensors"]
     assert by_name.name == "hf:me/mine"
-    others = [tcore.from_pretrained(folder), *map(tcore.load_encoder, (folder, f"hf:{folder}", "hf:me/mine"))]
-    for back in (by_name, *others):
+    others = [tcore.load_encoder(name) for name in (str(folder), f"hf:{folder}", "hf:me/mine")]
+    for back in (by_name, tcore.from_pretrained(folder), *others):
         assert back.fingerprint() == mine.fingerprint()
         assert back.notes == mine.notes
         assert torch.equal(back.features(images()), mine.features(images()))
