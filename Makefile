@@ -8,7 +8,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-versi
 # Some environments forbid Python to keep compiled modules: then each of the tests' processes compiles torch again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: quickstart test tests test-long wheel-test lint clean
+.PHONY: quickstart test tests test-long wheel-test docs lint clean
 
 # Threads that wait for one another give the core back soon: on a busy machine that is a third faster or more,
 # on an idle one it costs nothing.
@@ -24,6 +24,12 @@ tests: $(VENV)/.ready
 
 test-long: lint
 	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+# The documentation as web pages, in build/docs; a warning is an error. Only the installation needs the package index.
+docs: $(VENV)/.ready
+	$(INSTALL) --editable ".[docs]"
+	$(BIN)/python -m sphinx -q -W --keep-going -b html docs build/docs
+	@echo "build/docs/index.html"
 
 # The wheel in an empty environment: built, installed, used (needs the package index).
 wheel-test: $(VENV)/.ready
