@@ -1,4 +1,4 @@
-"""Settings of the documentation: `make docs` builds it from these pages and the docstrings, without network."""
+"""Settings of the documentation, which `make docs` builds from these pages and the docstrings."""
 
 import tomllib
 from pathlib import Path
