@@ -1,17 +1,27 @@
 """The README is executed and the docs are checked: code runs, flags are understood, links exist."""
 
+import importlib
 import re
 import shlex
 import tomllib
+from collections.abc import Iterator
+from dataclasses import fields
+from functools import cache
+from itertools import pairwise
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 import tcore
+from tcore.cli.data import Check
 from tcore.cli.main import VERBS
-from tcore.cli.train import parse_train
+from tcore.cli.parsing import parse, parse_settings
+from tcore.cli.train import Lab, Train, parse_train
+from tcore.config import flatten
+from tcore.evaluation import benchmarks
 from tcore.lab import TABLES
-from tcore.recipes import RECIPES
+from tcore.recipes import RECIPES, recipe
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -36,20 +46,81 @@ def test_python_of_the_readme_runs(
     assert "torch.Size([3, 192, 4, 6])" in said
 
 
+# One word of an alternative (`a|b`) or a placeholder (`N`, `RECIPE`) stands for all.
+PLACEHOLDERS = {"N": "1", "RECIPE": "vits16-k400", "KIND": "pca", "STEPS": "600", "FILE.png": "f.png"}
+
+
+def commands(page: Path) -> Iterator[tuple[str, bool]]:
+    """Commands of `tcore` that a page names, as they are typed, and whether each is complete."""
+    parts = re.split(r"^```\w*\n(.*?)^```", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    fenced = [line for part in parts[1::2] for line in part.replace("\\\n", " ").splitlines()]
+    inline = [" ".join(found.split()) for part in parts[::2] for found in re.findall(r"`([^`]+)`", part)]
+    for text, complete in [*((line, True) for line in fenced), *((code, False) for code in inline)]:
+        found = re.match(r"(?:torchrun .*-m |python -m )?tcore (?:-- )?([a-z].*?)(?:\s+#.*|\s*;.*|$)", text)
+        if found:
+            yield found[1], complete and "..." not in text
+
+
+def words_of(command: str) -> list[str]:
+    """The words that a shell makes of a command, placeholders and alternatives filled in."""
+    words = [word.strip("[]").split("|")[0] for word in shlex.split(command)]
+    return [PLACEHOLDERS.get(word, word) for word in words]
+
+
+def parse_command(verb: str, words: list[str]) -> None:
+    """Parse a command as the command line does; what it does not understand ends in SystemExit."""
+    module, name = VERBS[verb]
+    kind = getattr(importlib.import_module(f"tcore.cli.{module}"), name)
+    if verb == "train":
+        # The parser of a recipe takes a while: it is asked only where settings of the recipe are given.
+        bare = re.sub(r" --(frames|run|davis|evaluate-every) \S+| --plan", "", " ".join(words))
+        assert bare in RECIPES or parse_train(words).recipe in RECIPES
+    elif verb == "check":
+        early = dict(pairwise(words)).get("--recipe", Check.recipe)
+        parse_settings(Check, words, "tcore check", recipe(early))
+    else:
+        # A page of figures leaves out the file, and says so.
+        words += ["--out", "f.png"] if verb == "figure" and "--out" not in words else []
+        parse(Lab if verb == "lab" else kind, words, f"tcore {verb}")
+
+
+@cache
+def flags_of(verb: str) -> set[str]:
+    """Every flag that a verb has, whatever the recipe."""
+    module, name = VERBS[verb]
+    kind = getattr(importlib.import_module(f"tcore.cli.{module}"), name)
+    kinds = {"train": (Train,), "check": (Check,), "lab": (Lab,)}.get(verb) or get_args(kind) or (kind,)
+    names = {field.name for one in kinds for field in fields(one)} | set(benchmarks.BENCHMARKS) | {"help"}
+    names |= (
+        {name for each in RECIPES for name in flatten(recipe(each))} if verb in ("train", "check") else set()
+    )
+    return {f"--{name.replace('_', '-')}" for name in names}
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_commands_of_the_docs_are_understood(page: Path) -> None:
-    fences = re.findall(r"```\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL)
-    for line in re.findall(r"^tcore .*$", "\n".join(fences), flags=re.MULTILINE):
-        verb, *arguments = shlex.split(line.split("#")[0])[1:]
-        assert verb in VERBS, line
-        if verb == "train" and arguments[0] != "RECIPE":
-            assert parse_train(arguments).recipe in RECIPES, line
+    for command, complete in dict(commands(page)).items():
+        verb, *words = words_of(command)
+        assert verb in VERBS, command
+        if page.name != "CHANGELOG.md":  # which names flags that are gone
+            flags = {word for word in words if word.startswith("--") and " " not in word}
+            assert not flags - flags_of(verb), command
+        if complete and "--help" not in words:
+            try:
+                parse_command(verb, words)
+            except SystemExit:
+                pytest.fail(f"tcore {command}")
 
 
-def test_make_targets_of_the_readme_exist() -> None:
-    makefile = (ROOT / "Makefile").read_text()
-    for target in re.findall(r"^make ([a-z-]+)", README, flags=re.MULTILINE):
-        assert f"\n{target}:" in makefile
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_make_targets_and_extras_of_the_docs_exist(page: Path) -> None:
+    text, makefile = page.read_text(encoding="utf-8"), (ROOT / "Makefile").read_text(encoding="utf-8")
+    for target in re.findall(r"(?:^|`)(?:\w+=\S+ )?make ([a-z-]+)", text, flags=re.MULTILINE):
+        assert f"\n{target}:" in makefile, target
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    for extra in re.findall(r"'(?:\.|tcore-video)\[(\w+)\]'", text):
+        assert extra in extras["optional-dependencies"], extra
+    assert "tcore[" not in text, "the distribution is called tcore-video"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -67,7 +138,8 @@ def test_readme_is_short_and_every_page_is_linked_from_it() -> None:
     lines = README.splitlines()
     assert 120 <= len(lines) <= 150
     assert not [line for line in lines if len(line) > 120]
-    assert not [page.name for page in PAGES if page.name not in README and page.name != "README.md"]
+    own = ("README.md", "index.md", "api.md")  # the last two are the frame of the site that make docs builds
+    assert not [page.name for page in PAGES if page.name not in README and page.name not in own]
 
 
 def test_changelog_names_every_old_word_beside_the_new_one() -> None:
@@ -114,7 +186,8 @@ def test_files_and_tests_that_the_docs_name_exist(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     tests = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py"))
     for name in re.findall(
-        r"(?<![\w/])(?:tcore|tests|benchmarks|experiments|runs)/[\w/]+\.(?:py|sh)\b", text
+        r"(?<![\w/])(?:tcore|tests|benchmarks|experiments|runs|docs|\.github)/[\w/.-]*\.(?:py|sh|md|txt|yml)\b",
+        text,
     ):
         assert re.search("NAME|KIND", name) or (ROOT / name).exists(), name
     for name in re.findall(r"`(test_\w+)`", text):
