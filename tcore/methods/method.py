@@ -133,4 +133,4 @@ def some_rows(count: int, most: int) -> slice:
 def drop_path_seed(seed: int, step: int, part: int, rank: int = 0) -> int:
     """The seed from which a process draws what is random inside the network, for a part of a step."""
     stream = (seed, 4, step, part, *((rank,) if rank else ()))
-    return int(np.random.SeedSequence(stream).generate_state(1, np.uint64)[0] >> 1)
+    return int(np.random.SeedSequence(stream).generate_state(1, np.uint64)[0]) >> 1
