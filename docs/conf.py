@@ -10,6 +10,7 @@ author = copyright = PROJECT["authors"][0]["name"]
 version = release = PROJECT["version"]
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.viewcode"]
+highlight_language = "text"  # of blocks that name none: commands, mostly
 myst_heading_anchors = 4
 myst_enable_extensions = ["dollarmath"]
 default_role = "literal"  # docstrings mark code by single backquotes
