@@ -199,3 +199,4 @@ def test_version_is_the_newest_of_the_changelog() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert newest is not None
     assert newest[1] == project["version"] == tcore.__version__
+    assert f"\nversion: {newest[1]}\n" in (ROOT / "CITATION.cff").read_text()
