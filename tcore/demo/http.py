@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import ipaddress
+import json
 import os
 import re
 import secrets
@@ -162,6 +163,20 @@ async def read_body(request: Request, write: Callable[[bytes], object]) -> None:
             write(piece)
     except ClientDisconnect as error:
         raise HTTPException(408, "the request stopped before its end.") from error
+
+
+async def read_json(request: Request, most_mb: float) -> dict[str, Any]:
+    """The object that a request holds."""
+    body = bytearray()
+    stated_length(request, most_mb)
+    await read_body(request, body.extend)
+    try:
+        data = json.loads(body)
+    except (ValueError, RecursionError):
+        data = None
+    if not isinstance(data, dict):
+        raise InputError("the request is not a JSON object.")
+    return data
 
 
 def listen(host: str, port: int) -> socket.socket:

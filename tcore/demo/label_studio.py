@@ -8,7 +8,6 @@ image, a rectangle or key points come back as the mask of their object.
 import asyncio
 import base64
 import binascii
-import json
 import os
 import urllib.error
 import urllib.parse
@@ -28,7 +27,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tcore.data.images import Frame, decode_image
 from tcore.demo.engine import Engine
-from tcore.demo.http import Server, equal, explain, finish, read_body, refuse, stated_length
+from tcore.demo.http import Server, equal, explain, finish, read_json, refuse
 from tcore.demo.limits import Limits
 from tcore.errors import InputError
 from tcore.evaluation.masks import Ids
@@ -103,7 +102,7 @@ class LabelStudio(Server):
         return JSONResponse({"status": "UP", "model_class": "tcore"})
 
     async def _setup(self, request: Request) -> Response:
-        data = await self._json(request)
+        data = await read_json(request, self.limits.upload_mb)
         read_interface(str(data.get("schema") or ""))
         return JSONResponse({"model_version": self.version})
 
@@ -111,11 +110,11 @@ class LabelStudio(Server):
         return JSONResponse({"versions": [self.version]})
 
     async def _webhook(self, request: Request) -> Response:
-        await self._json(request)
+        await read_json(request, self.limits.upload_mb)
         return JSONResponse({"result": "ok"}, 201)  # nothing is trained here
 
     async def _predict(self, request: Request) -> Response:
-        data = await self._json(request)
+        data = await read_json(request, self.limits.upload_mb)
         waiting = asyncio.wrap_future(self.engine.submit(self._answer_tasks, data))
         results = await finish(request, waiting, waiting.cancel)
         return JSONResponse({"results": results, "model_version": self.version})
@@ -216,18 +215,6 @@ class LabelStudio(Server):
         if len(content) > most:
             raise InputError(f"image {address[:200]} has more than {self.limits.upload_mb} MB.")
         return decode_image(content, address[:200])
-
-    async def _json(self, request: Request) -> dict[str, Any]:
-        body = bytearray()
-        stated_length(request, self.limits.upload_mb)  # masks of a sequence come along
-        await read_body(request, body.extend)
-        try:
-            data = json.loads(body)
-        except (ValueError, RecursionError):
-            data = None
-        if not isinstance(data, dict):
-            raise InputError("the request is not a JSON object.")
-        return data
 
 
 def check_address(studio: str) -> None:

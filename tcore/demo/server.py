@@ -5,7 +5,6 @@ work (decoding, exports) are apart from the threads of Starlette that serve fram
 """
 
 import asyncio
-import json
 import secrets
 import socket
 import threading
@@ -30,7 +29,18 @@ from tcore.demo import messages
 from tcore.demo.clips import SAMPLES, Claim, Clip, open_sample, read_upload
 from tcore.demo.engine import Engine
 from tcore.demo.exports import write_export
-from tcore.demo.http import PREFIX, Server, equal, explain, finish, is_ours, read_body, refuse, stated_length
+from tcore.demo.http import (
+    PREFIX,
+    Server,
+    equal,
+    explain,
+    finish,
+    is_ours,
+    read_body,
+    read_json,
+    refuse,
+    stated_length,
+)
 from tcore.demo.job import Job, Visitor, Visitors
 from tcore.demo.limits import Limits
 from tcore.errors import InputError
@@ -197,7 +207,7 @@ class Demo(Server):
 
     async def _sample(self, request: Request) -> Response:
         async with _visitor(request).turn:
-            key = str((await self._json(request)).get("sample"))
+            key = str((await read_json(request, self.limits.json_mb)).get("sample"))
             await self._open(request, partial(open_sample, key, self.limits.frames))
         return await self._state(request)
 
@@ -223,19 +233,19 @@ class Demo(Server):
 
     async def _run(self, request: Request) -> Response:
         async with _visitor(request).turn:
-            job, data = _job(request), await self._json(request)
+            job, data = _job(request), await read_json(request, self.limits.json_mb)
             changed = data.get("changed")
             given = await asyncio.to_thread(messages.read_given, data, job.clip, self.limits)
             job.run(given, changed if isinstance(changed, int) else 0)
         return await self._state(request)
 
     async def _mark(self, request: Request) -> Response:
-        job, data = _job(request), await self._json(request)
+        job, data = _job(request), await read_json(request, self.limits.json_mb)
         frame, said = await asyncio.to_thread(messages.read_hints, data, job.clip, self.limits)
         return await self._compute(request, messages.mark, job, frame, said)
 
     async def _detail(self, request: Request) -> Response:
-        detail = (await self._json(request)).get("detail")
+        detail = (await read_json(request, self.limits.json_mb)).get("detail")
         if detail not in self._details:
             raise InputError(f"no detail {detail!r}: there are {', '.join(self._details)}.")
         _job(request).set_detail(detail)
@@ -275,18 +285,6 @@ class Demo(Server):
             path = await finish(request, asyncio.ensure_future(work), stop.set)
         remove = BackgroundTask(path.unlink, missing_ok=True)
         return FileResponse(path, filename=name, background=remove)
-
-    async def _json(self, request: Request) -> dict[str, Any]:
-        body = bytearray()
-        stated_length(request, self.limits.json_mb)
-        await read_body(request, body.extend)
-        try:
-            data = json.loads(body)
-        except (ValueError, RecursionError):
-            data = None
-        if not isinstance(data, dict):
-            raise InputError("the request is not a JSON object.")
-        return data
 
 
 def _visitor(request: Request) -> Visitor:
