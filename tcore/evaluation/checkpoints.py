@@ -6,14 +6,14 @@ import math
 import re
 import warnings
 import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load
-from torch import Tensor
+from torch import Tensor, nn
 
 from tcore.errors import InputError
 from tcore.evaluation.released import encoder_part, unify
@@ -169,6 +169,27 @@ def listing(items: Iterable[str]) -> str:
     all_items = list(items)
     more = f"; and {len(all_items) - LISTED} more" if len(all_items) > LISTED else ""
     return "; ".join(all_items[:LISTED]) + more
+
+
+def load_strictly(module: nn.Module, state: dict[str, Tensor], source: Path) -> None:
+    """Load weights; missing, unexpected or misshapen ones are an error that lists and counts them."""
+    expected = {name: tuple(value.shape) for name, value in module.state_dict().items()}
+    found = {name: tuple(value.shape) for name, value in state.items()}
+    problems = [f"missing {name}" for name in expected if name not in found]
+    problems += [f"unexpected {name}" for name in found if name not in expected]
+    problems += [
+        f"{name} is {shape}, expected {expected[name]}"
+        for name, shape in found.items()
+        if shape != expected.get(name, shape)
+    ]
+    refuse_problems(problems, str(source))
+    module.load_state_dict(state)
+
+
+def refuse_problems(problems: Sequence[str], source: str) -> None:
+    """Refuse weights of which some do not fit."""
+    if problems:
+        raise InputError(f"weights of {source} do not fit, {len(problems)} keys: {listing(problems)}.")
 
 
 def _resized_by_factor(weights: Weights) -> bool:

@@ -20,8 +20,9 @@ from tcore.evaluation.checkpoints import (
     Checkpoint,
     NetworkName,
     from_hf,
-    listing,
+    load_strictly,
     read_file,
+    refuse_problems,
     translate,
 )
 from tcore.evaluation.encoder import Adapted, Encoder, load_control
@@ -307,27 +308,6 @@ def _build(found: Checkpoint, source: Path) -> VisionTransformer:
         raise InputError(f"no encoder can be built for {source}: {reason(error)}.") from error
     load_strictly(vit, found.state, source)
     return vit
-
-
-def load_strictly(module: nn.Module, state: dict[str, Tensor], source: Path) -> None:
-    """Load weights; missing, unexpected or misshapen ones are an error that lists and counts them."""
-    expected = {name: tuple(value.shape) for name, value in module.state_dict().items()}
-    found = {name: tuple(value.shape) for name, value in state.items()}
-    problems = [f"missing {name}" for name in expected if name not in found]
-    problems += [f"unexpected {name}" for name in found if name not in expected]
-    problems += [
-        f"{name} is {shape}, expected {expected[name]}"
-        for name, shape in found.items()
-        if shape != expected.get(name, shape)
-    ]
-    refuse_problems(problems, str(source))
-    module.load_state_dict(state)
-
-
-def refuse_problems(problems: Sequence[str], source: str) -> None:
-    """Refuse weights of which some do not fit."""
-    if problems:
-        raise InputError(f"weights of {source} do not fit, {len(problems)} keys: {listing(problems)}.")
 
 
 def _what_is_wrong(path: Path) -> str:

@@ -14,8 +14,9 @@ from torch import Tensor
 
 from tcore.config import from_dict, load_config
 from tcore.errors import InputError
+from tcore.evaluation.checkpoints import load_strictly
 from tcore.evaluation.encoder import Encoder
-from tcore.evaluation.encoders import DEFAULT, load_strictly, shipped
+from tcore.evaluation.encoders import DEFAULT, shipped
 from tcore.evaluation.propagate import LabelSource, label_sources
 from tcore.evaluation.protocols import TCORE, Protocol
 from tcore.evaluation.resize import normalize_images
