@@ -102,7 +102,7 @@ def test_layer_or_reach_that_cannot_be_is_an_error(run: Path) -> None:
         ("hub:dinov2_vits14", "hub:facebookresearch/dinov2:dinov2_vits14"),
         ("tim:vit_small", "Did you mean timm:vit_small"),
         ("defualt", "Did you mean default"),
-        ("dinov2_vits14", "does not exist: give a run folder"),
+        ("dinov2_vits14", "does not exist: give a run, "),
         ("encoder.onnx", "ONNX"),
         (".", r"no encoder.safetensors.*hf:"),
     ],
