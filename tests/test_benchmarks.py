@@ -11,6 +11,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
 import cost
 import curves
+import lost
+import marking
 
 
 def falling(last: float) -> np.ndarray:
@@ -70,3 +72,18 @@ def test_axes_meet_in_one_point_that_is_measured_once(monkeypatch: pytest.Monkey
     assert len(asked) == 11
     assert list(cost.measure_axes(cost.GPU_AXES, kept, 6, "auto", time.perf_counter() - 1)) == points
     assert list(cost.measure_axes(cost.GPU_AXES, {}, 6, "auto", time.perf_counter() - 1)) == []
+
+
+def test_ranks_are_shared_by_equal_values_and_auroc_is_a_chance() -> None:
+    assert lost.ranks(np.array([3.0, 1.0, 3.0, 2.0])).tolist() == [3.5, 1.0, 3.5, 2.0]
+    sure = np.array([0.1, 0.4, 0.4, 0.9])
+    assert lost.auroc(sure, np.array([True, True, False, False])) == pytest.approx(3.5 / 4)
+    assert lost.auroc(-sure, np.array([True, True, False, False])) == pytest.approx(0.5 / 4)
+
+
+def test_a_simulated_click_falls_deepest_inside() -> None:
+    mask = np.zeros((20, 30), dtype=bool)
+    mask[0:3, :] = True
+    mask[8:19, 10:21] = True
+    assert marking.deepest(mask) == (15, 13)
+    assert marking.overlap(mask, mask) == 1

@@ -16,7 +16,7 @@ from tcore.data.rendered import render_video
 from tcore.device import choose_device, encoder_device
 from tcore.evaluation import pose, resize
 from tcore.evaluation.protocols import RENDERED
-from tcore.video.propagate_video import propagate
+from tcore.video.propagate import propagate
 from tests.evaluation.clips import tiny_encoder
 from tests.evaluation.layouts import heldout_videos, write_davis
 from tests.tiny import tiny

@@ -1,7 +1,10 @@
-"""The verbs around an encoder: evaluate, score, propagate, export."""
+"""The verbs around an encoder: evaluate, score, propagate, frame, export."""
 
 import json
-import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
@@ -18,6 +21,7 @@ from tcore.text import Say, to_stderr, to_stdout
 if TYPE_CHECKING:
     from tcore.evaluation.card import Card
     from tcore.evaluation.encoder import Encoder
+    from tcore.video.mark import Mark
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,12 +199,26 @@ class Score:
 class Propagate(WithProtocol):
     """Propagate a mask or points through a video: masks or tracks, an overlay, a confidence per frame."""
 
-    video: Positional[Path]
-    """A video file, or a folder of frames."""
-    labels: UseAppendAction[tuple[tuple[Path, ...], ...]]
-    """Mask PNGs named by frame number (00012.png; first.png is frame 0), or CSV or JSON of frame,name,x,y."""
+    video: Positional[tuple[Path, ...]]
+    """Video files or folders of frames, one or more; a folder of video files stands for all of them."""
+    labels: UseAppendAction[tuple[tuple[Path, ...], ...]] = ()
+    """PNG masks by frame number (00012.png; first.png: --start), CSV or JSON of points, or their folder."""
+    box: UseAppendAction[tuple[tuple[str, float, float, float, float], ...]] = ()
+    """NAME X Y WIDTH HEIGHT in pixels: the object in this box is followed."""
+    click: UseAppendAction[tuple[tuple[str, float, float], ...]] = ()
+    """NAME X Y: a pixel of an object."""
+    click_not: UseAppendAction[tuple[tuple[str, float, float], ...]] = ()
+    """NAME X Y: a pixel that is not part of an object that has a box or clicks."""
+    mark_at: str | None = None
+    """The frame of boxes and clicks: its number, or a time such as 3.5s (unset: --start)."""
+    start: str = "0"
+    """The first frame: its number, or a time such as 3.5s."""
+    end: str | None = None
+    """The last frame, included (unset: the end of the video)."""
+    every: int = 1
+    """Take every so many frames."""
     out: Path | None = None
-    """New folder for the labels, confidence.csv and overlay.mp4 (unset: propagated/NAME-OF-VIDEO)."""
+    """New folder (unset: propagated/NAME-OF-VIDEO); of several videos, it holds a folder each."""
     detail: Literal["coarse", "fine", "finest"] | None = None
     """A patch covers 16, 8 or about 5 pixels of a frame (unset: fine, or coarse on a slow CPU)."""
     edges: Literal["on", "off"] = "on"
@@ -215,31 +233,139 @@ class Propagate(WithProtocol):
     """Files of the labels (unset: davis, PNG masks, or tracks, a CSV of points); dlc is DeepLabCut's."""
 
     def execute(self) -> None:
-        """Propagate the labels, and say where they are."""
-        labels = list(chain(*self.labels))
-        if not labels:
-            raise InputError("--labels is empty: give masks or points.")
-        video = Path(os.path.normpath(self.video.absolute()))  # a link goes by its own name
-        out = self.out or Path("propagated") / (video.name if video.is_dir() else video.stem)
+        """Propagate the labels through each video, and say where they are."""
         from tcore.device import encoder_device
+        from tcore.video.several import find_labels, find_videos
+
+        at_least(1, every=self.every)
+        given, marks = list(chain(*self.labels)), self._marks()
+        if not given and not marks:
+            raise InputError("nothing to follow: give --labels, --box or --click.")
+        videos = find_videos(self.video)
+        in_folder = len(given) == 1 and given[0].is_dir()
+        if len(videos) > 1 and given and not in_folder:
+            raise InputError(
+                f"{len(videos)} videos: --labels must be one folder, with labels named like them."
+            )
+        encoder, failed = self.load().to(encoder_device(self.device)), []
+        for name, video in videos.items():
+            out = self.out or Path("propagated") / name
+            out = out / name if self.out and len(videos) > 1 else out
+            try:
+                labels = find_labels(given[0], name, len(videos) == 1) if in_folder else given
+                self._propagate(encoder, video, labels, marks, out)
+            except InputError as error:
+                if len(videos) == 1 or error.exit_code == 130:
+                    raise
+                failed.append(name)
+                to_stderr(f"tcore: error: {video}: {error}")
+        if failed:
+            raise InputError(f"{len(failed)} of {len(videos)} videos failed: {', '.join(failed)}.")
+
+    def _propagate(
+        self, encoder: "Encoder", video: Path, labels: "list[Path]", marks: "list[Mark]", out: Path
+    ) -> None:
         from tcore.evaluation.protocols import protocol
         from tcore.video.propagate_video import propagate_video_file
 
-        done = propagate_video_file(
-            self.load().to(encoder_device(self.device)),
-            self.video,
-            labels,
-            out,
-            protocol=replace(protocol(self.protocol), precision=self.precision),
-            detail=self.detail,
-            edges=self.edges == "on",
-            long_side=self.long_side,
-            search=self.search,
-            overlay=self.overlay,
-            form=self.format,
-            say=to_stderr,
-        )
+        with first_interrupt("stopping after this frame; Ctrl-C again drops what was done.") as interrupted:
+            done = propagate_video_file(
+                encoder,
+                video,
+                labels,
+                out,
+                marks=marks,
+                mark_at=self.mark_at,
+                start=self.start,
+                end=self.end,
+                every=self.every,
+                protocol=replace(protocol(self.protocol), precision=self.precision),
+                detail=self.detail,
+                edges=self.edges == "on",
+                long_side=self.long_side,
+                search=self.search,
+                overlay=self.overlay,
+                form=self.format,
+                interrupted=interrupted,
+                say=to_stderr,
+            )
         to_stdout(f"{out}: {done.frames} frames, mean confidence {done.confidence:.3f}")
+
+    def _marks(self) -> "list[Mark]":
+        """Boxes and clicks by the name of their object, in the order in which names appear."""
+        from tcore.video.mark import Mark
+
+        boxes = {name: box for name, *box in self.box}
+        if len(boxes) < len(self.box):
+            raise InputError("two boxes for one object: every --box needs its own NAME.")
+        on, off = (
+            {name: tuple((x, y) for one, x, y in clicks if one == name) for name, _, _ in clicks}
+            for clicks in (self.click, self.click_not)
+        )
+        names = list(dict.fromkeys([*boxes, *on]))
+        for name in off:
+            if name not in names:
+                raise InputError(f"--click-not {name}: that object has no --box and no --click.")
+        if self.mark_at is not None and not names:
+            raise InputError(f"--mark-at {self.mark_at} has no effect without --box or --click.")
+        found = []
+        for name in names:
+            box = boxes.get(name)
+            corners = None if box is None else (box[0], box[1], box[2], box[3])
+            found.append(Mark(name, corners, on.get(name, ()), off.get(name, ())))
+        return found
+
+
+@dataclass(frozen=True)
+class FrameOf:
+    """Write one frame of a video to a picture, to paint a mask over it or to read off coordinates."""
+
+    video: Positional[Path]
+    """A video file, or a folder of frames."""
+    out: Positional[Path]
+    """New file: .png or .jpg."""
+    at: str = "0"
+    """The number of the frame, or a time such as 3.5s."""
+
+    def execute(self) -> None:
+        """Write the picture."""
+        from PIL import Image
+
+        from tcore.data.part import open_part
+        from tcore.files import atomic
+
+        if self.out.suffix.lower() not in (".png", ".jpg", ".jpeg"):
+            raise InputError(f"{self.out}: need a name that ends in .png or .jpg.")
+        if self.out.exists():
+            raise InputError(f"{self.out} already exists: give another name.")
+        video = open_part(self.video, self.at, None, 1)
+        frame = next(iter(video))
+        with atomic(self.out) as temporary:
+            kind = "PNG" if self.out.suffix.lower() == ".png" else "JPEG"
+            Image.fromarray(frame).save(temporary, format=kind)
+        to_stdout(f"{self.out}: frame {video.number(0)}, {frame.shape[1]}x{frame.shape[0]}")
+
+
+@contextmanager
+def first_interrupt(text: str) -> Iterator[Callable[[], bool]]:
+    """Whether Ctrl-C was pressed; only the second time it ends the program at once."""
+    pressed = False
+
+    def note(number: int, frame: object) -> None:
+        nonlocal pressed
+        if pressed:
+            raise KeyboardInterrupt
+        pressed = True
+        to_stderr(text)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield bool
+        return
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield lambda: pressed
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,6 +30,8 @@ training
 
 encoders
   tcore propagate ENCODER VIDEO --labels FIRST [--out OUT]    propagate masks or points through a video
+  tcore propagate ENCODER VIDEO --box dog 40 60 200 120       the same from a box around the object
+  tcore frame VIDEO OUT.png --at 3.5s                         one frame of a video as a picture
   tcore evaluate ENCODER --davis DIR --jhmdb DIR --out OUT    score an encoder by label propagation
   tcore score BENCHMARK --truth DIR --predictions DIR         score predictions of any method
   tcore export ENCODER OUT --format FORMAT                    write it for torch, timm, transformers or ONNX
@@ -76,7 +78,12 @@ def main(argv: Sequence[str] | None = None) -> None:
             raise
         _fail(f"the GPU is out of memory: use {LIGHTER.get(words[0], 'smaller inputs')}.", 1)
     except KeyboardInterrupt:
-        _fail("interrupted; rerun the same command to resume from what was saved.", 130)
+        again = (
+            "nothing was kept"
+            if words[:1] == ["propagate"]
+            else "rerun the same command to resume from what was saved"
+        )
+        _fail(f"interrupted; {again}.", 130)
 
 
 def _fail(text: str, code: int) -> NoReturn:
@@ -137,6 +144,7 @@ VERBS = {
     "train": ("train", "train"),
     "lab": ("train", "lab"),
     "propagate": ("encoders", "Propagate"),
+    "frame": ("encoders", "FrameOf"),
     "evaluate": ("encoders", "Evaluate"),
     "score": ("encoders", "Score"),
     "export": ("encoders", "Export"),

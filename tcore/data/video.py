@@ -143,9 +143,13 @@ class Video:
         """The frames stop - 1, stop - 2, ..., 0; a few are in memory at a time."""
         raise NotImplementedError
 
-    def file_name(self, index: int) -> str:
-        """The image file of a frame, or what it is called once frames are written to files."""
-        return f"{index:05d}.png"
+    def number(self, index: int) -> int:
+        """The number of a frame in its file or folder."""
+        return index
+
+    def file_name(self, number: int) -> str:
+        """The image file of a frame, by its number, or what it is called once frames are written to files."""
+        return f"{number:05d}.png"
 
 
 class FolderVideo(Video):
@@ -175,9 +179,9 @@ class FolderVideo(Video):
         """The frames stop - 1, stop - 2, ..., 0."""
         return ahead(read_image, reversed(self.files[:stop]))
 
-    def file_name(self, index: int) -> str:
+    def file_name(self, number: int) -> str:
         """The name of the image file."""
-        return self.files[index].name
+        return self.files[number].name
 
 
 class FileVideo(Video):

@@ -34,7 +34,7 @@ from tcore.evaluation.masks import Ids
 from tcore.evaluation.resize import Size
 from tcore.video.brush import pack_mask, unpack_mask
 from tcore.video.mark import Marker
-from tcore.video.propagate_video import propagate
+from tcore.video.propagate import propagate
 
 TOKEN = "LABEL_STUDIO_API_KEY"  # environment variable: the access token of a person
 KINDS = ("brushlabels", "rectanglelabels", "keypointlabels")

@@ -9,13 +9,15 @@ from functools import partial
 from typing import Any, NamedTuple, NoReturn
 
 import torch
-from jaxtyping import Float, UInt8
+from jaxtyping import Float
 from torch import Tensor, nn
 
+from tcore.data.arrays import as_clip
 from tcore.data.render import MEAN, STD
 from tcore.errors import InputError
 from tcore.evaluation.resize import normalize_images
 from tcore.model.vit import VisionTransformer
+from tcore.text import format_size
 
 MOST_PREFIX = 16  # tokens before the patches (CLS, registers) of a model that does not say how many it has
 
@@ -79,7 +81,25 @@ def exact_convolution(conv: nn.Conv2d, images: Tensor) -> Tensor:
 
 
 class Encoder(nn.Module):
-    """A frozen frame encoder: uint8 frames in, a grid of features out."""
+    """A frozen frame encoder: uint8 frames in, a grid of features out.
+
+    From `tcore.load_encoder("default")`, a run folder, or another name. Features of a video, the frames that
+    look most like the first one, and a mask through all of them:
+
+    >>> import tcore
+    >>> encoder = tcore.load_encoder("default")
+    >>> video = tcore.FrameStore.rendered(videos=1, frames=6, size=64).read(0, range(6))
+    >>> features = encoder(video)  # or encoder(tcore.read_video("clip.mp4"))
+    >>> features.shape  # time, channels, height / 16, width / 16
+    torch.Size([6, 192, 4, 4])
+    >>> looks = torch.nn.functional.normalize(features.mean(dim=(2, 3)), dim=1)
+    >>> nearest = (looks @ looks[0]).argsort(descending=True)
+    >>> int(nearest[0])
+    0
+    >>> mask = tcore.mark(video[0], encoder, box=(16, 16, 32, 32))
+    >>> [labeled.frame for labeled in tcore.propagate(encoder, video, mask)]
+    [0, 1, 2, 3, 4, 5]
+    """
 
     copies = False
     """Whether labels are copied from the first frame, without any features."""
@@ -122,11 +142,23 @@ class Encoder(nn.Module):
         return known if self.reach is None else known | {"reach": self.reach}
 
     @torch.no_grad()
-    def forward(
-        self, frames: UInt8[Tensor, "time height width 3"]
-    ) -> Float[Tensor, "time channels rows columns"]:
-        """Features of the patches, after the final norm; the size must be a multiple of the patch."""
-        return self.features(normalize_images(frames.permute(0, 3, 1, 2).float() / 255))
+    def forward(self, frames: Any) -> Float[Tensor, "time channels rows columns"]:
+        """Features of the patches, after the final norm; the size must be a multiple of the patch.
+
+        `frames` are uint8, time x height x width x RGB: a tensor, an array, or a list of frames of any kind;
+        a single frame is a clip of one.
+        """
+        clip = as_clip(frames).to(next(self.parameters()).device)
+        height, width = clip.shape[1:3]
+        if height % self.patch_size or width % self.patch_size:
+            fits = format_size(
+                *(max(1, side // self.patch_size) * self.patch_size for side in (height, width))
+            )
+            raise InputError(
+                f"frames of {format_size(height, width)} do not divide into patches of {self.patch_size}: "
+                f"resize or crop them, for example to {fits}."
+            )
+        return self.features(normalize_images(clip.permute(0, 3, 1, 2).float() / 255))
 
     @torch.no_grad()
     def features(

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from tcore.config import Reach, Resize, VitSpec, from_dict
 from tcore.data.render import MEAN, STD
+from tcore.device import encoder_device
 from tcore.errors import InputError
 from tcore.evaluation.checkpoints import (
     RESIZES,
@@ -68,9 +69,10 @@ def load_encoder(
     heads: int | None = None,
     network: NetworkName = "teacher",
 ) -> Encoder:
-    """The encoder of a run, a checkpoint, `default`, random:SIZE, timm:NAME, hf:NAME_OR_DIR or hub:REPO:NAME.
+    """The encoder of a run, a checkpoint, `default`, timm:NAME, hf:NAME_OR_DIR or hub:REPO:NAME.
 
-    untrained:RUN is the network of a run before its training, to compare the run with.
+    untrained:RUN is the network of a run before its training, to compare the run with; random:SIZE is one of
+    a published size.
     `layer` is the block whose output, after the final norm, makes the features; `reach` is how many patches
     away attention goes, where it should differ from training; `positions` is how positions get to other
     grids: to their size, by a factor, or exactly; `heads` is the number of attention heads of a checkpoint,
@@ -105,6 +107,16 @@ def load_encoder(
     choose_reach(encoder, reach)
     choose_positions(encoder, positions)
     return encoder
+
+
+def as_encoder(encoder: Encoder | str | Path) -> Encoder:
+    """An encoder, or the one of a name, on the best device of this machine."""
+    if isinstance(encoder, Encoder):
+        return encoder
+    if isinstance(encoder, (str, Path)):
+        return load_encoder(encoder).to(encoder_device())
+    kind = type(encoder).__name__
+    raise InputError(f"encoder is a {kind}: give a name such as 'default', or what load_encoder returns.")
 
 
 def choose_layer(encoder: Encoder, layer: int) -> None:

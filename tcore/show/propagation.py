@@ -27,7 +27,7 @@ from tcore.evaluation.protocols import RENDERED, TCORE, Protocol
 from tcore.evaluation.scores import BOX_SHARE
 from tcore.show.plotting import COLORS, FAINT, check_out, drawing, show_picture
 from tcore.text import Say, did_you_mean, silent
-from tcore.video.propagate_video import propagate
+from tcore.video.propagate import propagate
 from tcore.video.tracked import paint_ids
 
 Joints = Float[np.ndarray, "2 joints time"]
@@ -90,7 +90,7 @@ def label_video(encoder: Encoder, path: Path, mask: Path, protocol: Protocol = T
             frames.append(frame)
             yield frame
 
-    found = list(propagate(encoder, kept(), read_ids(mask), protocol=protocol))
+    found = [one.labels for one in propagate(encoder, kept(), read_ids(mask), protocol=protocol)]
     return PropagatedClip(path.name, "objects", len(frames), lambda index: frames[index], found, None)
 
 

@@ -60,17 +60,30 @@ def choose_detail(
     long_side: int | None = None,
     search: Search | None = None,
     say: Say = silent,
+    asked: Detail | None = None,
 ) -> Detail:
-    """`fine`, or `coarse` where that would be too slow; the time that it takes is measured on one frame."""
-    inside = fit_size((frame.shape[0], frame.shape[1]), encoder.patch_size, "fine", long_side)
-    protocol = suited(protocol, encoder, inside, search)
-    spent = estimate(encoder, frame, inside, count or protocol.context, protocol)
-    each = spent["encode"] + spent["step"]
-    slow = each * SLOWEST > 1 and next(encoder.parameters()).device.type == "cpu"
-    whole = "" if count is None or slow else f", {format_seconds(spent['total'])} for {count} frames"
-    chosen = "detail coarse, because fine would take" if slow else "detail fine:"
-    say(f"{chosen} about {each:.2g} s a frame here{whole} (--detail coarse, fine or finest).")
-    return "coarse" if slow else "fine"
+    """The detail that is asked for, or else `fine`, or `coarse` where that would be too slow.
+
+    The time that it takes is measured on one frame, and said with what would make it faster.
+    """
+    size, on_cpu = (frame.shape[0], frame.shape[1]), next(encoder.parameters()).device.type == "cpu"
+
+    def measure(detail: Detail) -> tuple[float, float]:
+        inside = fit_size(size, encoder.patch_size, detail, long_side)
+        chosen = suited(protocol, encoder, inside, search)
+        spent = estimate(encoder, frame, inside, count or chosen.context, chosen)
+        return spent["encode"] + spent["step"], spent["total"]
+
+    detail: Detail = asked or "fine"
+    (each, total), why = measure(detail), ""
+    if asked is None and on_cpu and each * SLOWEST > 1:
+        detail, why = "coarse", f" (fine would take {each:.2g})"
+        each, total = measure(detail)
+    whole = "" if count is None else f", {format_seconds(total)} for {count} frames"
+    ways = [] if detail == "coarse" else ["--detail coarse"]
+    ways += ["--every 2", "a smaller --long-side", *(["a GPU"] if on_cpu else [])]
+    say(f"detail {detail}: about {each:.2g} s a frame here{why}{whole}. Faster: {', '.join(ways)}.")
+    return detail
 
 
 def estimate(

@@ -102,10 +102,10 @@ def write_tracks(about: About, labeled: Labeled) -> Files:
 
 def write_coco(about: About, labeled: Labeled) -> Files:
     """COCO: a compressed run-length mask per object and frame, or the points of a frame as keypoints."""
-    name, written, done = "coco.json", 0, 0
+    name, written, numbers = "coco.json", 0, list[int]()
     yield name, b'{"annotations": ['
     for index, labels in labeled:
-        done = index + 1
+        numbers.append(index)
         if about.names:
             found = [(1, _keypoints(labels))]
         else:
@@ -116,9 +116,9 @@ def write_coco(about: About, labeled: Labeled) -> Files:
             yield name, b",\n"[2 * (written == 1) :] + json.dumps(ids | values).encode()
     height, width = about.size
     yield name, b'],\n"images": ['
-    for index in range(done):
+    for place, index in enumerate(numbers):
         image = {"id": index + 1, "file_name": about.file_name(index), "height": height, "width": width}
-        yield name, b",\n"[2 * (index == 0) :] + json.dumps(image).encode()
+        yield name, b",\n"[2 * (place == 0) :] + json.dumps(image).encode()
     categories: list[dict[str, Any]] = [{"id": label, "name": f"object {label}"} for label in about.objects]
     if about.names:
         categories = [{"id": 1, "name": "points", "keypoints": list(about.names), "skeleton": []}]

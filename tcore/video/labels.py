@@ -5,10 +5,11 @@ import io
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ from jaxtyping import Bool, Float, Int, UInt8
 from numpy.lib.stride_tricks import sliding_window_view
 from torch.nn.functional import max_pool2d
 
+from tcore.data.arrays import as_array
 from tcore.data.images import BAD_IMAGE, Frame, image_problem, open_image
 from tcore.errors import InputError
 from tcore.evaluation.masks import VOID, Ids, davis_palette
@@ -51,24 +53,26 @@ class Points:
     frames: dict[int, dict[str, tuple[float, float]]]
 
 
-def read_labels(paths: Sequence[Path], stems: Mapping[str, int], say: Say = silent) -> Masks | Points:
+def read_labels(
+    paths: Sequence[Path], stems: Mapping[str, int], say: Say = silent, first: int = 0
+) -> Masks | Points:
     """Labels of any frames: PNG masks, or CSV or JSON tables of points.
 
     A mask belongs to the frame with the same name (`stems`), to the one whose number is its name, or, as
-    the first of the list, to frame 0. Frames are numbered from 0. Every repair is a line for `say`.
+    the first of the list, to frame `first`. Frames are numbered from 0. Every repair is a line for `say`.
     """
     kinds = {path.suffix.lower() for path in paths}
     if not kinds or not (kinds == {".png"} or kinds <= {".csv", ".json"}):
         found = ", ".join(map(str, paths)) or "none"
         raise InputError(f"labels {found}: need PNG masks, or CSV or JSON tables of points.")
-    return read_masks(paths, stems, say) if kinds == {".png"} else read_points(paths)
+    return read_masks(paths, stems, say, first) if kinds == {".png"} else read_points(paths)
 
 
-def read_masks(paths: Sequence[Path], stems: Mapping[str, int], say: Say) -> Masks:
+def read_masks(paths: Sequence[Path], stems: Mapping[str, int], say: Say, first: int = 0) -> Masks:
     """Ids of some masks; a color means the same object in all of them."""
     files: dict[int, Path] = {}
     for position, path in enumerate(paths):
-        frame = frame_number(path, position, stems)
+        frame = frame_number(path, position, stems, first)
         if frame in files:
             raise InputError(f"labels {files[frame]} and {path} are both for frame {frame}.")
         files[frame] = path
@@ -86,13 +90,13 @@ def read_masks(paths: Sequence[Path], stems: Mapping[str, int], say: Say) -> Mas
     return Masks({frame: without_void(ids[frame], files[frame], say) for frame in sorted(ids)})
 
 
-def frame_number(path: Path, position: int, stems: Mapping[str, int]) -> int:
+def frame_number(path: Path, position: int, stems: Mapping[str, int], first: int = 0) -> int:
     """The frame that a mask belongs to."""
     if path.stem in stems:
         return stems[path.stem]
     digits = re.search("[0-9]+$", path.stem)
     if position == 0 and (digits is None or digits.group() != path.stem):
-        return 0
+        return first
     if digits is None:
         raise InputError(f"labels {path}: the name has no frame number; call it 00012.png for frame 12.")
     return int(digits.group())
@@ -227,6 +231,58 @@ def colors_to_ids(images: Mapping[int, Frame]) -> tuple[dict[int, Ids], str]:
 def _codes(image: Frame) -> Int[np.ndarray, "height width"]:
     red, green, blue = np.moveaxis(image.astype(np.int64), 2, 0)
     return (red << 16) | (green << 8) | blue
+
+
+def as_labels(labels: Any, number: Callable[[int], int] = int) -> Masks | Points:
+    """Labels of the first frame, or of any frames by number: masks of any kind, or points as x and y.
+
+    `number` is what a frame is called, by its place among the frames; labels come back by their place.
+    """
+    every = number(1) - number(0)
+    named = labels if isinstance(labels, Mapping) else {number(0): labels}
+    off = [
+        frame
+        for frame in named
+        if not isinstance(frame, int) or (frame - number(0)) % every or frame < number(0)
+    ]
+    if not named or off:
+        raise InputError(f"labels for frames {[*named]}: need one or more, numbered from {number(0)} on.")
+    given = {(frame - number(0)) // every: _as_label(frame, value) for frame, value in named.items()}
+    masks = {frame: values for frame, values in given.items() if isinstance(values, np.ndarray)}
+    if len(masks) == len(given):
+        return Masks(masks)
+    rows = {frame: values for frame, values in given.items() if not isinstance(values, np.ndarray)}
+    counts = {len(values) for values in rows.values()}
+    if masks or len(counts) > 1:
+        raise InputError(
+            "labels differ in kind or number: give masks of ids, or the same points, for all frames."
+        )
+    names = tuple(map(str, range(counts.pop())))
+    return Points(names, {frame: dict(zip(names, row, strict=True)) for frame, row in rows.items()})
+
+
+def _as_label(frame: int, value: Any) -> Ids | list[tuple[float, float]]:
+    """A mask of ids, or points."""
+    if isinstance(value, (str, Path)):
+        read = read_labels([Path(value)], {})
+        if isinstance(read, Masks):
+            return next(iter(read.frames.values()))
+        raise InputError(f"labels {value}: from Python, give points as [[x, y], ...].")
+    values = as_array(value)
+    shape = "x".join(map(str, values.shape))
+    listed = isinstance(value, Sequence) and values.ndim == 2 and values.shape[1] == 2
+    if values.dtype.kind == "f" or (listed and values.dtype.kind in "iu"):
+        if values.ndim != 2 or values.shape[1] != 2 or len(values) == 0:
+            raise InputError(
+                f"labels of frame {frame} are {shape} of {values.dtype}: need ids, or x and y each."
+            )
+        return [(float(x), float(y)) for x, y in values.tolist()]
+    if values.ndim != 2 or values.dtype.kind not in "biu":
+        raise InputError(f"labels of frame {frame} are {shape} of {values.dtype}: need ids, or x and y each.")
+    low, high = int(values.min(initial=0)), int(values.max(initial=0))
+    if low < 0 or high > VOID:
+        raise InputError(f"labels of frame {frame} span {low} to {high}: ids go from 0 to 255.")
+    return values.astype(np.uint8)
 
 
 def read_points(paths: Sequence[Path]) -> Points:

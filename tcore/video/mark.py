@@ -16,17 +16,17 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from tcore.data.arrays import FrameLike, as_frame, as_mask, as_points
 from tcore.data.images import Frame
 from tcore.errors import InputError
 from tcore.evaluation.edges import follow_colors, window_means
 from tcore.evaluation.encoder import Encoder
-from tcore.evaluation.encoders import DEFAULT
+from tcore.evaluation.encoders import DEFAULT, as_encoder
 from tcore.evaluation.resize import Size, bilinear
 from tcore.evaluation.run_clip import encode
 from tcore.text import format_size
-from tcore.video.inputs import FrameLike, as_encoder, as_frame, as_mask, as_points
 
-Mask = Bool[np.ndarray, "rows columns"]
+MaskPixels = Bool[np.ndarray, "rows columns"]
 Plane = Float[Tensor, "height width"]
 
 SHORT_SIDE = 30  # cells of the grid of features along the short side of a frame
@@ -41,19 +41,29 @@ FIXED = 1e3  # pull of what was said: clicks, scribbles, and all outside of the 
 EVEN = 0.5  # share of each histogram that is spread over all kinds
 CHANCE = 0.4  # from which on a pixel belongs to the object
 SPOT = 0.012  # radius of a click, in short sides of the frame
-NEAR = 0.25  # how far from a click its object is expected to reach, in short sides of the frame
+NEAR = 0.15  # how far from a click its object is expected to reach, in short sides of the frame
+
+
+@dataclass(frozen=True)
+class Mark:
+    """An object by its name, and what was drawn to mark it."""
+
+    name: str
+    box: tuple[float, float, float, float] | None = None
+    clicks: tuple[tuple[float, float], ...] = ()
+    clicks_not: tuple[tuple[float, float], ...] = ()
 
 
 @dataclass(frozen=True)
 class Hints:
     """What was said about an object: pixels where it may be, how likely, where it is, and where it is not."""
 
-    inside: Mask
+    inside: MaskPixels
     likely: Float[np.ndarray, "rows columns"]
     leaning: Float[np.ndarray, "rows columns"]
     """Log odds of a place that is closer to what is not the object; 0 elsewhere."""
-    is_object: Mask
-    is_not: Mask
+    is_object: MaskPixels
+    is_not: MaskPixels
 
 
 class Marker:
@@ -76,7 +86,7 @@ class Marker:
         clicks_not: Any = (),
         scribble: Any = None,
         brush: Any = None,
-    ) -> Mask:
+    ) -> MaskPixels:
         """The object in a box, at the clicks, under a scribble or under a rough brush; see `mark`."""
         size = (self.frame.shape[0], self.frame.shape[1])
         boxes = [] if box is None else as_points("box", box, 4)
@@ -89,7 +99,7 @@ class Marker:
             found = self._refine(replace(hints, likely=0.9 * found.astype(np.float32)), found)
         return found
 
-    def _refine(self, hints: Hints, around: Mask) -> Mask:
+    def _refine(self, hints: Hints, around: MaskPixels) -> MaskPixels:
         """The object, from what was said, in a stretch of the frame around some pixels."""
         top, bottom, left, right = stretch(around)
         part = (slice(top, bottom), slice(left, right))
@@ -135,7 +145,7 @@ def mark(
     clicks_not: Any = (),
     scribble: Any = None,
     brush: Any = None,
-) -> Mask:
+) -> MaskPixels:
     """The mask of an object of a frame, from a box, clicks, a scribble or a brush.
 
     A `box` is x, y, width and height. `clicks` (x, y each) are on the object, `clicks_not` beside it. A
@@ -151,8 +161,8 @@ def read_hints(
     boxes: Sequence[Sequence[float]],
     clicks: Sequence[Sequence[float]],
     clicks_not: Sequence[Sequence[float]],
-    scribble: Mask | None,
-    brush: Mask | None,
+    scribble: MaskPixels | None,
+    brush: MaskPixels | None,
 ) -> Hints:
     """Masks of what was said; what lies outside of the frame is refused."""
     if not boxes and not clicks and scribble is None and brush is None:
@@ -200,7 +210,7 @@ def read_hints(
     return Hints(inside, likely, leaning, spots[True] & inside, spots[False])
 
 
-def spread(mask: Mask, half: int) -> Float[np.ndarray, "rows columns"]:
+def spread(mask: MaskPixels, half: int) -> Float[np.ndarray, "rows columns"]:
     """A mask that fades out around its pixels, 1 at most."""
     down, across = (window_means(length, half) for length in mask.shape)
     soft = torch.from_numpy(mask.astype(np.float32))
@@ -219,7 +229,7 @@ def connected(mask: Bool[Tensor, "rows columns"], seeds: Bool[Tensor, "rows colu
     return found
 
 
-def stretch(around: Mask) -> tuple[int, int, int, int]:
+def stretch(around: MaskPixels) -> tuple[int, int, int, int]:
     """Rows and columns from and to: the box of a mask, with a margin."""
     found = []
     for places, length in zip(np.nonzero(around), around.shape, strict=True):
@@ -250,8 +260,8 @@ def walk_rounds(
     if inside.all():  # nothing was said about the background: it is where the object is not expected
         off = torch.where(sure, 0.0, 1 - on)
     found, sides = on, split_sides(inside)
-    # An object fills the middle of its box rather than the corners.
-    place = 0.3 * torch.logit(likely.clamp(0.05, 0.95)).flatten() if sides else torch.zeros(likely.numel())
+    # An object fills the middle of its box rather than the corners, or lies around its clicks.
+    place = (0.3 if sides else 1.0) * torch.logit(likely.clamp(0.05, 0.95)).flatten()
     for turn in range(ROUNDS):
         offs = [off, *sides] if turn else (sides or [off])
         by_color, by_feature = (

@@ -3,32 +3,41 @@
 import csv
 import dataclasses
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Float, Integer
 
 from tcore.data.images import Frame
-from tcore.data.video import FolderVideo, Video, h264_encoder, open_video, video_writer
+from tcore.data.part import PartOfVideo, frame_at, open_part
+from tcore.data.video import FolderVideo, Video, h264_encoder, video_writer
 from tcore.errors import InputError
 from tcore.evaluation.encoder import Encoder
+from tcore.evaluation.masks import VOID
 from tcore.evaluation.propagate import Labels
 from tcore.evaluation.protocols import TCORE, Detail, Protocol, Search
 from tcore.evaluation.resize import Size
-from tcore.evaluation.run_clip import run_clip, same_size
 from tcore.files import check_writable, new_folder, write_text
 from tcore.text import Progress, Say, format_size, short_path, silent
-from tcore.video.both_ways import both_ways
 from tcore.video.detail import choose_detail, fit_size, suited
 from tcore.video.formats import About, choose_format, write_files
 from tcore.video.labels import Masks, Points, read_labels
+from tcore.video.mark import Mark, Marker
+from tcore.video.propagate import soft_labels
 from tcore.video.tracked import TrackedMasks, TrackedPoints, paint_labels, track_labels
 
+LISTED = 5  # losses that are listed
 CONFIDENCE = ("frame", "confidence", "share", "given")
+LOST = 0.5  # an object is lost below: on DAVIS-2016, 43% of such frames have J < .3, of the others 11%
+
+
+class InterruptedRunError(InputError):
+    """The user stopped the command; what was done before is kept."""
+
+    exit_code = 130
 
 
 class Propagation(NamedTuple):
@@ -44,6 +53,11 @@ def propagate_video_file(
     labels: str | Path | Sequence[str | Path],
     out: str | Path,
     *,
+    marks: Sequence[Mark] = (),
+    mark_at: str | None = None,
+    start: str = "0",
+    end: str | None = None,
+    every: int = 1,
     protocol: Protocol = TCORE,
     detail: Detail | None = None,
     edges: bool = True,
@@ -51,32 +65,38 @@ def propagate_video_file(
     search: Search | None = None,
     overlay: bool = True,
     form: str | None = None,
+    interrupted: Callable[[], bool] = bool,
     say: Say = silent,
 ) -> Propagation:
     """Propagate labels through a video file or a folder of images; `out` appears when all is written.
 
-    If a frame cannot be read, `out` holds the labels of those before it, and the error is raised.
+    If a frame cannot be read, or `interrupted` says so, `out` holds the labels of those before it, and the
+    error is raised.
 
     One frame is in memory at a time, besides the context of the protocol, or a few where a file is read
-    backward. Labels are given for any frames, which keep them; between two of these, what comes forward
-    from one is blended with what comes backward from the other. `detail` and `long_side` are those of
-    `fit_size` (None: as fine as this machine can), `search` is that of the protocol (None: exact, or halved
-    for large grids on a CPU); the protocol's own size is for benchmarks. `form` is the format of the labels
-    (`tcore.video.formats`). Masks follow the edges of a frame, unless `edges` is False.
+    backward. Labels are given for any frames, which keep them, as files or as `marks` on frame `mark_at`
+    (None: the first one); between two of these, what comes forward from one is blended with what comes
+    backward from the other. `start`, `end` and `every` are those of `open_part`. `detail` and `long_side` are
+    those of `fit_size` (None: as fine as this machine can), `search` is that of the protocol (None: exact, or
+    halved for large grids on a CPU); the protocol's own size is for benchmarks. `form` is the format of the
+    labels (`tcore.video.formats`). Masks follow the edges of a frame, unless `edges` is False.
     """
     encoder.need_features()
     protocol = dataclasses.replace(protocol, edges="guided" if edges else "off")
     paths = [Path(labels)] if isinstance(labels, (str, Path)) else [Path(path) for path in labels]
-    source, folder = open_video(Path(video)), Path(out)
+    source, folder = open_part(Path(video), start, end, every), Path(out)
     _check_files(source, paths, folder)
     check_writable(folder)
-    given = read_labels(paths, source.stems, say)
+    read = read_labels(paths, source.stems, say, source.number(0)) if paths or not marks else Masks({})
+    given = _places(read, source)
+    if marks:
+        given = _with_marks(given, marks, mark_at, source, encoder, say)
     chosen = choose_format(form, given)
     used = _within(given, source)
     frames = iter(source)
     first = next(frames)
     size = (first.shape[0], first.shape[1])
-    detail = detail or choose_detail(encoder, first, source.count, protocol, long_side, search, say)
+    detail = choose_detail(encoder, first, source.count, protocol, long_side, search, say, detail)
     inside = fit_size(size, encoder.patch_size, detail, long_side)
     protocol = suited(protocol, encoder, inside, search)
     track = track_labels(used, size, inside, encoder.patch_size, protocol)
@@ -85,47 +105,66 @@ def propagate_video_file(
         overlay = False
     sizes = (format_size(*one) for one in (size, inside, track.grid))
     say(f"detail {detail}: " + "frames of {} go in at {}, a grid of {}.".format(*sizes))
+    about = About(used, size, source.file_name)
+    names = [f"point {name!r}" for name in about.names] or [f"object {label}" for label in about.objects]
     with new_folder(folder) as made:
         with ExitStack() as files:
-            table = files.enter_context(_open_table(made / "confidence.csv"))
+            table = files.enter_context(_open_table(made / "confidence.csv", names))
             draw = (
                 files.enter_context(video_writer(made / "overlay.mp4", source.rate, size))
                 if overlay
                 else None
             )
-            soft = _soft_labels(encoder, chain([first], frames), source.backward, track, size, inside, made)
+            incoming = chain([first], frames)
+            soft = soft_labels(
+                encoder, incoming, source.backward, track, size, inside, source.number, folder=made
+            )
             back = track.frames[-1] and 1 + track.frames[-1]  # frames that are also carried backward
             total = source.count and source.count + back
-            run = _Run(track, table, draw, Progress("frame", total, say=say))
+            run = _Run(
+                track, source.number, table, draw, Progress("frame", total, say=say), interrupted, names
+            )
             if back:
                 say(f"two passes: {back} frames backward, then all of them forward.")
-            about = About(used, size, source.file_name)
             write_files(made, chosen.write(about, run.labels(soft)))
-        remarks = list(_remarks(source, given, run.done))
+        remarks, losses = list(_remarks(source, given, run.done)), list(run.losses())
         if run.stopped is not None:
-            remarks.append(
-                f"stopped after {run.done} frames, whose labels are in {short_path(folder)}: {run.stopped}"
-            )
-        for line in remarks:
+            there = f"stopped after {run.done} frames, whose labels are in {short_path(folder)}"
+            remarks.append(f"{there}: {run.stopped}")
+        for line in (*losses, *remarks):
             say(line)
-        knobs = {
-            name: value for name, value in dataclasses.asdict(track.protocol).items() if name != "resize"
-        }
-        card = {
-            "video": short_path(source.path),
-            "labels": [short_path(path) for path in paths],
-            "encoder": encoder.identity() | {"name": short_path(encoder.name)},
-            "protocol": knobs,
-            "detail": detail,
-            "frame_size": list(size),
-            "input_size": list(inside),
-            "frames": run.done,
-            "remarks": remarks,
-        }
+        card = _card(source, paths, marks, encoder, track, detail, size, inside)
+        card |= {"frames": run.done, "losses": losses, "remarks": remarks}
         write_text(made / "propagation.json", json.dumps(card, indent=1) + "\n")
     if run.stopped is not None:
         raise run.stopped
     return Propagation(run.done, run.confidence / run.done)
+
+
+def _card(
+    source: Video,
+    paths: Sequence[Path],
+    marks: Sequence[Mark],
+    encoder: Encoder,
+    track: TrackedMasks | TrackedPoints,
+    detail: Detail,
+    size: Size,
+    inside: Size,
+) -> dict[str, Any]:
+    """What propagation.json says about how labels were made."""
+    knobs = {name: value for name, value in dataclasses.asdict(track.protocol).items() if name != "resize"}
+    card: dict[str, Any] = {
+        "video": short_path(source.path),
+        "labels": [short_path(path) for path in paths],
+        "encoder": encoder.identity() | {"name": short_path(encoder.name)},
+        "protocol": knobs,
+        "detail": detail,
+        "frame_size": list(size),
+        "input_size": list(inside),
+    }
+    if source.number(1) - source.number(0) > 1 or source.number(0):
+        card |= {"start": source.number(0), "every": source.number(1) - source.number(0)}
+    return card | ({"marks": [dataclasses.asdict(mark) for mark in marks]} if marks else {})
 
 
 @dataclasses.dataclass
@@ -133,27 +172,40 @@ class _Run:
     """The labels of frame after frame, and what is written of each besides."""
 
     track: TrackedMasks | TrackedPoints
+    number: Callable[[int], int]
     table: Any
     draw: Callable[[Frame], None] | None
     progress: Progress
+    interrupted: Callable[[], bool]
+    names: Sequence[str]
+    """Of the objects or points."""
     done: int = 0
     confidence: float = 0.0
     """Of all frames together."""
+    lost: dict[str, int] = dataclasses.field(default_factory=dict)
+    """Objects and points that are lost, and since which frame."""
+    gone: list[tuple[int, str, bool]] = dataclasses.field(default_factory=list)
+    """Every loss: number of the frame, the object or point, and whether it was found again."""
+    weakest: tuple[float, int, str] = (2.0, 0, "")
+    """The smallest confidence, and of what in which frame."""
     stopped: InputError | None = None
-    """Why a later frame could not be read."""
+    """Why a later frame was not labeled."""
 
     def labels(self, soft: Iterable[tuple[Frame, Labels] | None]) -> Iterator[tuple[int, np.ndarray]]:
-        """Number and labels of every frame, up to one that cannot be read."""
+        """Number and labels of every frame, up to one that cannot be read, or to an interruption."""
         try:
             for labeled in soft:
+                if self.interrupted():
+                    raise InterruptedRunError(self._how_to_go_on())
                 self.progress.advance()
                 if labeled is None:  # a frame of the pass backward
                     continue
                 frame, label = labeled
-                found = self.track.read(self.done, label, frame)
-                yield self.done, found.values
+                found, number = self.track.read(self.done, label, frame), self.number(self.done)
+                yield number, found.values
+                self._note(number, found.each)
                 row = (f"{found.confidence:.4f}", f"{found.share:.4f}", int(self.done in self.track.frames))
-                self.table.writerow((self.done, *row))
+                self.table.writerow((number, *row, *(f"{one:.4f}" for one in found.each)))
                 if self.draw:
                     self.draw(paint_labels(frame, found.values))
                 self.done, self.confidence = self.done + 1, self.confidence + found.confidence
@@ -162,139 +214,113 @@ class _Run:
                 raise
             self.stopped = error  # what was done before is kept
 
+    def _how_to_go_on(self) -> str:
+        if self.done == 0:
+            return "interrupted before the first frame was labeled: nothing was written."
+        last = self.number(self.done - 1)
+        return f"interrupted at frame {last}; to go on from there: --start {last} with its labels."
+
+    def _note(self, number: int, each: Sequence[float]) -> None:
+        for name, sure in zip(self.names, each, strict=True):
+            if sure >= LOST:
+                if name in self.lost:
+                    self.gone.append((self.lost.pop(name), name, True))
+            elif name not in self.lost:
+                self.lost[name] = number
+            self.weakest = min(self.weakest, (sure, number, name))
+
+    def losses(self) -> Iterator[str]:
+        """What was lost where, and which frame to label next."""
+        gone = sorted([*self.gone, *((number, name, False) for name, number in self.lost.items())])
+        for number, name, again in gone[:LISTED]:
+            yield f"{name} was lost at frame {number}{' for a while' if again else ''}: mark it there."
+        if len(gone) > LISTED:
+            yield f"{len(gone) - LISTED} more losses are in confidence.csv (below {LOST})."
+        sure, number, name = self.weakest
+        if gone:
+            number, name, _ = next((one for one in gone if not one[2]), gone[0])
+            yield f"the frame to correct next: {number} ({name})."
+        elif sure < 1:
+            yield f"the frame to correct next, if any: {number} ({name}, confidence {sure:.2f})."
+
 
 @contextmanager
-def _open_table(path: Path) -> Iterator[Any]:
+def _open_table(path: Path, names: Sequence[str]) -> Iterator[Any]:
     """A CSV that grows row by row."""
     with path.open("w", newline="", encoding="utf-8") as file:
         table = csv.writer(file, lineterminator="\n")
-        table.writerow(CONFIDENCE)
+        table.writerow((*CONFIDENCE, *names))
         yield table
+
+
+def _places(given: Masks | Points, source: Video) -> Masks | Points:
+    """Labels by the places of their frames among those that are propagated, instead of their numbers."""
+    begin, every = source.number(0), source.number(1) - source.number(0)
+    for frame in given.frames:
+        if frame < begin or (frame - begin) % every:
+            raise InputError(
+                f"labels for frame {frame}, which is not among those from {begin} on, every {every}: "
+                "change --start or --every, or leave them out."
+            )
+    if isinstance(given, Masks):
+        return Masks({(frame - begin) // every: ids for frame, ids in given.frames.items()})
+    return Points(given.names, {(frame - begin) // every: named for frame, named in given.frames.items()})
+
+
+def _with_marks(
+    given: Masks | Points, marks: Sequence[Mark], at: str | None, source: Video, encoder: Encoder, say: Say
+) -> Masks:
+    """Masks, and with them the objects that are marked on a frame; they get the ids that are free."""
+    if isinstance(given, Points):
+        raise InputError("boxes and clicks make masks: they cannot be combined with points.")
+    whole = source.whole if isinstance(source, PartOfVideo) else source
+    number = source.number(0) if at is None else frame_at(at, whole, "mark-at")
+    (place,) = _places(Masks({number: np.zeros((1, 1), np.uint8)}), source).frames
+    frame = next(islice(iter(source), place, None), None)
+    if frame is None:
+        raise InputError(f"mark-at {number}: {source.path} ends before that frame.")
+    taken = max((int(ids.max()) for ids in given.frames.values()), default=0)
+    ids = given.frames.get(place, np.zeros(frame.shape[:2], np.uint8)).copy()
+    if ids.shape != frame.shape[:2]:
+        found, wanted = format_size(*ids.shape), format_size(*frame.shape[:2])
+        raise InputError(f"the mask for frame {number} is {found}, the frames are {wanted}.")
+    if taken + len(marks) >= VOID:
+        raise InputError(f"{taken} objects and {len(marks)} marked ones: ids are at most {VOID - 1}.")
+    marker = Marker(frame, encoder)
+    for label, mark in enumerate(marks, start=taken + 1):
+        found_here = marker.mark(box=mark.box, clicks=mark.clicks, clicks_not=mark.clicks_not)
+        ids[found_here] = label
+        say(f"object {label} is {mark.name!r}: {int(found_here.sum())} pixels of frame {number}.")
+        if not found_here.any():
+            raise InputError(f"nothing was found where {mark.name!r} is marked: mark it otherwise.")
+    return Masks(given.frames | {place: ids})
 
 
 def _within(given: Masks | Points, source: Video) -> Masks | Points:
     """The labels of frames that there are; a video may end earlier than it says."""
-    last = max(given.frames)
+    last, number = max(given.frames), source.number
+    ends = f"but {source.path} has"
     if source.count is not None and last >= source.count:
-        raise InputError(f"labels for frame {last}, but {source.path} has {source.count} frames, from 0 on.")
+        if source.number(0) or source.number(1) > 1:
+            raise InputError(
+                f"labels for frame {number(last)} come after frame {number(source.count - 1)}, the last."
+            )
+        raise InputError(f"labels for frame {last}, {ends} {source.count} frames, from 0 on.")
     count = source.reach(last + 1) if last else 1
     if min(given.frames) >= count:
         raise InputError(
-            f"labels for frame {min(given.frames)}, but {source.path} has {count} frames, from 0 on."
+            f"labels for frame {number(min(given.frames))}, {ends} {count} frames, from {number(0)} on."
         )
     if isinstance(given, Masks):
         return Masks({frame: ids for frame, ids in given.frames.items() if frame < count})
     return Points(given.names, {frame: named for frame, named in given.frames.items() if frame < count})
 
 
-def _soft_labels(
-    encoder: Encoder,
-    frames: Iterable[Frame],
-    backward: Callable[[int], Iterable[Frame]],
-    track: TrackedMasks | TrackedPoints,
-    size: Size,
-    inside: Size,
-    folder: Path | None = None,
-) -> Iterator[tuple[Frame, Labels] | None]:
-    """Every frame with its soft labels, after None for every frame of a pass backward."""
-    first, last = track.frames[0], track.frames[-1]
-
-    def run(frames: Iterable[Frame], start: int, step: int) -> Iterator[tuple[Frame, Labels]]:
-        def given(index: int, propagated: Labels | None) -> Labels | None:
-            return track.given(start + step * index, propagated)
-
-        return run_clip(encoder, frames, given, inside, track.protocol, smooth=True)
-
-    incoming = same_size(frames, size)
-    back = (soft for _, soft in run(same_size(backward(last + 1), size, last, -1), last, -1))
-    return both_ways(track, back, incoming, run(incoming, first, 1), folder=folder)
-
-
-ArrayLabels = Integer[np.ndarray, "rows columns"] | Float[np.ndarray, "points 2"]
-
-
-def propagate(
-    encoder: Encoder,
-    frames: Iterable[Frame],
-    labels: ArrayLabels | Mapping[int, ArrayLabels],
-    *,
-    protocol: Protocol = TCORE,
-    detail: Detail | None = None,
-    edges: bool = True,
-    long_side: int | None = None,
-    search: Search | None = None,
-) -> Iterator[np.ndarray]:
-    """Labels of every frame: ids for a mask of ids, x and y for points (NaN where one is lost).
-
-    `labels` are those of the first frame, or of any frames by their numbers. Frames may be an array or any
-    iterable, of any length; one is held, besides the protocol's context. Labels of later frames are carried
-    backward, too: `frames` must then be an array, or something else with a length and an index. A patch
-    covers 16, 8 or about 5 pixels (`detail` coarse, fine or finest; None: fine if this machine can).
-    Masks follow the edges of the frames, unless `edges` is False.
-
-    >>> from tcore import FrameStore, load_encoder
-    >>> video = FrameStore.rendered(videos=1, frames=4, size=64).read(0, range(4))
-    >>> mask = np.zeros((64, 64), dtype=np.uint8)
-    >>> mask[16:32, 16:32] = 7
-    >>> labels = list(propagate(load_encoder("random:vitti16"), video, mask))
-    >>> len(labels), labels[3].shape, set(np.unique(labels[3]).tolist()) <= {0, 7}
-    (4, (64, 64), True)
-    """
-    protocol = dataclasses.replace(protocol, edges="guided" if edges else "off")
-    given = _from_arrays(labels if isinstance(labels, Mapping) else {0: labels})
-    indexed: Any = frames
-    if max(given.frames) > 0:
-        if not (hasattr(frames, "__len__") and hasattr(frames, "__getitem__")):
-            raise InputError(f"labels for frame {max(given.frames)} need frames with a length and an index.")
-        if max(given.frames) >= len(indexed):
-            raise InputError(f"labels for frame {max(given.frames)}, but there are {len(indexed)} frames.")
-    incoming = iter(frames)
-    first = next(incoming, None)
-    if first is None:
-        raise InputError("no frames: give at least the one that the labels belong to.")
-    size = (first.shape[0], first.shape[1])
-    detail = detail or choose_detail(encoder, first, None, protocol, long_side, search)
-    inside = fit_size(size, encoder.patch_size, detail, long_side)
-    protocol = suited(protocol, encoder, inside, search)
-    track = track_labels(given, size, inside, encoder.patch_size, protocol)
-    soft = _soft_labels(
-        encoder,
-        chain([first], incoming),
-        lambda stop: (indexed[index] for index in range(stop - 1, -1, -1)),
-        track,
-        size,
-        inside,
-    )
-    for index, (frame, label) in enumerate(labeled for labeled in soft if labeled is not None):
-        values = track.read(index, label, frame).values
-        yield values if isinstance(given, Masks) else values[:, :2]
-
-
-def _from_arrays(labels: Mapping[int, ArrayLabels]) -> Masks | Points:
-    """Labels from arrays by the number of their frame."""
-    if not labels or min(labels) < 0:
-        raise InputError(f"labels for frames {sorted(labels)}: need one or more, numbered from 0.")
-    masks = [np.issubdtype(values.dtype, np.integer) for values in labels.values()]
-    if all(masks):
-        for frame, values in labels.items():
-            low, high = int(values.min(initial=0)), int(values.max(initial=0))
-            if low < 0 or high > 255:
-                raise InputError(f"labels of frame {frame} span {low} to {high}: ids go from 0 to 255.")
-        return Masks({frame: values.astype(np.uint8) for frame, values in labels.items()})
-    counts = {len(values) for values in labels.values()}
-    if any(masks) or len(counts) > 1:
-        raise InputError(
-            "labels differ in kind or number: give masks of ids, or the same points, for all frames."
-        )
-    names = tuple(map(str, range(counts.pop())))
-    rows = {frame: [(float(x), float(y)) for x, y in values] for frame, values in labels.items()}
-    return Points(names, {frame: dict(zip(names, row, strict=True)) for frame, row in rows.items()})
-
-
 def _check_files(source: Video, labels: Sequence[Path], out: Path) -> None:
     """Refuse to overwrite what is there, and to read a mask as a frame."""
-    if isinstance(source, FolderVideo):
-        frames = {file.resolve() for file in source.files}
+    whole = source.whole if isinstance(source, PartOfVideo) else source
+    if isinstance(whole, FolderVideo):
+        frames = {file.resolve() for file in whole.files}
         for path in labels:
             if path.resolve() in frames:
                 raise InputError(f"labels {path} lie among the frames of {source.path}: move them elsewhere.")

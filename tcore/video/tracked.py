@@ -35,6 +35,8 @@ class Found(NamedTuple):
     """Mean of the winning soft label where something is labeled, or over the visible points."""
     share: float
     """Part of the pixels that is labeled, or of the points that are visible."""
+    each: tuple[float, ...] = ()
+    """Confidence of every object (in the order of their ids) or point: 0 where it is gone, 1 as given."""
 
 
 class TrackedMasks:
@@ -81,10 +83,12 @@ class TrackedMasks:
         confidence = float(best[labeled].mean()) if labeled.any() else 0.0
         if index in self._masks:
             ids: Ids = self._masks[index]
+            each = (1.0,) * (len(self._ids) - 1)
         else:
+            each = sharpness(soft)
             classes = labels_to_ids(soft, frame, min(self._inside, self._size), self._size, self.protocol)
             ids = self._ids[classes.cpu().numpy()].astype(np.uint8)
-        return Found(ids, confidence, float((ids > 0).mean()))
+        return Found(ids, confidence, float((ids > 0).mean()), each)
 
 
 class TrackedPoints:
@@ -136,7 +140,7 @@ class TrackedPoints:
         values = self._located(index, soft)
         seen = ~np.isnan(values[:, 0])
         confidence = float(values[seen, 2].mean()) if seen.any() else 0.0
-        return Found(values, confidence, float(seen.mean()))
+        return Found(values, confidence, float(seen.mean()), tuple(values[:, 2].tolist()))
 
     def _located(self, index: int, soft: Labels) -> Float[np.ndarray, "points 3"]:
         """x, y and confidence of every point: as given, or from its soft label."""
@@ -145,6 +149,18 @@ class TrackedPoints:
         for name, place in self._points.get(index, {}).items():
             values[self._names.index(name)] = (*place, 0.0 if math.isnan(place[0]) else 1.0)
         return values
+
+
+def sharpness(soft: Labels) -> tuple[float, ...]:
+    """How sharp the soft label of every class but the first is: its mean, weighted by itself.
+
+    It falls where a label spreads over cells that others hold as well. An object that wins no cell has 0.
+    """
+    planes = soft.flatten(0, 1)
+    mass = planes.sum(dim=0).clamp(min=1e-9)
+    sharp = planes.square().sum(dim=0) / mass
+    wins = torch.bincount(planes.argmax(dim=1), minlength=planes.shape[1]) > 0
+    return tuple((sharp * wins)[1:].tolist())
 
 
 def share_of_forward(index: int, given: list[int]) -> float:

@@ -219,7 +219,7 @@ import sys
 for name in ("tyro", "av", "tensorboard", "torchvision", "timm", "starlette", "uvicorn"):
     sys.modules[name] = None
 import tcore, tcore.training.plan, tcore.quickstart
-for name in tcore.__all__:
+for name in tcore._HOMES:
     getattr(tcore, name)
 """
     subprocess.run([sys.executable, "-c", code], check=True)

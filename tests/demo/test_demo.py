@@ -28,7 +28,7 @@ from tcore.demo.server import GUARD, PAGE, Demo
 from tcore.evaluation.propagate import label_sources
 from tcore.video.detail import fit_size
 from tcore.video.mark import mark
-from tcore.video.propagate_video import propagate
+from tcore.video.propagate import propagate
 from tests.demo.visitor import Visitor, serve
 from tests.evaluation.clips import cut, need_av, tiny_encoder, write_file
 

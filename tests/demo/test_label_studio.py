@@ -21,7 +21,7 @@ from tcore.demo.limits import Limits
 from tcore.errors import InputError
 from tcore.video.brush import pack_mask, unpack_mask
 from tcore.video.mark import mark
-from tcore.video.propagate_video import propagate
+from tcore.video.propagate import propagate
 from tests.evaluation.clips import tiny_encoder
 
 FRAMES = np.full((3, 48, 64, 3), 60, np.uint8)

@@ -10,7 +10,7 @@ from PIL import Image
 
 from tcore.errors import InputError
 from tcore.video import cvat
-from tcore.video.propagate_video import propagate
+from tcore.video.propagate import propagate
 from tests.evaluation.clips import tiny_encoder
 
 FRAMES = np.full((4, 64, 96, 3), 60, np.uint8)

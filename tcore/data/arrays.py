@@ -1,32 +1,20 @@
-"""What callers from Python have, made into what we use: encoders by name, frames, masks, points."""
+"""What callers from Python have, made into arrays: frames, masks, points."""
 
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool
+import torch
+from jaxtyping import Bool, UInt8
 from PIL import Image
 from torch import Tensor
 
 from tcore.data.images import Frame, read_image
-from tcore.device import choose_device
 from tcore.errors import InputError
-from tcore.evaluation.encoder import Encoder
-from tcore.evaluation.encoders import load_encoder
+from tcore.text import format_size
 
 FrameLike = Any
 """A uint8 array or tensor of rows x columns x RGB (or RGB first), gray, a PIL image, or an image file."""
-
-
-def as_encoder(encoder: Encoder | str | Path) -> Encoder:
-    """An encoder, or the one of a name, on the best device of this machine."""
-    if isinstance(encoder, Encoder):
-        return encoder
-    if isinstance(encoder, (str, Path)):
-        return load_encoder(encoder).to(choose_device("auto"))
-    raise InputError(
-        f"encoder is a {type(encoder).__name__}: give a name such as 'default', or load_encoder(...)."
-    )
 
 
 def as_array(value: Any) -> np.ndarray:
@@ -60,6 +48,29 @@ def as_frame(value: FrameLike) -> Frame:
         raise InputError(f"a frame is {shape}: need rows x columns x 3 (RGB).")
     colors = pixels[..., :3] if pixels.shape[2] >= 3 else pixels.repeat(3, axis=2)
     return np.ascontiguousarray(colors)
+
+
+def as_clip(frames: Any) -> UInt8[Tensor, "time height width 3"]:
+    """Frames of one size, together: time x height x width x RGB; a single frame is a clip of one."""
+    if (
+        isinstance(frames, Tensor)
+        and frames.dtype == torch.uint8
+        and frames.ndim == 4
+        and frames.shape[3] == 3
+    ):
+        return frames
+    shape = getattr(frames, "shape", None)
+    if (shape is not None and len(shape) in (2, 3)) or isinstance(frames, (str, Path, Image.Image)):
+        frames = [frames]
+    try:
+        found = [as_frame(frame) for frame in frames]
+    except TypeError:
+        raise InputError(f"frames is a {type(frames).__name__}: give frames as an array or a list.") from None
+    sizes = {frame.shape for frame in found}
+    if len(sizes) != 1:
+        listed = ", ".join(sorted(format_size(*size[:2]) for size in sizes)) or "none"
+        raise InputError(f"frames of one clip must have one size, found {listed}.")
+    return torch.from_numpy(np.stack(found))
 
 
 def as_mask(value: Any) -> Bool[np.ndarray, "rows columns"]:
