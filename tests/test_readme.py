@@ -142,6 +142,11 @@ def test_readme_is_short_and_every_page_is_linked_from_it() -> None:
     assert not [page.name for page in PAGES if page.name not in README and page.name not in own]
 
 
+def test_every_page_has_a_place_in_the_site_that_make_docs_builds() -> None:
+    places = (ROOT / "docs" / "index.md").read_text(encoding="utf-8").splitlines()
+    assert {page.stem for page in PAGES if page.parent.name == "docs"} - {"index"} <= set(places)
+
+
 def test_changelog_names_every_old_word_beside_the_new_one() -> None:
     rows = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").splitlines()
     for old, new in (
