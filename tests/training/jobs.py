@@ -327,8 +327,9 @@ def fork_together(processes: int, work: Callable[[], None], log: Path, restarts:
         ranks = [fork.Process(target=do_forked, args=(place, work, log)) for place in places]
         for rank in ranks:
             rank.start()
-        while not any(rank.exitcode for rank in ranks) and any(rank.is_alive() for rank in ranks):
-            wait([rank.sentinel for rank in ranks if rank.is_alive()], timeout=600)
+        # Asked once: a process that ends between two questions would leave nothing to wait for.
+        while (alive := [rank for rank in ranks if rank.is_alive()]) and not any(r.exitcode for r in ranks):
+            wait([rank.sentinel for rank in alive], timeout=600)
         for rank in ranks:
             rank.terminate()
             rank.join(30)
