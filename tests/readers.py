@@ -246,6 +246,7 @@ def weight_readers(root: Path) -> list[Reader]:
     torch.save({"model": encoder.backbone.state_dict(), "epoch": 3}, torch_file)
     alone = export(encoder, root / "alone.safetensors", "safetensors").path
     export(encoder, folder, "timm")
+    hub = export(encoder, root / "hub", "hub", "other").path
     save_config(tiny(), config)
     old = shutil.copytree(Path(__file__).parent / "training" / "old_run", root / "old")
     unlisted = shutil.copytree(old, root / "unlisted") / "checkpoint.pt"
@@ -287,6 +288,8 @@ def weight_readers(root: Path) -> list[Reader]:
         Reader("encoder of a discovery", run / "encoder.safetensors", discover, share=0.2),
         Reader("exported safetensors", alone, lambda: load_encoder(alone), share=0.2),
         Reader("exported config.json", folder / "config.json", lambda: load_encoder(folder), share=0.2),
+        Reader("hub config.json", hub / "config.json", lambda: load_encoder(f"hf:{hub}"), share=0.2),
+        Reader("card of a twin", run / "encoder.json", lambda: load_encoder(f"untrained:{run}"), share=0.1),
         Reader("torch checkpoint", torch_file, lambda: load_encoder(torch_file), share=0.2),
         Reader("exported card", run / "encoder.json", read_card_of_run, share=0.05),
         Reader("checkpoint.json", checkpoint.with_suffix(".json"), read_checkpoint, share=0.1),

@@ -165,7 +165,7 @@ async def read_body(request: Request, write: Callable[[bytes], object]) -> None:
         raise HTTPException(408, "the request stopped before its end.") from error
 
 
-async def read_json(request: Request, most_mb: float) -> dict[str, Any]:
+async def json_of(request: Request, most_mb: float) -> dict[str, Any]:
     """The object that a request holds."""
     body = bytearray()
     stated_length(request, most_mb)

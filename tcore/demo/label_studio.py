@@ -27,7 +27,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tcore.data.images import Frame, decode_image
 from tcore.demo.engine import Engine
-from tcore.demo.http import Server, equal, explain, finish, read_json, refuse
+from tcore.demo.http import Server, equal, explain, finish, json_of, refuse
 from tcore.demo.limits import Limits
 from tcore.errors import InputError
 from tcore.evaluation.masks import Ids
@@ -102,7 +102,7 @@ class LabelStudio(Server):
         return JSONResponse({"status": "UP", "model_class": "tcore"})
 
     async def _setup(self, request: Request) -> Response:
-        data = await read_json(request, self.limits.upload_mb)
+        data = await json_of(request, self.limits.upload_mb)
         read_interface(str(data.get("schema") or ""))
         return JSONResponse({"model_version": self.version})
 
@@ -110,11 +110,11 @@ class LabelStudio(Server):
         return JSONResponse({"versions": [self.version]})
 
     async def _webhook(self, request: Request) -> Response:
-        await read_json(request, self.limits.upload_mb)
+        await json_of(request, self.limits.upload_mb)
         return JSONResponse({"result": "ok"}, 201)  # nothing is trained here
 
     async def _predict(self, request: Request) -> Response:
-        data = await read_json(request, self.limits.upload_mb)
+        data = await json_of(request, self.limits.upload_mb)
         waiting = asyncio.wrap_future(self.engine.submit(self._answer_tasks, data))
         results = await finish(request, waiting, waiting.cancel)
         return JSONResponse({"results": results, "model_version": self.version})

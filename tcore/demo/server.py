@@ -36,8 +36,8 @@ from tcore.demo.http import (
     explain,
     finish,
     is_ours,
+    json_of,
     read_body,
-    read_json,
     refuse,
     stated_length,
 )
@@ -207,7 +207,7 @@ class Demo(Server):
 
     async def _sample(self, request: Request) -> Response:
         async with _visitor(request).turn:
-            key = str((await read_json(request, self.limits.json_mb)).get("sample"))
+            key = str((await json_of(request, self.limits.json_mb)).get("sample"))
             await self._open(request, partial(open_sample, key, self.limits.frames))
         return await self._state(request)
 
@@ -233,19 +233,19 @@ class Demo(Server):
 
     async def _run(self, request: Request) -> Response:
         async with _visitor(request).turn:
-            job, data = _job(request), await read_json(request, self.limits.json_mb)
+            job, data = _job(request), await json_of(request, self.limits.json_mb)
             changed = data.get("changed")
             given = await asyncio.to_thread(messages.read_given, data, job.clip, self.limits)
             job.run(given, changed if isinstance(changed, int) else 0)
         return await self._state(request)
 
     async def _mark(self, request: Request) -> Response:
-        job, data = _job(request), await read_json(request, self.limits.json_mb)
+        job, data = _job(request), await json_of(request, self.limits.json_mb)
         frame, said = await asyncio.to_thread(messages.read_hints, data, job.clip, self.limits)
         return await self._compute(request, messages.mark, job, frame, said)
 
     async def _detail(self, request: Request) -> Response:
-        detail = (await read_json(request, self.limits.json_mb)).get("detail")
+        detail = (await json_of(request, self.limits.json_mb)).get("detail")
         if detail not in self._details:
             raise InputError(f"no detail {detail!r}: there are {', '.join(self._details)}.")
         _job(request).set_detail(detail)

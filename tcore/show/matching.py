@@ -37,7 +37,7 @@ from tcore.methods.match_quality import (
 from tcore.methods.tcore import TCoRe
 from tcore.show.plotting import COLORS, FAINT, drawing, mask_patches, outline, show_heat, show_picture
 from tcore.text import to_stderr
-from tcore.training.checkpoint import CHECKPOINT, CONFIG, load_newest
+from tcore.training.checkpoint import CHECKPOINT, CONFIG, load_newest, read_state
 from tcore.training.loop import open_store
 
 GAP = 10  # frames between current and past or future of a clip on disk
@@ -133,12 +133,11 @@ def run_cross_entropies(run: Path, frames: str | None, batches: int) -> dict[str
     config = load_config(run / CONFIG)
     device = choose_device("auto")
     model = build(config).to(device)
-    path = load_newest(run / CHECKPOINT, lambda path: path, to_stderr)
-    if flatten(config).get("auxiliary") != "both" or path is None:
+    state = load_newest(run / CHECKPOINT, lambda path: read_state(path, device), to_stderr)
+    if flatten(config).get("auxiliary") != "both" or state is None:
         raise InputError(f"run {run} has no checkpoint of T-CoRe with --auxiliary both: leave --batches out.")
     assert isinstance(model, TCoRe)
-    # A checkpoint of our own: weights and plain values.
-    model.load_state_dict(torch.load(path, map_location=device, weights_only=True)["model"])
+    model.load_state_dict(state["model"])
     model.eval()
     optim = replace(config.optim, batch=BATCH, accumulate=1)
     config = replace(config, optim=optim, runtime=replace(config.runtime, workers=0))
