@@ -1,5 +1,6 @@
 """The README is executed and the docs are checked: code runs, flags are understood, links exist."""
 
+import ast
 import importlib
 import re
 import shlex
@@ -56,7 +57,10 @@ def commands(page: Path) -> Iterator[tuple[str, bool]]:
     fenced = [line for part in parts[1::2] for line in part.replace("\\\n", " ").splitlines()]
     inline = [" ".join(found.split()) for part in parts[::2] for found in re.findall(r"`([^`]+)`", part)]
     for text, complete in [*((line, True) for line in fenced), *((code, False) for code in inline)]:
-        found = re.match(r"(?:torchrun .*-m |python -m )?tcore (?:-- )?([a-z].*?)(?:\s+#.*|\s*;.*|$)", text)
+        text = re.sub(r"^(?:[A-Z_]+=\S+ )*(?:sbatch .*)?runs/\w+\.sh ", "tcore train ", text)
+        found = re.match(
+            r"(?:[A-Z_]+=\S+ )*(?:torchrun .*-m |python -m )?tcore (?:-- )?([a-z].*?)(?:\s+#.*|\s*;.*|$)", text
+        )
         if found:
             yield found[1], complete and "..." not in text
 
@@ -99,7 +103,7 @@ def flags_of(verb: str) -> set[str]:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_commands_of_the_docs_are_understood(page: Path) -> None:
-    for command, complete in dict(commands(page)).items():
+    for command, complete in sorted(set(commands(page))):
         verb, *words = words_of(command)
         assert verb in VERBS, command
         if page.name != "CHANGELOG.md":  # which names flags that are gone
@@ -110,6 +114,30 @@ def test_commands_of_the_docs_are_understood(page: Path) -> None:
                 parse_command(verb, words)
             except SystemExit:
                 pytest.fail(f"tcore {command}")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_scripts_that_the_docs_run_exist_and_know_their_flags(page: Path) -> None:
+    text = page.read_text(encoding="utf-8").replace("\\\n", " ")
+    for script, words in re.findall(r"python ((?:\w+/)+\w+\.py)([^`#|;]*?)(?=`|#|;|\||\n\n|\n```|$)", text):
+        source = (ROOT / script).read_text(encoding="utf-8")
+        for flag in re.findall(r"(?<!\S)\[?(--[a-z-]+)", words):
+            assert f'"{flag.replace("--no-", "--")}"' in source, f"python {script}{words}"
+    for name, words in re.findall(r"pytest ([\w/]+\.py)(?:::(\w+))?", text):
+        assert not words or f"def {words}(" in (ROOT / name).read_text(encoding="utf-8")
+        assert (ROOT / name).exists(), name
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_python_of_the_docs_compiles_and_imports_what_exists(page: Path) -> None:
+    for block in re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL):
+        tree = ast.parse(block, page.name)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("tcore"):
+                module = importlib.import_module(node.module or "")
+                assert not [each.name for each in node.names if not hasattr(module, each.name)], page.name
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "tcore":
+                assert hasattr(tcore, node.attr), f"tcore.{node.attr}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
