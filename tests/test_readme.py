@@ -59,7 +59,8 @@ def commands(page: Path) -> Iterator[tuple[str, bool]]:
     for text, complete in [*((line, True) for line in fenced), *((code, False) for code in inline)]:
         text = re.sub(r"^(?:[A-Z_]+=\S+ )*(?:sbatch .*)?runs/\w+\.sh ", "tcore train ", text)
         found = re.match(
-            r"(?:[A-Z_]+=\S+ )*(?:torchrun .*-m |python -m )?tcore (?:-- )?([a-z].*?)(?:\s+#.*|\s*;.*|$)", text
+            r"(?:[A-Z_]+=\S+ )*(?:torchrun .*-m |python -m )?tcore (?:-- )?([a-z].*?)(?:\s+#.*|\s*;.*|$)",
+            text,
         )
         if found:
             yield found[1], complete and "..." not in text
@@ -136,7 +137,11 @@ def test_python_of_the_docs_compiles_and_imports_what_exists(page: Path) -> None
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("tcore"):
                 module = importlib.import_module(node.module or "")
                 assert not [each.name for each in node.names if not hasattr(module, each.name)], page.name
-            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "tcore":
+            if (
+                isinstance(node, ast.Attribute)
+                and isinstance(node.value, ast.Name)
+                and node.value.id == "tcore"
+            ):
                 assert hasattr(tcore, node.attr), f"tcore.{node.attr}"
 
 
