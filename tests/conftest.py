@@ -31,6 +31,36 @@ rendered: Any = importlib.import_module("tcore.data.rendered")  # after the chec
 rendered.render_video = lru_cache(256)(rendered.render_video)
 
 
+class Refused:
+    """A command that fails, and what it says."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self.capsys = capsys
+
+    def __call__(self, *words: object, code: int = 2) -> str:
+        """What a command prints to stderr that ends with an exit code."""
+        from tcore.cli.main import main
+
+        self.capsys.readouterr()
+        with pytest.raises(SystemExit) as stop:
+            main([str(word) for word in words])
+        assert stop.value.code == code
+        return self.capsys.readouterr().err
+
+    def in_one_line(self, *words: object) -> str:
+        """The one line of a command that fails with exit code 2."""
+        line = self(*words)
+        assert line.count("\n") == 1
+        assert line.startswith("tcore: error: ")
+        return line
+
+
+@pytest.fixture
+def refused(capsys: pytest.CaptureFixture[str]) -> Refused:
+    """Runs a command that must fail."""
+    return Refused(capsys)
+
+
 @pytest.fixture(scope="session")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny run from its beginning to its end, for all tests that look at one; they change copies only."""

@@ -1,21 +1,15 @@
-"""What holds for any numbers: plans, masks, schedules, propagation, scores, settings."""
-
-import math
+"""What holds for any numbers: views, schedules, propagation."""
 
 import numpy as np
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tcore.config import ViewsConfig, flatten, from_dict, to_dict, validate
-from tcore.data.masking import sample_step_masks
+from tcore.config import ViewsConfig
 from tcore.data.views import sample_views
-from tcore.evaluation import scores
 from tcore.evaluation.propagate import propagate_features
 from tcore.evaluation.protocols import Protocol
 from tcore.methods.schedules import cosine, warmup_linear
-from tcore.methods.settings_distillation import MaskingConfig, MaskKind
-from tcore.recipes import RECIPES, recipe
 from tcore.training.optim import Schedule
 
 quick = settings(deadline=None, max_examples=40)
@@ -39,30 +33,6 @@ def test_every_view_lies_inside_its_frame(seed: int, height: int, width: int, nu
         assert np.isfinite(views.jitter).all()
         assert (views.blur >= 0).all()
     assert np.array_equal(again["global"].box, plan["global"].box)
-
-
-@quick
-@given(
-    seeds,
-    st.integers(1, 40),
-    st.integers(2, 8),
-    st.floats(0, 1),
-    st.tuples(st.floats(0, 0.5), st.floats(0.5, 1)),
-    st.sampled_from(["block", "random"]),
-)
-def test_masks_keep_their_counts_and_do_not_depend_on_other_groups(
-    seed: int, videos: int, grid: int, probability: float, ratio: tuple[float, float], kind: MaskKind
-) -> None:
-    def draw(count: int) -> np.ndarray:
-        masking = MaskingConfig(group=8, probability=probability, ratio=ratio, kind=kind)
-        return sample_step_masks((seed,), count, grid, masking)
-
-    masks = draw(videos)
-    assert masks.shape == (2, videos, grid * grid)
-    assert masks.sum(axis=2).max() <= math.ceil(ratio[1] * grid * grid)
-    assert masks.any(axis=2).sum() <= math.ceil(2 * videos * probability)
-    whole = videos // 8 * 8
-    assert np.array_equal(draw(whole + 8)[:, :whole], masks[:, :whole])
 
 
 @quick
@@ -105,43 +75,3 @@ def test_identical_frames_keep_any_labels(
     protocol = Protocol(context=context, topk=1)
     found = list(propagate_features(frame.expand(time, -1, -1, -1), labels, protocol))
     torch.testing.assert_close(torch.stack(found), labels.expand(time, -1, -1, -1), rtol=0, atol=1e-5)
-
-
-@quick
-@given(seeds, st.integers(1, 30), st.integers(1, 30))
-def test_region_and_boundary_scores_are_symmetric_and_one_for_the_truth(
-    seed: int, height: int, width: int
-) -> None:
-    rng = np.random.default_rng(seed)
-    a, b = rng.random((2, 3, height, width)) < rng.random()
-    for score in (scores.region_similarity, scores.boundary_similarity):
-        there, back = score(a, b), score(b, a)
-        np.testing.assert_allclose(there, back)
-        assert ((there >= 0) & (there <= 1)).all()
-        assert (score(a, a) == 1).all()
-
-
-@quick
-@given(seeds, st.integers(1, 20))
-def test_class_iou_is_symmetric_and_one_for_the_truth(seed: int, classes: int) -> None:
-    rng = np.random.default_rng(seed)
-    a, b = rng.integers(0, classes, (2, 4, 9, 9))
-    there, back = (scores.class_iou(scores.confusion_matrix(x, y)) for x, y in ((a, b), (b, a)))
-    np.testing.assert_allclose(there, back)
-    assert scores.mean_iou(scores.confusion_matrix(a, a)) == 1
-
-
-@quick
-@given(seeds, st.integers(1, 5), st.integers(2, 6))
-def test_true_joints_are_all_correct(seed: int, clips: int, frames: int) -> None:
-    rng = np.random.default_rng(seed)
-    truth = [rng.uniform(1, 300, (2, 15, frames)) for _ in range(clips)]
-    assert (scores.pck(truth, truth).pck == 1).all()
-
-
-@quick
-@given(st.sampled_from(sorted(RECIPES)), st.integers(0, 2**62), st.floats(0, 1), st.integers(1, 10**6))
-def test_settings_of_every_recipe_survive_json(name: str, seed: int, share: float, every: int) -> None:
-    config = recipe(name, {"seed": seed, "runtime.bad_samples": share, "checkpoint_every": every})
-    assert from_dict(to_dict(config)) == config
-    assert flatten(validate(config)) == flatten(config)

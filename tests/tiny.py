@@ -36,6 +36,12 @@ def tiny(**changes: Any) -> Config:
     return recipe("quickstart", TINY | {name.replace("__", "."): value for name, value in changes.items()})
 
 
+def flags_of(settings: dict[str, Any]) -> list[str]:
+    """Settings as words of a command line."""
+    named = {f"--{name.replace('_', '-')}": str(value) for name, value in settings.items()}
+    return [word for flag in named.items() for word in flag]
+
+
 # What else some recipes have that must be small.
 NARROW: dict[str, Any] = {
     "projector.hidden": 32,

@@ -11,6 +11,7 @@ from PIL import Image
 from tcore.cli.main import VERBS, main
 from tcore.cli.train import parse_train
 from tcore.recipes import RECIPES, recipe
+from tests.conftest import Refused
 
 TINY = (
     "--vit.dim 32 --vit.depth 1 --vit.num-heads 2 --views.global-size 32 --views.local-size 16 "
@@ -18,22 +19,6 @@ TINY = (
     "--optim.steps 2 --optim.batch 2 --rendered.videos 2 --rendered.size 32"
 ).split()
 Capture = pytest.CaptureFixture[str]
-
-
-def fails(arguments: list[str], capsys: Capture) -> str:
-    """What a command that fails with exit code 2 says."""
-    with pytest.raises(SystemExit) as stop:
-        main(arguments)
-    assert stop.value.code == 2
-    return capsys.readouterr().err
-
-
-def fails_in_one_line(arguments: list[str], capsys: Capture) -> str:
-    """The one line of a command that fails with exit code 2."""
-    line = fails(arguments, capsys)
-    assert line.count("\n") == 1
-    assert line.startswith("tcore: error: ")
-    return line
 
 
 def test_flags_may_come_in_any_order() -> None:
@@ -50,12 +35,12 @@ def test_recipe_without_flags_is_the_recipe() -> None:
         assert parse_train([name]).config == recipe(name)
 
 
-def test_old_flags_work_and_name_the_new_ones(capsys: Capture) -> None:
+def test_old_flags_work_and_name_the_new_ones(capsys: Capture, refused: Refused) -> None:
     assert parse_train(["quickstart", "--views.colour", "0.5"]).config.views.color == 0.5
     said = capsys.readouterr().err
     assert said.count("\n") == 1
     assert "--views.color" in said
-    assert "--davis" in fails(["evaluate", "random:vitti16", "--synthetic", "--binary"], capsys)
+    assert "--davis" in refused(*"evaluate random:vitti16 --synthetic --binary".split())
 
 
 @pytest.mark.parametrize("reach", ["--vit.reach=everywhere", "--vit.reach None"])
@@ -85,10 +70,10 @@ def test_a_reach_can_be_lifted(reach: str) -> None:
     ],
 )
 def test_what_the_parser_refuses_is_named_with_exit_code_2(
-    arguments: str, expected: str, capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    arguments: str, expected: str, refused: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert expected in fails(arguments.split(), capsys)
+    assert expected in refused(*arguments.split())
     assert list(tmp_path.iterdir()) == []
 
 
@@ -131,35 +116,35 @@ def test_what_the_parser_refuses_is_named_with_exit_code_2(
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(
-    arguments: str, expected: str, capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    arguments: str, expected: str, refused: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert expected in fails_in_one_line(arguments.split(), capsys)
+    assert expected in refused.in_one_line(*arguments.split())
     assert list(tmp_path.iterdir()) == []
 
 
-def test_folders_without_usable_frames_are_refused(tmp_path: Path, capsys: Capture) -> None:
+def test_folders_without_usable_frames_are_refused(tmp_path: Path, refused: Refused) -> None:
     train = ["train", "quickstart", "--run", str(tmp_path / "run"), "--frames"]
     folder = tmp_path / "store" / "video"
     folder.mkdir(parents=True)
     (folder / "notes.txt").write_text("no frames here")
-    assert str(tmp_path) in fails_in_one_line([*train, str(tmp_path / "store")], capsys)
-    assert str(tmp_path) in fails_in_one_line([*train, f"photographs:{tmp_path}"], capsys)
+    assert str(tmp_path) in refused.in_one_line(*train, str(tmp_path / "store"))
+    assert str(tmp_path) in refused.in_one_line(*train, f"photographs:{tmp_path}")
     for index in range(3):
         Image.new("RGB", (40, 40)).save(folder / f"{index}.jpg")
-    assert "3 frames" in fails_in_one_line([*train, str(tmp_path / "store")], capsys)
+    assert "3 frames" in refused.in_one_line(*train, str(tmp_path / "store"))
     assert not (tmp_path / "run").exists()
 
 
-def test_a_run_folder_that_is_not_one_is_refused(tmp_path: Path, capsys: Capture) -> None:
+def test_a_run_folder_that_is_not_one_is_refused(tmp_path: Path, refused: Refused) -> None:
     (tmp_path / "letter.txt").write_text("dear ...")
     for run in (tmp_path, tmp_path / "letter.txt" / "run"):
-        assert str(tmp_path) in fails_in_one_line(["train", "quickstart", "--run", str(run), *TINY], capsys)
+        assert str(tmp_path) in refused.in_one_line("train", "quickstart", "--run", str(run), *TINY)
     assert [path.name for path in tmp_path.iterdir()] == ["letter.txt"]
 
 
 def test_training_prints_progress_and_the_encoder_and_keeps_its_settings(
-    tmp_path: Path, capsys: Capture
+    tmp_path: Path, capsys: Capture, refused: Refused
 ) -> None:
     train = ["train", "quickstart", "--run", str(tmp_path / "run"), *TINY]
     main([*train, "--runtime.log-every", "1"])
@@ -167,7 +152,7 @@ def test_training_prints_progress_and_the_encoder_and_keeps_its_settings(
     for word in ("step 2/2", "ETA", "samples/s", "wait"):
         assert word in printed.err
     assert printed.out == f"encoder: {tmp_path / 'run' / 'encoder.safetensors'}\n"
-    assert "loss.koleo 0.1 -> 0.5" in fails_in_one_line([*train, "--loss.koleo", "0.5"], capsys)
+    assert "loss.koleo 0.1 -> 0.5" in refused.in_one_line(*train, "--loss.koleo", "0.5")
 
 
 def test_plan_prints_what_a_run_takes_and_writes_nothing(
@@ -227,14 +212,12 @@ for name in tcore._HOMES:
 
 @pytest.mark.parametrize("workers", ["0", "2"])
 def test_broken_frame_is_one_line_that_names_it_whoever_reads_it(
-    workers: str, tmp_path: Path, capsys: Capture
+    workers: str, tmp_path: Path, refused: Refused
 ) -> None:
     folder = tmp_path / "store" / "video"
     folder.mkdir(parents=True)
     for index in range(8):
         (folder / f"{index}.jpg").write_bytes(b"no image")
     frames = ["--frames", str(tmp_path / "store"), "--run", str(tmp_path / "run")]
-    *_, last = fails(
-        ["train", "quickstart", *frames, *TINY, "--runtime.workers", workers], capsys
-    ).splitlines()
+    *_, last = refused("train", "quickstart", *frames, *TINY, "--runtime.workers", workers).splitlines()
     assert re.match(rf"tcore: error: 11 clips .*{folder}/\d.jpg", last)

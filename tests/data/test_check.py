@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tcore.cli.main import main
 from tcore.data.check import check_store, check_videos, choose_frames, choose_videos, look_at
 from tcore.data.findings import Findings
 from tcore.data.stores import FrameStore
@@ -18,9 +19,11 @@ from tcore.errors import InputError
 from tcore.methods import build_sampling
 from tcore.recipes import recipe
 from tcore.show.check import check
+from tests.conftest import Refused
 from tests.data.clips import break_jpeg, write_clip
 from tests.data.packing import pack
 from tests.data.painted import Painted
+from tests.evaluation.clips import need_av, write_file
 
 CONFIG = recipe("quickstart", {"runtime.workers": 1})
 
@@ -50,6 +53,42 @@ def test_a_good_store_has_no_problems_and_nothing_is_written_into_it(store: Path
     assert findings.figures["videos"] == findings.figures["usable"] == 3
     assert findings.figures["frames"] == 60
     assert findings.figures["gap_seconds"] == pytest.approx([2.0, 2.0], abs=0.4)
+
+
+def test_the_command_draws_the_sheet_writes_the_report_and_ends_with_1_where_something_is_wrong(
+    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["check", str(store), *"--recipe quickstart --runtime.workers 1 --optim.batch 4".split()]
+    sheet, report = tmp_path / "sheet.png", tmp_path / "report.json"
+    main([*words, "--sheet", str(sheet), "--json", str(report)])
+    assert f"{sheet}" in capsys.readouterr().out
+    with Image.open(sheet) as picture:
+        assert picture.width > 1000
+    assert json.loads(report.read_text())["videos"] == 3
+    with pytest.raises(SystemExit, match="1"):  # settings are the flags of training
+        main([*words, "--sandwich.offset-seconds", "9", "9"])
+    assert "no usable video" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ("", "PATH"),
+        ("/no/such/folder", "does not exist"),
+        ("{store}/good0/00000.jpg", "is a file"),
+        ("{store} --sandwich.offset 0.1 0.4", "reaches outside the video"),
+        ("{store} --recipe quickstrat", "Did you mean quickstart?"),
+        ("{store} --sandwich.ofset 0.1 0.2", "--sandwich.offset "),
+        ("{store} --sample 0", "--sample 0"),
+        ("{store} --sheet {store}/sheet.png", "nothing is written into a dataset"),
+        ("{store} --json {store}/good0/report.json", "nothing is written into a dataset"),
+        ("{store} --kind davis --kind nonsense", "nonsense"),
+        ("{store}/empty", "no frames under"),
+    ],
+)
+def test_bad_input_is_named(arguments: str, expected: str, store: Path, refused: Refused) -> None:
+    (store / "empty").mkdir()
+    assert expected in refused("check", *arguments.format(store=store).split())
 
 
 def test_short_videos_are_counted_and_named(store: Path) -> None:
@@ -186,26 +225,19 @@ def test_a_long_video_is_decoded_in_pairs_over_all_of_it() -> None:
     assert choose_frames(1000, 200, full=True) == list(range(1000))
 
 
-def write_video(path: Path, seconds: float, *, rate: int = 10, moving: bool = True) -> Path:
+def write_video(path: Path, seconds: int, *, moving: bool = True) -> Path:
     """A video whose brightness is its time, so that a frame says where it is from."""
-    av = pytest.importorskip("av")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with av.open(str(path), "w") as container:
-        stream = container.add_stream("mpeg4", rate=rate, options={"g": "5"})
-        stream.width, stream.height, stream.pix_fmt = 48, 32, "yuv420p"
-        for index in range(round(seconds * rate)):
-            level = 20 + (round(20 * index / rate) if moving else 0)
-            frame = np.full((32, 48, 3), level, np.uint8)
-            frame[:, ::8] = 255  # something to be seen
-            container.mux(stream.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")))
-        container.mux(stream.encode())
-    return path
+    need_av()
+    frames = np.full((10 * seconds, 32, 48, 3), 20, np.uint8)
+    frames[:] += (2 * np.arange(10 * seconds) * moving).astype(np.uint8)[:, None, None, None]
+    frames[:, :, ::8] = 255  # something to be seen
+    return write_file(path, frames)
 
 
 @pytest.fixture
 def videos(tmp_path: Path) -> Path:
-    write_video(tmp_path / "videos" / "a.avi", 10)
-    write_video(tmp_path / "videos" / "deep" / "b.avi", 8)
+    write_video(tmp_path / "videos" / "a.mkv", 10)
+    write_video(tmp_path / "videos" / "deep" / "b.mkv", 8)
     return tmp_path / "videos"
 
 
@@ -213,7 +245,7 @@ def videos(tmp_path: Path) -> Path:
 def test_video_files_are_described_and_bad_ones_named_with_reasons(videos: Path, full: bool) -> None:
     findings = check(videos, CONFIG, full=full)
     assert findings.exit_code == 0
-    assert "mpeg4 (2)" in findings.text()
+    assert "h264 (2)" in findings.text()
     assert findings.figures["sizes"] == ["48x32"]
     assert findings.figures["hours"] == pytest.approx(18 / 3600, rel=0.02)
     assert findings.figures["length"] == {"min": 16, "median": 18.0, "max": 20}
@@ -221,30 +253,30 @@ def test_video_files_are_described_and_bad_ones_named_with_reasons(videos: Path,
         check_videos(videos / "deep" / "none", CONFIG, build_sampling(CONFIG))
     (videos / "empty.mp4").touch()
     (videos / "text.mp4").write_text("not a video")
-    whole = (videos / "a.avi").read_bytes()
-    (videos / "cut.avi").write_bytes(whole[: len(whole) // 2])
+    whole = (videos / "a.mkv").read_bytes()
+    (videos / "cut.mkv").write_bytes(whole[: len(whole) // 2])
     findings = check(videos, CONFIG, full=full)
-    assert set(findings.figures["bad"]) == {"empty.mp4", "text.mp4", "cut.avi"}
+    assert set(findings.figures["bad"]) == {"empty.mp4", "text.mp4", "cut.mkv"}
     assert "empty" in findings.figures["bad"]["empty.mp4"]
-    assert "cut off" in findings.figures["bad"]["cut.avi"]
+    assert "cut off" in findings.figures["bad"]["cut.mkv"]
     assert findings.exit_code == 1
 
 
 def test_a_short_video_file_a_copy_and_a_still_one_are_named(videos: Path) -> None:
-    write_video(videos / "brief.avi", 2)
-    write_video(videos / "statue.avi", 10, moving=False)
-    shutil.copy(videos / "a.avi", videos / "twin.avi")
+    write_video(videos / "brief.mkv", 2)
+    write_video(videos / "statue.mkv", 10, moving=False)
+    shutil.copy(videos / "a.mkv", videos / "twin.mkv")
     findings = check(videos, CONFIG)
-    assert findings.figures["too_short"] == ["brief.avi"]
-    assert findings.figures["duplicates"] == [["a.avi", "twin.avi"]]
-    assert findings.figures["still"] == ["statue.avi"]
+    assert findings.figures["too_short"] == ["brief.mkv"]
+    assert findings.figures["duplicates"] == [["a.mkv", "twin.mkv"]]
+    assert findings.figures["still"] == ["statue.mkv"]
 
 
 @pytest.mark.parametrize("full", [False, True])
 def test_first_middle_and_last_part_are_seen_and_frames_come_from_their_time(
     videos: Path, full: bool
 ) -> None:
-    found = probe(videos, "a.avi", full)
+    found = probe(videos, "a.mkv", full)
     first, middle, last = (float(np.median(thumb)) for thumb in found.thumbs)
     assert middle - first == pytest.approx(100, abs=25)
     assert last - first == pytest.approx(200, abs=40)

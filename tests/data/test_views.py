@@ -18,7 +18,6 @@ from tcore.data.views import (
     LOCAL,
     NO_JITTER,
     PAST,
-    PHOTOMETRY,
     Photometry,
     Size,
     ViewPlan,
@@ -245,14 +244,3 @@ def test_a_student_that_is_not_aligned_differs_in_place_or_time_but_not_in_color
     assert same(student, ViewPlan.concatenate([teacher]).with_frame(student.frame)) == space
     assert (student.jitter == teacher.jitter).all()
     assert (student.blur == teacher.blur).all()
-
-
-@pytest.mark.parametrize("name", ["tcore", "dino", "byol", "simclr"])
-def test_photometry_by_name_has_its_published_probabilities(name: str) -> None:
-    first, second, _ = PHOTOMETRY[name]
-    blur = {"tcore": (0.0, 0.9), "simclr": (0.5, 0.5)}.get(name, (1.0, 0.1))
-    assert (first.blur, second.blur) == blur
-    assert (first.solarize, second.solarize) == (0.0, 0.0 if name == "simclr" else 0.2)
-    assert first.strength == ((0.8, 0.8, 0.8, 0.2) if name == "simclr" else (0.4, 0.4, 0.2, 0.1))
-    drawn = draw(photometry=name)["global"]
-    assert drawn.wide_blur.all() == (name == "simclr")

@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tcore.cli.main import main
 from tcore.errors import InputError
 from tcore.evaluation.benchmarks.rendered import Rendered, copy_first_frame
 from tcore.evaluation.encoder import Adapted, Encoder
@@ -17,6 +16,7 @@ from tcore.evaluation.encoders import load_encoder
 from tcore.evaluation.evaluate import evaluate
 from tcore.evaluation.protocols import RENDERED
 from tcore.evaluation.run_clip import encode
+from tests.conftest import Refused
 from tests.evaluation.layouts import heldout_videos, write_davis, write_jhmdb, write_vip
 
 
@@ -84,19 +84,17 @@ def test_results_of_one_control_are_not_taken_for_those_of_the_other(
     assert "control:colour is now called control:color." in capsys.readouterr().err
 
 
-def test_copying_is_no_encoder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_copying_is_no_encoder(tmp_path: Path, refused: Refused) -> None:
     with pytest.raises(InputError, match="control:copy has no features"):
         load_encoder("control:copy")(torch.zeros(1, 32, 32, 3, dtype=torch.uint8))
     root = write_davis(tmp_path / "davis", heldout_videos(1, num_frames=2, size=64))
     frames, first = (root / kind / "480p" / "clip0" for kind in ("JPEGImages", "Annotations"))
-    labels = ["--labels", f"{first}/00000.png", "--out", str(tmp_path / "out")]
-    with pytest.raises(SystemExit):
-        main(["propagate", "control:copy", str(frames), *labels])
-    assert "control:copy has no features" in capsys.readouterr().err
-    with pytest.raises(SystemExit):  # which asks the network itself
-        main(["neighbors", str(frames), "--k", "1", "--encoder", "control:copy", *labels[2:]])
-    assert "control:copy has no features" in capsys.readouterr().err
+    out = ["--out", str(tmp_path / "out")]
+    for words in (
+        ["propagate", "control:copy", frames, "--labels", first / "00000.png"],
+        ["neighbors", frames, "--k", "1", "--encoder", "control:copy"],  # which asks the network itself
+    ):
+        assert "control:copy has no features" in refused(*words, *out)
     assert not (tmp_path / "out").exists()
-    with pytest.raises(SystemExit):
-        main(["evaluate", "control:paste", "--davis", str(tmp_path)])
-    assert "there are control:copy, control:color and control:pixels" in capsys.readouterr().err
+    said = refused("evaluate", "control:paste", "--davis", tmp_path)
+    assert "there are control:copy, control:color and control:pixels" in said

@@ -3,7 +3,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tcore.evaluation.pose import (
@@ -19,24 +18,6 @@ from tcore.evaluation.pose import (
 from tcore.evaluation.protocols import TCORE, protocol
 
 places = st.floats(-4, 26, allow_nan=False)
-
-
-def slow_stamp(x: float, y: float, sigma: float, grid: tuple[int, int]) -> np.ndarray:
-    size, stamp = int(6 * sigma + 1), np.zeros(grid)
-    left, top = int(x - 3 * sigma), int(y - 3 * sigma)
-    right, bottom = int(x + 3 * sigma + 1), int(y + 3 * sigma + 1)
-    for row in range(max(top, 0), min(bottom, grid[0])):
-        for column in range(max(left, 0), min(right, grid[1])):
-            i, j = column - left - size // 2, row - top - size // 2
-            stamp[row, column] = np.exp(-(i**2 + j**2) / (2 * sigma**2))
-    return stamp
-
-
-@settings(deadline=None, max_examples=50)
-@given(places, places, st.sampled_from([0.5, 1.0]))
-def test_stamps_agree_with_a_loop_over_cells(x: float, y: float, sigma: float) -> None:
-    maps = joint_label_map(np.array([[x, y]]), (13, 20), sigma=sigma)
-    np.testing.assert_allclose(maps[:, :, 1], slow_stamp(x, y, sigma, (13, 20)), atol=1e-12)
 
 
 def test_the_peak_is_at_the_nearest_cell_but_for_the_published_border() -> None:

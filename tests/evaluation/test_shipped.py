@@ -23,6 +23,7 @@ from tcore.evaluation import encoders
 from tcore.evaluation.encoders import shipped
 from tcore.evaluation.export import ship
 from tcore.show.features import load_matcher
+from tests.conftest import Refused
 
 ROOT = Path(__file__).parents[2]
 CARD = (ROOT / "docs" / "default-encoder.md").read_text(encoding="utf-8")
@@ -76,14 +77,11 @@ def test_the_first_command_of_the_readme_propagates_a_mask(
 
 
 def test_the_word_is_not_a_run_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Refused
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for words in ("export default new --format default", "evaluate default --rendered --every-checkpoint"):
-        with pytest.raises(SystemExit) as end:
-            main(words.split())
-        assert end.value.code == 2
-        assert "./default" in capsys.readouterr().err
+        assert "./default" in refused(*words.split())
     assert not list(tmp_path.iterdir())
 
 
@@ -130,16 +128,14 @@ def test_figures_and_the_demo_take_the_word_with_its_matching_module(
 
 
 def test_the_command_makes_it_and_overwrites_nothing(
-    whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], refused: Refused
 ) -> None:
     words = ["export", str(whole), str(tmp_path / "new"), "--format", "default"]
     main(words)
     assert "default.safetensors" in capsys.readouterr().out
     card = json.loads((tmp_path / "new" / "default.json").read_text())
     assert (card["step"], card["precision"], card["vit"]["dim"]) == (6, "fp16", 32)
-    with pytest.raises(SystemExit):
-        main(words)
-    assert "exists: remove it" in capsys.readouterr().err
+    assert "exists: remove it" in refused(*words)
     encoder = load_encoder(whole)
     next(iter(encoder.parameters())).data.fill_(1e6)
     with pytest.raises(InputError, match=r"reaches 1e\+06: half precision ends at 65504"):

@@ -1,8 +1,6 @@
 """Methods side by side: trained with one budget, scored in one way, resumed, refused where they differ."""
 
 import json
-import re
-import shlex
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -10,7 +8,6 @@ from typing import Any
 import pytest
 
 from tcore import compare as module
-from tcore.cli.main import main
 from tcore.compare import PAPER, Budget, Dataset, Entry, Shared, among_others, compare, flags_of, over_runs
 from tcore.config import load_config
 from tcore.data.rendered import render_video
@@ -189,34 +186,3 @@ def test_a_measurement_waits_until_nobody_else_is_at_work(tmp_path: Path) -> Non
         with alone(), pytest.raises(BlockingIOError):
             fcntl.flock(other, fcntl.LOCK_SH | fcntl.LOCK_NB)
         fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-
-@pytest.mark.parametrize(
-    ("words", "named"),
-    [
-        ("methods --rows tcor", "'tcor'.*tcore"),
-        ("methods --budget 3 --budget-minutes 1", "--budget and --budget-minutes"),
-        ("methods --budget-minutes 0", "--budget-minutes 0"),
-        ("methods --budget-samples 0", "--budget-samples 0"),
-        ("methods --size 240 432", "--size"),
-        ("methods --binary", "--binary"),
-        ("methods --rows dino --masks nowhere", "nowhere"),
-        ("methods --recipe vits16-short", "vits16-short needs --frames"),
-        ("methods --rows dino --extra='--matching.gain 2'", "--matching.gain"),
-        ("branch --precision bf16", "--precision goes with tcore lab methods"),
-        ("branch --masks a", "--masks goes with tcore lab methods"),
-    ],
-)
-def test_what_is_wrong_is_said_before_anything_is_trained(
-    words: str,
-    named: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit) as stop:
-        main(["lab", "--out=lab", *shlex.split(words)])
-    assert stop.value.code == 2
-    assert re.search(named, capsys.readouterr().err)
-    assert not Path("lab", "dino").exists()

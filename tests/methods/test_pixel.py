@@ -1,4 +1,4 @@
-"""The eight methods that reconstruct pixels: they train, resume, and add up over processes and parts."""
+"""The eight methods that reconstruct pixels: what they see, predict, export and refuse."""
 
 from pathlib import Path
 from typing import Any
@@ -18,21 +18,17 @@ from tcore.methods.pixel_sampling import PixelSampling
 from tcore.methods.reconstruction import PixelBatch, PixelMethod, Reconstruction
 from tcore.model.pixels import fill, noise_seeds, normal_noise, patchify, uniform_noise, unpatchify
 from tcore.show.reconstruction import columns, reconstruction_figure
-from tests.runs import assert_resumes_exactly, checkpoint, metrics
+from tests.methods.test_methods import OTHER_PIXELS, PIXELS, SAME, small_settings
+from tests.runs import checkpoint, metrics
 from tests.tiny import shrunk
-from tests.training.jobs import work, work_together
 
-NAMES = ("mae", "rcmae", "siammae", "cropmae", "rsp", "dropmae", "videomae", "maest")
-FEW = ("mae", "siammae", "rsp")  # one of each file
-# Of 16 patches, the published shares would leave none.
-RATIOS = {"siammae": 0.8, "cropmae": 0.9}
-SHORT: dict[str, Any] = {"optim__steps": 2, "rendered__frames": 12, "rendered__size": 48, "keep_every": 2}
+NAMES = PIXELS + OTHER_PIXELS
 
 
 def small(name: str, **changes: Any) -> Config:
     """The short recipe of a method, made small; a dot in a name is written as two underscores."""
-    own = {"mask_ratio": RATIOS[name]} if name in RATIOS else {}
-    return shrunk(f"vits16-{name}-short", **SHORT | {"runtime__log_every": 1} | own | changes)
+    settings = small_settings(name, **{"optim__steps": 2, "runtime__log_every": 1} | changes)
+    return shrunk(settings.pop("recipe"), **settings)
 
 
 def build(config: Config) -> PixelMethod:
@@ -79,19 +75,9 @@ def test_each_method_trains_and_exports_an_encoder_of_frames(name: str, tmp_path
             assert not keys.any()
 
 
-@pytest.mark.parametrize(
-    "name", [*FEW, *(pytest.param(name, marks=pytest.mark.long) for name in NAMES if name not in FEW)]
-)
-def test_stopped_and_resumed_run_equals_uninterrupted_run(name: str, tmp_path: Path) -> None:
-    assert_resumes_exactly(small(name, optim__steps=4), tmp_path)
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_two_halves_of_a_step_add_up_to_the_whole(name: str) -> None:
-    changes = {"decoder__dropout": 0.0} if name in ("siammae", "cropmae") else {}
-    changes |= {"attention_dropout": 0.0} if name == "dropmae" else {}
-    changes |= {"latent__floor": 0.0} if name == "rsp" else {}
-    config = small(name, **changes)
+    config = small(name, **SAME.get(name, {}))
     method = build(config)
 
     def gradients(batches: list[PixelBatch]) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
@@ -112,37 +98,6 @@ def test_two_halves_of_a_step_add_up_to_the_whole(name: str) -> None:
 
 
 # What is the same on any number of processes: no dropout, and RSP away from the floor of its divergence.
-SAME: dict[str, dict[str, Any]] = {
-    "siammae": {"decoder__dropout": 0.0, "mask_ratio": RATIOS["siammae"]},
-    "cropmae": {"decoder__dropout": 0.0, "mask_ratio": RATIOS["cropmae"]},
-    "rsp": {"latent__floor": 0.0, "optim__batch": 4, "optim__repeat": 2},
-    "dropmae": {"attention_dropout": 0.0},
-}
-
-
-@pytest.mark.parametrize(
-    "names",
-    [
-        ("mae", "siammae", "rsp"),
-        pytest.param(("rcmae", "cropmae", "dropmae", "videomae", "maest"), marks=pytest.mark.long),
-    ],
-)
-def test_two_processes_have_the_losses_and_gradients_of_one(names: tuple[str, ...], tmp_path: Path) -> None:
-    jobs = []
-    for name in names:
-        own: dict[str, Any] = SHORT | {"optim__batch": 8, "rendered__videos": 9} | SAME.get(name, {})
-        own["recipe"] = f"vits16-{name}-short"
-        work(tmp_path / f"1-{name}", gradients=True, **own)
-        jobs.append({"run": str(tmp_path / f"2-{name}"), "gradients": True, **own})
-    work_together(2, jobs)
-    for name in names:
-        for one, two in zip(metrics(tmp_path / f"1-{name}"), metrics(tmp_path / f"2-{name}"), strict=True):
-            for key in ("total", *(key for key in one if key in ("masked", "future", "kl", "consistency"))):
-                assert two[key] == pytest.approx(one[key], rel=1e-5), (name, key)
-        whole, shared = (torch.load(tmp_path / f"{n}-{name}.pt", weights_only=True) for n in (1, 2))
-        for key, gradient in whole.items():
-            floor = 1e-7 + 1e-4 * float(gradient.abs().max()) if gradient.numel() else 0.0
-            torch.testing.assert_close(shared[key], gradient, rtol=1e-4, atol=floor)
 
 
 def test_what_is_seen_and_what_is_masked_are_all_patches() -> None:

@@ -20,6 +20,7 @@ from tcore.show.propagation import (
     score_frames,
     with_truth,
 )
+from tests.conftest import Refused
 from tests.evaluation.layouts import write_davis, write_jhmdb, write_vip
 
 
@@ -72,21 +73,10 @@ def test_attention_takes_any_three_images_and_chosen_patches(
     assert "similarity" in capsys.readouterr().out, "there is no matching module"
 
 
-@pytest.mark.parametrize(
-    ("words", "out", "named"),
-    [
-        ("pca no-such-encoder", "a.gif", ".png"),
-        ("attention RUN --patch 3 16", "a.png", "3 16"),
-        ("correspondence RUN --patch 3 16", "a.png", "3 16"),
-    ],
-)
 def test_what_cannot_be_drawn_is_named(
-    words: str, out: str, named: str, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    words: str, out: str, named: str, run: Path, tmp_path: Path, refused: Refused
 ) -> None:
-    with pytest.raises(SystemExit) as stop:
-        draw(*words.replace("RUN", str(run)).split(), out=tmp_path / out)
-    assert stop.value.code == 2
-    assert named in capsys.readouterr().err
+    assert named in refused("figure", *words.replace("RUN", str(run)).split(), "--out", tmp_path / out)
 
 
 def test_propagation_is_an_mp4_if_its_ending_says_so(run: Path, tmp_path: Path) -> None:
@@ -112,17 +102,16 @@ def test_dynamics_are_drawn_from_a_run(run: Path, tmp_path: Path) -> None:
 
 
 def test_failures_show_the_worst_clips_and_where_they_break(
-    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], refused: Refused
 ) -> None:
     draw("failures", run / "eval", "--count", "2", out=tmp_path / "f.png")
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 3
     assert float(lines[0].split()[1]) <= float(lines[1].split()[1])
     assert "at frame" in lines[0]
-    other = str(run / "encoders" / "step-000003.safetensors")
-    with pytest.raises(SystemExit):
-        draw("failures", run / "eval", "--encoder", other, out=tmp_path / "f.png")
-    assert "other weights" in capsys.readouterr().err
+    other = run / "encoders" / "step-000003.safetensors"
+    said = refused("figure", "failures", run / "eval", "--encoder", other, "--out", tmp_path / "f.png")
+    assert "other weights" in said
 
 
 def test_frames_are_found_by_number_by_seconds_or_spread() -> None:

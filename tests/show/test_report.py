@@ -14,6 +14,7 @@ from tcore.recipes import recipe
 from tcore.show.clips import Clip
 from tcore.show.report import draw_figures, table, write_report
 from tcore.show.runs import read_run
+from tests.conftest import Refused
 
 NASTY = 'b <script>alert("x")</script> & |'
 
@@ -153,13 +154,8 @@ def test_a_markdown_report_has_the_same_tables(runs: tuple[Path, Path], tmp_path
     assert "| loss: dino, first |" in text
 
 
-def test_what_is_no_run_is_refused_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for arguments, said in (
-        ([str(tmp_path), "--out", "a.html"], "is not a run"),
-        ([str(tmp_path / "x"), "--out", "a.html"], "does not exist"),
-        ([str(tmp_path), "--out", "a.doc"], ".html"),
-        (["--out", "a.html"], "run folder"),
-    ):
-        with pytest.raises(SystemExit):
-            main(["report", *arguments])
-        assert said in capsys.readouterr().err
+def test_what_is_no_run_is_refused_by_name(tmp_path: Path, refused: Refused) -> None:
+    assert "is not a run" in refused("report", tmp_path, "--out", "a.html")
+    assert "does not exist" in refused("report", tmp_path / "x", "--out", "a.html")
+    assert ".html" in refused("report", tmp_path, "--out", "a.doc")
+    assert "run folder" in refused("report", "--out", "a.html")

@@ -10,7 +10,6 @@ from tcore import Config, InputError, load_encoder, train
 from tcore.data.neighbors import beside
 from tcore.data.stores import open_images
 from tcore.evaluation.neighbors import find_all
-from tcore.recipes import recipe
 from tcore.training.loop import open_source
 from tests.data.photos import ring, save_images
 from tests.runs import assert_resumes_exactly, metrics
@@ -106,16 +105,3 @@ def test_settings_that_images_cannot_have_are_refused(
 ) -> None:
     with pytest.raises(InputError, match=says):
         train(tiny(**{"source": "images", "auxiliary": "past", **changes}), tmp_path / "run", tmp_path)
-
-
-def test_the_recipe_is_the_published_one() -> None:
-    config = recipe("vits16-imagenet")
-    assert (config.source, settings_of(config).auxiliary, settings_of(config).loss.form) == (
-        "images",
-        "past",
-        "release",
-    )
-    optim = config.optim
-    assert (optim.epochs, optim.warmup_epochs, optim.batch, optim.base_lr) == (100, 10, 256, 2e-3)
-    assert optim.matching_lr == 0.1
-    assert (config.vit.dim, config.vit.patch_size) == (384, 16)

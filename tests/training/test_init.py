@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 
 from tcore import Config, InputError, load_encoder, pretrain, train
-from tcore.cli.main import main
 from tcore.data.loader import load
 from tcore.evaluation.encoder import Encoder
 from tcore.evaluation.export import export
@@ -19,7 +18,8 @@ from tcore.training.loop import open_store
 from tcore.training.optim import build_schedule
 from tcore.training.plan import plan
 from tcore.training.step import Trainer
-from tests.tiny import TINY, as_tcore, tiny
+from tests.conftest import Refused
+from tests.tiny import TINY, as_tcore, flags_of, tiny
 from tests.training.jobs import StoppedError, stopping_at
 
 
@@ -148,14 +148,10 @@ def test_run_that_never_saved_refuses_a_file_that_changed(file: Path, tmp_path: 
     ],
 )
 def test_encoder_of_another_size_is_one_line_with_the_flags_that_fit(
-    changes: dict[str, int], line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    changes: dict[str, int], line: str, tmp_path: Path, refused: Refused
 ) -> None:
     path = export(Encoder(network(**changes), "mine"), tmp_path / "mine.pth", "torch").path
-    flags = [word for name, value in TINY.items() for word in (f"--{name.replace('_', '-')}", str(value))]
-    with pytest.raises(SystemExit) as stop:
-        main(["train", "quickstart", "--init", str(path), "--run", str(tmp_path / "run"), *flags])
-    assert stop.value.code == 2
-    said = capsys.readouterr().err
+    said = refused("train", "quickstart", "--init", path, "--run", tmp_path / "run", *flags_of(TINY))
     assert said == f"tcore: error: init={path} does not fit, it has {line}\n"
     assert not (tmp_path / "run").exists()  # so that the same --run takes the corrected command
 

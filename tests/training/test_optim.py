@@ -2,11 +2,8 @@ import math
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import nn
 
 from tcore.methods import build
@@ -29,27 +26,6 @@ def schedule_of(name: str, steps_per_epoch: int, changes: dict[str, Any] | None 
     small = {"vit.dim": 32, "vit.depth": 1, "vit.num_heads": 2, "head.hidden": 8, "head.prototypes": 8}
     config = recipe(name, small | {"matching.num_heads": 2} | (changes or {}))
     return build_schedule(config, build(config), steps_per_epoch)
-
-
-@given(st.integers(0, 50), st.integers(1, 200))
-def test_warmup_and_cosine_equal_numpy(warmup: int, rest: int) -> None:
-    n = warmup + rest
-    expected = np.concatenate(
-        [
-            np.linspace(0, 1e-3, warmup),
-            1e-6 + (1e-3 - 1e-6) / 2 * (1 + np.cos(np.pi * np.arange(rest) / rest)),
-        ]
-    )
-    ours = [warmup_cosine(step, 1e-3, 1e-6, warmup, n) for step in range(n)]
-    np.testing.assert_allclose(ours, expected, rtol=1e-12, atol=1e-18)
-
-
-def test_peak_occurs_twice_and_the_end_is_not_reached() -> None:
-    schedule = schedule_of("vits16-k400-100ep", 10)
-    rates = [schedule.at(step).lr for step in range(schedule.num_steps)]
-    assert rates[0] == 0.0
-    assert rates[99] == rates[100] == max(rates) == pytest.approx(1e-3)
-    assert rates[-1] > 1e-6
 
 
 def test_run_given_in_steps_has_warmups_as_fractions() -> None:

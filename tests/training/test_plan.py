@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from tcore import InputError, recipe, train
-from tcore.cli.main import main
 from tcore.training import plan as planning
 from tcore.training.plan import Cost, Line, plan, verdict
+from tests.conftest import Refused
 from tests.runs import metrics
 from tests.tiny import tiny
 
@@ -82,11 +82,8 @@ def test_parts_divide_the_batch_among_all_processes() -> None:
 
 
 @pytest.mark.parametrize("gib", ["0", "-3", "nan", "inf"])
-def test_plan_memory_of_nothing_is_refused(gib: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stop:
-        main(["train", "quickstart", f"--plan-memory={gib}"])
-    assert stop.value.code == 2
-    assert "--plan-memory" in capsys.readouterr().err
+def test_plan_memory_of_nothing_is_refused(gib: str, refused: Refused) -> None:
+    assert "--plan-memory" in refused("train", "quickstart", f"--plan-memory={gib}")
 
 
 def test_plan_memory_without_a_gpu_is_refused() -> None:
@@ -95,15 +92,12 @@ def test_plan_memory_without_a_gpu_is_refused() -> None:
 
 
 def test_out_of_memory_is_one_line_that_names_the_flag(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, refused: Refused
 ) -> None:
     def runs_out(argv: list[str]) -> None:
         raise torch.OutOfMemoryError
 
     monkeypatch.setattr("tcore.cli.train.train", runs_out)
-    with pytest.raises(SystemExit) as stop:
-        main(["train", "quickstart"])
-    assert stop.value.code == 1
-    line = capsys.readouterr().err
+    line = refused("train", "quickstart", code=1)
     assert "--optim.accumulate" in line
     assert line.count("\n") == 1
