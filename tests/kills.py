@@ -34,8 +34,8 @@ from tcore.demo.server import GUARD
 from tcore.files import is_alive
 from tcore.training import checkpoint as checkpoints
 from tests.evaluation.clips import write_file, write_folder
-from tests.runs import assert_same_run
-from tests.tiny import TINY
+from tests.runs import assert_same_run, contents
+from tests.tiny import TINY, flags_of
 from tests.training.faults import make_store, steps_of
 
 # What the commands import when they need it, imported once for all of them.
@@ -152,11 +152,6 @@ class Command:
         """What others do with the command while it runs."""
 
 
-def contents(root: Path) -> dict[str, bytes]:
-    """All files of a folder."""
-    return {str(p.relative_to(root)): p.read_bytes() for p in sorted(root.rglob("*")) if p.is_file()}
-
-
 class Train(Command):
     """A training that reads frames by two processes, and keeps its encoders."""
 
@@ -164,12 +159,8 @@ class Train(Command):
         super().__init__(root)
         store = make_store(root / "store", videos=4)
         settings = TINY | {"optim.steps": 10, "keep_every": 4, "runtime.workers": 2}
-        flags = (
-            (f"--{name.replace('_', '-')}", str(value))
-            for name, value in settings.items()
-            if not name.startswith("rendered.")
-        )
-        self.flags = ["--frames", str(store), *(word for flag in flags for word in flag)]
+        own = {name: value for name, value in settings.items() if not name.startswith("rendered.")}
+        self.flags = ["--frames", str(store), *flags_of(own)]
 
     def works(self, place: Path) -> list[Work]:
         return [lambda: main(["train", "quickstart", "--run", str(place), *self.flags])]

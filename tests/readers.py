@@ -5,8 +5,6 @@ import io
 import json
 import os
 import shutil
-import struct
-import zlib
 from collections.abc import Callable
 from fractions import Fraction
 from functools import partial
@@ -55,6 +53,7 @@ from tcore.training.journal import forget_after, note_environment
 from tcore.video.labels import load_mask, read_points
 from tests.data.clips import write_clip
 from tests.data.packing import pack
+from tests.evaluation.layouts import write_mat
 from tests.tiny import tiny
 
 EXTREMES = (0, 1, 127, 128, 255, 256, 32767, 65535, 65536, 2**31 - 1, 2**31, 2**32 - 1, 2**63 - 1, 2**64 - 1)
@@ -129,21 +128,6 @@ def image_bytes(format: str, mode: str) -> bytes:
     return buffer.getvalue()
 
 
-def mat_bytes(compressed: bool) -> bytes:
-    """A MATLAB 5 file with one matrix, pos_img."""
-    values = np.zeros((2, 15, 3)).tobytes()
-
-    def element(kind: int, body: bytes) -> bytes:
-        return struct.pack("<II", kind, len(body)) + body + bytes(-len(body) % 8)
-
-    body = element(6, struct.pack("<II", 6, 0)) + element(5, struct.pack("<3i", 2, 15, 3))
-    matrix = element(14, body + element(1, b"pos_img") + element(9, values))
-    if compressed:
-        packed = zlib.compress(matrix)
-        matrix = struct.pack("<II", 15, len(packed)) + packed
-    return b"MATLAB 5.0".ljust(124) + struct.pack("<H", 0x0100) + b"IM" + matrix
-
-
 def small_encoder() -> Encoder:
     """An encoder of a few thousand weights."""
     return Encoder(VisionTransformer(**SIZES), "small")
@@ -214,8 +198,8 @@ def label_readers(root: Path) -> list[Reader]:
     mask.write_bytes(image_bytes("png", "P"))
     points.write_text("frame,name,x,y\n0,nose,1.5,2\n0,hand,,\n3,nose,4,5\n")
     rows.write_text(json.dumps([{"frame": frame, "name": "nose", "x": 1.5, "y": 2} for frame in (0, 3)]))
-    mat.write_bytes(mat_bytes(compressed=False))
-    packed.write_bytes(mat_bytes(compressed=True))
+    for path, compressed in ((mat, False), (packed, True)):
+        write_mat(path, {"pos_img": np.zeros((2, 15, 3))}, compressed)
     np.savez(joints, joints=np.zeros((2, 15, 3)))
     names.write_text("bear\ncamel\n")
     clip = Clip("clip", 4 * (mask,), (root / "keypoints.csv",))

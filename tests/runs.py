@@ -18,6 +18,11 @@ def metrics(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
+def contents(root: Path) -> dict[str, bytes]:
+    """All files of a folder."""
+    return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+
 def checkpoint(run: Path) -> dict[str, Any]:
     state: dict[str, Any] = torch.load(run / "checkpoint.pt", weights_only=True)
     return state

@@ -6,10 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.health_scores import (
-    ranks,
-    spearman,
-)
+from experiments.health_scores import ranks, spearman
 from tcore.files import write_text
 
 SCRIPT = Path(__file__).parent.parent / "experiments" / "health_scores.py"

@@ -33,7 +33,8 @@ from tcore.evaluation.encoders import load_encoder
 from tcore.evaluation.masks import read_ids
 from tcore.video.labels import read_labels
 from tests.data.packing import jpeg, pack
-from tests.readers import SIZES, make_readers, mat_bytes, small_encoder
+from tests.evaluation.layouts import write_mat
+from tests.readers import SIZES, make_readers, small_encoder
 
 ROOT = Path(__file__).parent.parent
 
@@ -267,7 +268,8 @@ def test_a_mat_file_that_unpacks_beyond_the_limit_is_refused(
 ) -> None:
     monkeypatch.setattr(jhmdb, "LARGEST", 2**20)
     bomb = zlib.compress(bytes(2**21))
-    data = mat_bytes(compressed=False)[:128] + struct.pack("<II", 15, len(bomb)) + bomb
-    (tmp_path / "bomb.mat").write_bytes(data)
+    write_mat(tmp_path / "bomb.mat", {})  # a header
+    with (tmp_path / "bomb.mat").open("ab") as file:
+        file.write(struct.pack("<II", 15, len(bomb)) + bomb)
     with pytest.raises(InputError, match="no MATLAB 5 file"):
         read_mat(tmp_path / "bomb.mat")

@@ -1,6 +1,5 @@
 """Training on real frames, where the environment variable TCORE_DATA names a folder that holds some."""
 
-import json
 import math
 import os
 import shutil
@@ -12,6 +11,7 @@ from tcore import FrameStore, load_encoder, recipe, train
 from tcore.data.neighbors import load_neighbors
 from tcore.evaluation.neighbors import find_all
 from tcore.show.check import check
+from tests.runs import metrics
 from tests.tiny import tiny
 
 DATA = os.environ.get("TCORE_DATA")
@@ -24,7 +24,7 @@ def test_real_clips_are_found_and_train(tmp_path: Path) -> None:
     assert len(store) == 208
     assert 8 <= store.lengths.min() <= store.lengths.max() <= 20
     run = train(tiny(optim__steps=3, runtime__workers=2), tmp_path / "run", clips, quiet=True)
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    lines = metrics(run)
     assert len(lines) == 3
     assert all(math.isfinite(line["total"]) for line in lines)
 
@@ -37,8 +37,7 @@ def test_real_photographs_find_neighbors_and_train_with_them(tmp_path: Path) -> 
     found = load_neighbors(find_all(load_encoder(first), folder))
     assert found.indices.shape == (60, 5)
     second = train(tiny(source="images", auxiliary="past"), tmp_path / "B", folder, quiet=True)
-    lines = [json.loads(line) for line in (second / "metrics.jsonl").read_text().splitlines()]
-    assert all(math.isfinite(line["past_teacher"]) for line in lines)
+    assert all(math.isfinite(line["past_teacher"]) for line in metrics(second))
 
 
 @pytest.mark.parametrize(

@@ -12,12 +12,10 @@ from tcore.cli.main import VERBS, main
 from tcore.cli.train import parse_train
 from tcore.recipes import RECIPES, recipe
 from tests.conftest import Refused
+from tests.tiny import TINY as SIZES
+from tests.tiny import flags_of
 
-TINY = (
-    "--vit.dim 32 --vit.depth 1 --vit.num-heads 2 --views.global-size 32 --views.local-size 16 "
-    "--views.num-local 1 --matching.num-heads 2 --head.hidden 16 --head.bottleneck 8 --head.prototypes 16 "
-    "--optim.steps 2 --optim.batch 2 --rendered.videos 2 --rendered.size 32"
-).split()
+TINY = flags_of(SIZES | {"optim.steps": 2, "optim.batch": 2, "rendered.videos": 2})
 Capture = pytest.CaptureFixture[str]
 
 

@@ -123,18 +123,6 @@ def test_crops_that_are_made_together_are_those_of_their_plans(
             torch.testing.assert_close(found, render(raw.frames, raw.plans[view], size))
 
 
-def test_masks_do_not_depend_on_the_videos_and_follow_their_settings() -> None:
-    config = change(TINY, masking=MaskingConfig(probability=0.75, ratio=(0.5, 0.5), group=2))
-    for step in range(10):
-        masks = build_source(Painted([20] * 4), config).read(step, 0).mask
-        assert torch.equal(masks, build_source(Painted([30] * 9), config).read(step, 0).mask)
-        per_group = masks.reshape(2, 2, 2, -1).any(dim=3).sum(dim=(0, 2))  # crop, group, video
-        assert per_group.tolist() == [3, 3]
-        assert set(masks.sum(dim=1).tolist()) == {0, 8}
-    patches = build_sampling(change(config, masking__kind="random")).masks(0)
-    assert not np.array_equal(patches, build_sampling(config).masks(0))
-
-
 def test_auxiliary_views_of_a_masked_second_crop_keep_its_recipe() -> None:
     source = build_source(Painted([20] * 4), TINY)
     first, second = [], []
@@ -159,19 +147,6 @@ def test_the_number_of_readers_does_not_change_the_batches() -> None:
     own = [source.read(step, part) for step in (1, 2) for part in (0, 1)]
     assert all(same(a, b) and same(b, c) for a, b, c in zip(alone, together, own, strict=True))
     assert list(load(source, 5, 5, CPU)) == []
-
-
-def test_frames_of_differing_sizes_are_padded_with_zeros_by_every_reader() -> None:
-    store = Painted([20] * 4, sizes=[(8, 20), (20, 8), (6, 6), (24, 10)])
-    for workers in (0, 1):
-        source = build_source(store, change(ALL_MASKED, runtime=RuntimeConfig(workers=workers)))
-        (raw,) = load(source, 0, 1, CPU)
-        assert raw.frames.shape == (12, 24, 20, 3)
-        for slot, clip in enumerate(source.chosen(0).tolist()):
-            height, width = [(8, 20), (20, 8), (6, 6), (24, 10)][clip]
-            for frame in raw.frames[3 * slot : 3 * slot + 3]:
-                assert (frame[:height, :width, 2] == 60).all()
-                assert frame[height:].sum() == frame[:, width:].sum() == 0
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="only a GPU needs pinned memory")

@@ -111,14 +111,6 @@ def test_tiny_grids_get_their_exact_counts(
     assert all(c <= max(1, int(grid * grid * high)) for c, high in zip(counts, edges[1:], strict=True))
 
 
-@pytest.mark.parametrize("grid", [2, 3, 4, GRID])
-def test_every_number_of_patches_can_be_masked_by_blocks(grid: int) -> None:
-    for count in range(1, grid * grid + 1):
-        share = (count + 0.5) / grid**2 if count < grid**2 else 1.0
-        masks = sample_masks(np.random.default_rng(count), 1, grid, probability=1.0, ratio=(share, share))
-        assert masks.sum() == count
-
-
 def test_patches_that_no_block_covers_are_filled_uniformly() -> None:
     # On a 2 x 2 grid blocks have one patch each, so three of four is any three, all equally often.
     masks = sample_masks(np.random.default_rng(8), 2000, 2, probability=1.0, ratio=(0.75, 0.75))

@@ -28,6 +28,7 @@ from tcore.errors import InputError
 from tcore.methods import build_source
 from tests.conftest import Refused
 from tests.evaluation.clips import cut, need_av, write_file
+from tests.runs import contents
 from tests.tiny import tiny
 
 
@@ -59,10 +60,6 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for index, frame in enumerate(render_video(8, video, num_frames=9, size=48).frames):
             Image.fromarray(frame).save(root / f"v{video}" / f"{index:05d}.{suffix}")
     return root
-
-
-def contents(root: Path) -> dict[str, bytes]:
-    return {str(p.relative_to(root)): p.read_bytes() for p in root.rglob("*") if p.is_file()}
 
 
 def prepare_here(source: Path, store: Path, **changes: Any) -> PackedStore:

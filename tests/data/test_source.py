@@ -15,12 +15,11 @@ from tcore.data.stores import FrameStore
 from tcore.errors import InputError
 from tcore.methods import build_sampling, build_source
 from tcore.methods.sampling import SandwichSampling
-from tcore.methods.settings import Auxiliary, SandwichConfig, Sides
+from tcore.methods.settings import Auxiliary, SandwichConfig
 from tests.data.painted import (
     ALL_MASKED,
     TINY,
     Painted,
-    PastCurrentFuture,
     paint,
     samples_of,
     sandwiches_of,
@@ -51,18 +50,6 @@ def test_a_store_smaller_than_a_batch_is_gone_through_repeatedly() -> None:
 
 
 # Which frames are read
-
-
-@pytest.mark.parametrize(
-    ("frames", "expected"),
-    [("past-future", (16, 20, 24)), ("past-past", (16, 20, 16)), ("future-future", (24, 20, 24))],
-)
-def test_settings_of_the_sandwich_decide_which_frames_are_read(
-    frames: Sides, expected: PastCurrentFuture
-) -> None:
-    sandwich = SandwichConfig(current=(0.5, 0.525), offset=(0.1, 0.1), frames=frames)
-    raw = build_source(Painted([40] * 4), change(ALL_MASKED, sandwich=sandwich)).read(0, 0)
-    assert set(sandwiches_of(raw)) == {expected}
 
 
 class Counting(Painted):

@@ -8,28 +8,9 @@ import torch
 from torch import Tensor
 
 from experiments.edge_filter import save_filter
-from experiments.learned_filter import REACH, EdgeFilter, load_filter, mix_neighbors
+from experiments.learned_filter import EdgeFilter, load_filter
 from tcore.evaluation.edges import around_borders, follow_colors, guided_labels, labels_to_ids
 from tcore.evaluation.protocols import TCORE
-
-
-def mix_plainly(queries: Tensor, keys: Tensor, values: Tensor, falloff: float) -> Tensor:
-    """The plain twin: one pixel and one cell at a time."""
-    batch, _, rows, columns = keys.shape
-    side = queries.shape[2] // rows
-    found = torch.zeros(batch, values.shape[1], *queries.shape[2:])
-    for y in range(queries.shape[2]):
-        for x in range(queries.shape[3]):
-            scores, mixed = [], []
-            for row in range(max(0, y // side - REACH), min(rows, y // side + REACH + 1)):
-                for column in range(max(0, x // side - REACH), min(columns, x // side + REACH + 1)):
-                    down, right = (y + 0.5) / side - 0.5 - row, (x + 0.5) / side - 0.5 - column
-                    near = (queries[:, :, y, x] * keys[:, :, row, column]).sum(1)
-                    scores.append(near - falloff * (down**2 + right**2))
-                    mixed.append(values[:, :, row, column])
-            weights = torch.stack(scores).softmax(0)
-            found[:, :, y, x] = (weights[:, :, None] * torch.stack(mixed)).sum(0)
-    return found
 
 
 def follow_plainly(image: Tensor, planes: Tensor, half: int, strength: float) -> Tensor:
@@ -71,27 +52,6 @@ def two_colors(height: int, width: int, edge: int) -> Tensor:
     frame = torch.full((height, width, 3), 40, dtype=torch.uint8)
     frame[:, edge:] = 210
     return frame
-
-
-def test_mixing_in_rows_equals_mixing_pixel_by_pixel() -> None:
-    generator = torch.Generator().manual_seed(0)
-    queries = torch.randn(2, 3, 12, 14, generator=generator)
-    keys, values = torch.randn(2, 3, 6, 7, generator=generator), torch.rand(2, 4, 6, 7, generator=generator)
-    fast = mix_neighbors(queries, keys, values, torch.tensor(0.5))
-    torch.testing.assert_close(fast, mix_plainly(queries, keys, values, 0.5), atol=1e-6, rtol=1e-5)
-
-
-def test_large_grids_are_mixed_in_chunks_with_the_same_result() -> None:
-    generator = torch.Generator().manual_seed(0)
-    queries = torch.randn(1, 2, 200, 400, generator=generator)
-    keys, values = (
-        torch.randn(1, 2, 50, 100, generator=generator),
-        torch.rand(1, 1, 50, 100, generator=generator),
-    )
-    whole = mix_neighbors(queries, keys, values, torch.tensor(1.0))
-    # The middle rows by themselves, with all the neighbors that they have.
-    part = mix_neighbors(queries[:, :, 40:120], keys[:, :, 10:30], values[:, :, 10:30], torch.tensor(1.0))
-    torch.testing.assert_close(whole[:, :, 56:104], part[:, :, 16:64])
 
 
 @pytest.mark.parametrize("way", ["guided", "learned"])
@@ -152,14 +112,6 @@ def test_guided_filter_moves_a_blurred_border_to_the_edge_of_the_frame() -> None
     labels[:, :, 0] = 1 - labels[:, :, 1]
     found = guided_labels(labels, frame, radius=1, strength=1e-4)[..., 1] > 0.5
     assert (found == (torch.arange(64) >= 28)).float().mean() > 0.97
-
-
-def test_keys_like_the_query_decide_whose_label_counts() -> None:
-    keys = torch.tensor([-1.0, -1, 1, 1]).expand(1, 1, 4, 4) * 20
-    values = (keys > 0).float()
-    queries = torch.full((1, 1, 8, 8), 1.0)
-    assert mix_neighbors(queries, keys, values, torch.tensor(0.1)).min() > 0.99
-    assert mix_neighbors(-queries, keys, values, torch.tensor(0.1)).max() < 0.01
 
 
 def test_saved_filter_loads_with_its_sizes(tmp_path: Path) -> None:

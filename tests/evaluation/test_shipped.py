@@ -2,9 +2,6 @@
 
 import hashlib
 import json
-import subprocess
-import sys
-import zipfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from tcore import InputError, load_encoder, recipe
 from tcore.cli.main import main
@@ -153,24 +150,3 @@ def test_the_card_tells_the_step_of_the_file_and_nothing_of_a_run_nearby(
     files = ship(load_encoder("random:vitti16"), tmp_path / "random")
     assert "step" not in json.loads(files[1].read_text())
     assert sorted(files) == sorted((tmp_path / "random").iterdir())
-
-
-def test_a_wheel_holds_it(tmp_path: Path) -> None:
-    """Built with the settings of the package, from a small package."""
-    pytest.importorskip("setuptools")
-    project = tmp_path / "project"
-    files = shipped(project / "tcore" / "encoders")
-    files.card.parent.mkdir(parents=True)
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        (project / name).write_bytes((ROOT / name).read_bytes())
-    (project / "tcore" / "__init__.py").touch()
-    files.card.write_text("{}")
-    for path in (files.matching, files.weights):
-        save_file({"x": torch.zeros(1)}, path)
-    code = "import sys; from setuptools.build_meta import build_wheel; build_wheel(sys.argv[1])"
-    command = [sys.executable, "-W", "ignore", "-c", code, str(tmp_path)]
-    subprocess.run(command, cwd=project, check=True, capture_output=True, timeout=120)
-    (wheel,) = tmp_path.glob("*.whl")
-    with zipfile.ZipFile(wheel) as archive:
-        names = set(archive.namelist())
-    assert {f"tcore/encoders/{path.name}" for path in files} <= names

@@ -18,6 +18,7 @@ from tcore.model.heads import ProjectionHead
 from tcore.model.vit import VisionTransformer
 from tcore.training.optim import Schedule
 from tests.golden.compare import (
+    SMALL,
     Arrays,
     Check,
     Deviation,
@@ -223,7 +224,7 @@ def check_schedules(arrays: Arrays) -> Iterator[Deviation]:
 
     def logged(name: str, changes: dict[str, Any]) -> list[dict[str, float]]:
         warm = {"teacher.temperature_epochs": settings["temperature_epochs"]}
-        return logged_values(name, lengths | warm | changes, steps, steps * settings["epochs"])
+        return logged_values(name, SMALL | lengths | warm | changes, steps, steps * settings["epochs"])
 
     dino = settings["dino"]
     rates = {"optim.base_lr": dino["lr"], "optim.batch": dino["batch"], "optim.end_lr": dino["end"]}

@@ -33,7 +33,7 @@ from tcore.model.positions import grid_positions, line_positions
 from tcore.model.vit import VisionTransformer
 from tcore.recipes import recipe
 from tcore.training import optim
-from tests.golden.compare import Arrays, Check, Deviation, deviation, same_names, tensors
+from tests.golden.compare import Arrays, Check, Deviation, deviation, logged_values, same_names, tensors
 
 VALUES, GRADIENTS = 2e-5, 2e-4
 Settings = Mapping[str, Any]
@@ -448,15 +448,6 @@ SMALL = {"vit.dim": 16, "vit.depth": 2, "vit.num_heads": 1, "views.global_size":
 SMALL |= {"decoder.width": 16, "decoder.depth": 2, "decoder.num_heads": 1}
 
 
-def logged_values(
-    name: str, changes: dict[str, Any], steps_per_epoch: int, count: int
-) -> list[dict[str, float]]:
-    """What a recipe, its networks made small, logs of its first steps."""
-    config = recipe(name, SMALL | changes)
-    schedule = optim.build_schedule(config, methods.build(config), steps_per_epoch=steps_per_epoch)
-    return [schedule.at(step).logged() for step in range(count)]
-
-
 def check_schedules(arrays: Arrays) -> Iterator[Deviation]:
     """Learning rates of MAE and VideoMAE, and both readings of RC-MAE's momentum."""
     settings = read_settings(arrays)
@@ -469,10 +460,10 @@ def check_schedules(arrays: Arrays) -> Iterator[Deviation]:
         "optim.end_lr": settings["end"],
     }
     for name, key in (("mae", "lr_mae"), ("videomae", "lr_videomae")):
-        logged = logged_values(f"vits16-{name}-k400", lengths, steps, steps * epochs)
+        logged = logged_values(f"vits16-{name}-k400", SMALL | lengths, steps, steps * epochs)
         yield deviation(key, [values["lr"] for values in logged], arrays[key], VALUES)
     momenta = {"teacher.momentum": (settings["momentum"], 1.0)}
-    logged = logged_values("vits16-rcmae-k400", lengths | momenta, steps, steps * epochs)
+    logged = logged_values("vits16-rcmae-k400", SMALL | lengths | momenta, steps, steps * epochs)
     meant = [values["momentum"] for values in logged]
     yield deviation("momentum_rcmae_meant", meant, arrays["momentum_rcmae_meant"], VALUES)
     # As released, the schedule is read at the step within the epoch: close to its first value throughout.

@@ -81,11 +81,13 @@ def take_step(
     optimizer.step(optim.StepValues(lr, every, last, settings["weight_decay"], {}))
 
 
+SMALL = {"vit.dim": 16, "vit.depth": 1, "vit.num_heads": 1, "head.hidden": 8, "head.prototypes": 8}
+
+
 def logged_values(
     name: str, changes: dict[str, Any], steps_per_epoch: int, count: int
 ) -> list[dict[str, float]]:
-    """What a recipe, its networks made small, logs of its first steps."""
-    small = {"vit.dim": 16, "vit.depth": 1, "vit.num_heads": 1, "head.hidden": 8, "head.prototypes": 8}
-    config = recipe(name, small | changes)
+    """What a recipe, its networks made small by the changes, logs of its first steps."""
+    config = recipe(name, changes)
     schedule = optim.build_schedule(config, methods.build(config), steps_per_epoch=steps_per_epoch)
     return [schedule.at(step).logged() for step in range(count)]

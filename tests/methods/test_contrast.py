@@ -57,14 +57,6 @@ def test_norms_and_biases_of_projectors_are_decayed_only_where_everything_is() -
         assert any(p is norm for group in plain for p in group["params"]) == exempt
 
 
-def test_momentum_of_a_step_is_that_which_moco_uses_in_the_next() -> None:
-    config = shrunk("vits16-mocov3-k400", optim__steps=8)
-    model = methods.build(config)
-    momenta = [build_schedule(config, model, 4).at(step).own["momentum"] for step in range(8)]
-    assert 0.99 < momenta[0] < momenta[1]
-    assert momenta[-1] == 1.0
-
-
 def test_frozen_patch_projection_is_in_no_part_and_copied_by_the_teacher() -> None:
     model = methods.build(shrunk("vits16-mocov3-k400"))
     assert isinstance(model, Contrast)

@@ -70,19 +70,6 @@ def test_patches_may_have_a_temperature_and_prototypes_of_their_own() -> None:
     assert {name.split(".")[0] for name in last} == {"prototypes", "patch_prototypes"}
 
 
-@pytest.mark.parametrize("over", ["all", "masked"])
-def test_the_center_of_patches_is_the_mean_over_all_or_over_masked_ones(over: str) -> None:
-    config = ibot(teacher__patch_center=over, teacher__center_momentum=0.0)
-    model, batch = build(config), batch_of(config)
-    model(batch, VALUES)
-    model.finish_step({"momentum": 1.0})
-    with torch.no_grad():
-        patches = model.teacher.backbone(batch.teacher_crops).patches
-        chosen = patches.flatten(0, 1) if over == "all" else patches[batch.mask]
-        expected = model.teacher.head(chosen).mean(dim=0)
-    torch.testing.assert_close(model.patch_center.value, expected, rtol=1e-4, atol=1e-6)
-
-
 def test_before_the_first_epoch_with_masks_nothing_is_masked() -> None:
     config = ibot(masking__start_epoch=2, teacher__patch_temperature=(0.05, 0.08))
     model = build(config)

@@ -135,28 +135,6 @@ def test_repeated_short_videos_follow_the_formulas_as_they_are(
     assert set(draw(num_frames, count=300)) == expected
 
 
-@pytest.mark.parametrize(
-    ("num_frames", "current"),
-    [
-        (11, {5}),  # 3..6, of which 5 alone has 5 frames on either side
-        (12, between(5, 6)),
-        (14, between(5, 8)),
-        (20, between(6, 13)),  # all of them
-        (7200, None),
-    ],
-)
-def test_offsets_in_frames_keep_the_current_frames_that_have_room(
-    num_frames: int, current: set[int] | None
-) -> None:
-    assert is_usable(num_frames, seconds=(3, 5))
-    drawn = draw(num_frames, count=300, offset_frames=(3, 5))
-    assert {s.current - s.past for s in drawn} == {s.future - s.current for s in drawn} == between(3, 5)
-    if current is None:
-        assert all(2160 <= s.current <= 5039 for s in drawn)
-    else:
-        assert {s.current for s in drawn} == current
-
-
 @given(st.integers(1, 60), st.integers(1, 12), st.integers(0, 8))
 @settings(max_examples=200, deadline=None)
 def test_a_video_without_room_for_the_offsets_in_frames_is_short(

@@ -93,21 +93,6 @@ def test_a_single_video_trains() -> None:
     assert all(p.grad is not None and p.grad.isfinite().all() for p in tcore.student.parameters())
 
 
-@pytest.mark.parametrize(
-    ("terms", "expected"),
-    [
-        ((1.0, 2.0, 3.0, 4.0, 5.0), 1.0 * 1 + 0.1 * 2 + 0.8 * (3 + 4) + 20 * 5),
-        ((1.0, 2.0), 1.0 * 1 + 0.1 * 2),  # terms that do not apply are not counted
-    ],
-)
-def test_total_is_the_weighted_sum_of_the_published_weights(
-    terms: tuple[float, ...], expected: float
-) -> None:
-    names = ("dino", "koleo", "past_teacher", "future_teacher", "past_future")
-    found = {name: torch.tensor(term) for name, term in zip(names, terms, strict=False)}
-    assert model().total(found).item() == pytest.approx(expected)
-
-
 # What the losses are
 
 

@@ -1,6 +1,5 @@
 """The method as a whole: the teacher and its centers."""
 
-import pytest
 import torch
 from torch import Tensor
 
@@ -13,7 +12,6 @@ from tests.methods.tiny_models import (
     VALUES,
     batch,
     model,
-    perturb,
     seeded,
     teacher_outputs,
 )
@@ -40,21 +38,6 @@ def test_teacher_evaluates_while_the_student_trains_and_has_no_gradient() -> Non
     assert not any(p.requires_grad or p.grad is not None for p in tcore.teacher.parameters())
 
 
-@pytest.mark.parametrize("momentum", [0.0, 0.992, 1.0])
-def test_teacher_follows_the_student(momentum: float) -> None:
-    tcore = model()
-    perturb(tcore.student)
-    before = {name: p.clone() for name, p in tcore.teacher.named_parameters()}
-    student = dict(tcore.student.named_parameters())
-    kept = {name: p.clone() for name, p in student.items()}
-    tcore.finish_step({"momentum": momentum})
-    for name, p in tcore.teacher.named_parameters():
-        torch.testing.assert_close(p, momentum * before[name] + (1 - momentum) * student[name])
-        assert torch.equal(student[name], kept[name])
-        if momentum == 1:
-            assert torch.equal(p, before[name])
-
-
 # Centers
 
 
@@ -73,16 +56,6 @@ def test_center_moves_by_a_tenth_toward_the_mean() -> None:
     center.observe(torch.zeros(3), 0)
     center.update()
     assert torch.equal(center.value, before)  # nothing was seen
-
-
-def test_centers_take_all_global_crops_and_masked_tokens_only() -> None:
-    tcore, made = model(), batch()
-    frames, patches = teacher_outputs(tcore, made)
-    tcore(made, VALUES)
-    assert (tcore.frame_center.value == 0).all()
-    tcore.finish_step(STAY)
-    torch.testing.assert_close(tcore.frame_center.value, 0.1 * frames.mean(dim=0))
-    torch.testing.assert_close(tcore.patch_center.value, 0.1 * patches.mean(dim=0))
 
 
 def test_without_masked_tokens_only_the_frame_center_moves() -> None:

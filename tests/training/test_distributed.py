@@ -25,7 +25,7 @@ from tcore.training import distributed
 from tcore.training.loop import open_store, resolve
 from tests.evaluation.layouts import heldout_videos, write_davis
 from tests.runs import metrics
-from tests.tiny import tiny
+from tests.tiny import TINY, flags_of, tiny
 from tests.training.jobs import ENVIRONMENT, ROOT, SAME, work, work_together
 
 LOSSES = ("total", "dino", "past_teacher", "future_teacher", "past_future", "koleo")
@@ -263,13 +263,8 @@ def test_any_number_of_processes_goes_on_with_the_run_of_any_other(runs: Path, t
         assert_same_losses(tmp_path / f"{count}-{kind}-{then}-{other}", runs / "1-centering")
 
 
-TINY_FLAGS = (
-    "--vit.dim 32 --vit.depth 2 --vit.num-heads 2 --vit.drop-path 0 --views.global-size 32 "
-    "--views.local-size 16 --views.num-local 2 --matching.num-heads 2 --head.hidden 32 "
-    "--head.bottleneck 16 --head.prototypes 32 "
-    "--optim.batch 8 --optim.steps 4 --rendered.videos 9 --rendered.frames 10 --rendered.size 32 "
-    "--loss.koleo-global --checkpoint-every 2 --runtime.log-every 2"
-).split()
+SHARED = {"vit.drop_path": 0, "optim.batch": 8, "optim.steps": 4, "rendered.videos": 9}
+TINY_FLAGS = ["--loss.koleo-global", *flags_of(TINY | SHARED)]
 
 
 @pytest.mark.long

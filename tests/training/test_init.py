@@ -19,17 +19,14 @@ from tcore.training.optim import build_schedule
 from tcore.training.plan import plan
 from tcore.training.step import Trainer
 from tests.conftest import Refused
+from tests.evaluation.networks import network as any_network
 from tests.tiny import TINY, as_tcore, flags_of, tiny
 from tests.training.jobs import StoppedError, stopping_at
 
 
 def network(**changes: Any) -> VisionTransformer:
-    torch.manual_seed(7)
-    sizes = {"dim": 32, "depth": 2, "num_heads": 2, "patch_size": 8, "image_size": 32, "num_registers": 4}
-    vit = VisionTransformer(**sizes | changes)
-    for parameter in vit.parameters():
-        nn.init.normal_(parameter, std=0.1)
-    return vit
+    """Of the size of the tiny run."""
+    return any_network(**{"depth": 2, "image_size": 32, "num_registers": 4} | changes)
 
 
 @pytest.fixture

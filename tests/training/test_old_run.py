@@ -9,7 +9,6 @@ import torch
 
 from tcore import load_encoder, train
 from tcore.config import load_config
-from tcore.methods.settings import TCoReSettings
 from tests.runs import metrics
 
 OLD = Path(__file__).parent / "old_run"
@@ -23,15 +22,6 @@ def resumed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = tmp_path_factory.mktemp("runs") / "old"
     shutil.copytree(OLD, run, ignore=shutil.ignore_patterns("README.md", "expected.json"))
     return train(load_config(run / "config.json"), run, quiet=True)
-
-
-def test_settings_of_an_old_run_are_those_of_tcore() -> None:
-    written = json.loads((OLD / "config.json").read_text())
-    assert "method" not in written
-    config = load_config(OLD / "config.json")
-    assert isinstance(config.method, TCoReSettings)
-    assert config.views.color == written["views"]["colour"] == 0.5
-    assert config.method.head.prototypes == written["head"]["prototypes"] == 16
 
 
 def test_an_old_run_resumes_with_the_losses_of_the_uninterrupted_one(resumed: Path) -> None:
