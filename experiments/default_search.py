@@ -53,6 +53,7 @@ FINER = {"optim.batch": 64}
 PUBLISHED = {"masking.ratio": (0.1, 0.5), "optim.steps": 1000, "runtime.workers": 2}
 # The second round: masks as in the recipe, whose encoders lose nothing on the coarse grid.
 RECIPE = {"masking.ratio": (0.3, 0.7), "keep_every": 100, "runtime.workers": 2}
+HARD = RECIPE | {"auxiliary": "both", "masking.ratio": (0.6, 0.9), "optim.steps": 1200, "runtime.workers": 4}
 # Name, data, and what differs from BASE.
 CANDIDATES: dict[str, tuple[str, dict[str, Any]]] = {
     "open": ("CLIPS", {}),
@@ -73,6 +74,10 @@ CANDIDATES: dict[str, tuple[str, dict[str, Any]]] = {
     "reach": ("CLIPS*3+VARIED", RECIPE | {"vit.reach": 5}),
     "momentum": ("CLIPS*3+VARIED", RECIPE | {"teacher.momentum": (0.95, 1.0)}),
     "tuned": ("CLIPS*3+VARIED", RECIPE | {"init": "default", "optim.base_lr": 5e-4}),
+    # The third round: what was best on the fine grid, the masks of `mix` and the branch, together.
+    "hard": ("CLIPS*3+VARIED", HARD),
+    "longer": ("CLIPS*3+VARIED", HARD | {"optim.steps": 2000}),
+    "raised": ("CLIPS*3+VARIED", HARD | {"init": "default", "optim.base_lr": 1e-3}),
 }
 VIDEOS = "rendered-videos"  # under RUNS, beside the folders of candidates
 FILTERS = ("pieces", "features", "both")
