@@ -22,10 +22,10 @@ from PIL import Image
 from torch import Tensor
 
 from experiments.learned_filter import EdgeFilter, grow
+from tcore.data.render import normalize
 from tcore.data.rendered import render_video
 from tcore.data.stores import walk_frames
 from tcore.evaluation.encoder import Encoder
-from tcore.evaluation.resize import normalize_images
 from tcore.model.vit import save_safetensors
 
 Goal = Literal["pieces", "features", "both"]
@@ -126,7 +126,7 @@ def glue(bank: Bank, draw: Draw, count: int, size: int) -> tuple[Tensor, Tensor]
     pixels = pixels + near * (mean[:, :1] - mean) + 0.1 * draw.normal(count, PIECES, 3, 1, 1)
     image = (pixels * blur(share, draw.uniform(0.1, 1.2, count))[:, :, None]).sum(1)
     image = blur(image, draw.uniform(0.05, 0.9, count)) + 0.02 * draw.normal(count, 3, size, size)
-    return normalize_images(image.clamp(0, 1)), share
+    return normalize(image.clamp(0, 1)), share
 
 
 def propagated(share: Tensor, side: int, draw: Draw) -> Tensor:
@@ -165,7 +165,7 @@ def features_loss(
     small = (8, 10, 12)[int(draw.pick(3, 1))]
     which = draw.pick(len(bank.images), batch)
     whole = sample(bank.images[which].float() / 255, draw.places(batch, 2 * small * patch, (1.0, 2.0)))
-    whole = normalize_images(whole)
+    whole = normalize(whole)
     half = F.interpolate(whole, scale_factor=0.5, mode="bilinear", antialias=True)
     side = (4, 8)[int(draw.pick(2, 1))]
     image = F.interpolate(whole, size=(small * side,) * 2, mode="bilinear", antialias=True)

@@ -13,9 +13,9 @@ from jaxtyping import Float
 from safetensors import safe_open
 from torch import Tensor, nn
 
+from tcore.data.render import normalize
 from tcore.evaluation.edges import FineLabels, Pixels, guide, guide_side
 from tcore.evaluation.propagate import Labels
-from tcore.evaluation.resize import normalize_images
 
 REACH = 4  # neighbors of a cell that labels are mixed from: 9 x 9
 
@@ -107,7 +107,7 @@ class EdgeFilter(nn.Module):
         """Soft labels of the grid as those of the guide: a cell becomes `guide_side` pixels."""
         grid = (labels.shape[0], labels.shape[1])
         side = guide_side(grid, (frame.shape[0], frame.shape[1]))
-        image = normalize_images(guide(frame.to(labels.device), grid, side))
+        image = normalize(guide(frame.to(labels.device), grid, side))
         return self(image, labels.movedim(-1, 0)[None].float())[0].movedim(0, -1)
 
 

@@ -1,6 +1,5 @@
 """Methods side by side: one set of clips, one budget, one way of scoring at two grids, one table."""
 
-import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,18 +16,29 @@ from tcore.config import Config, differences, flatten, from_dict, override, to_d
 from tcore.device import choose_device, num_cores
 from tcore.errors import InputError
 from tcore.evaluation.benchmarks import find_benchmark
-from tcore.evaluation.card import device_name
+from tcore.evaluation.card import device_name, interval
 from tcore.evaluation.encoders import load_encoder
 from tcore.evaluation.evaluate import evaluate
 from tcore.evaluation.protocols import TCORE, Precision, protocol
 from tcore.evaluation.published import PUBLISHED
-from tcore.files import check_writable, number, number_or_nan, read_json, whole, write_text
-from tcore.lab import DONE, TABLE, Job, Processes, Row, over_seeds, run_command, run_job, run_jobs
+from tcore.files import check_writable, number, number_or_nan, read_json, whole, write_json, write_text
+from tcore.lab import (
+    DONE,
+    TABLE,
+    Job,
+    Processes,
+    Row,
+    over_seeds,
+    refuse_failed,
+    run_command,
+    run_jobs,
+    train_and_score,
+)
 from tcore.pretrain import read_init, train
 from tcore.recipes import recipe
 from tcore.show.comparison import GRIDS, draw_scores, markdown
 from tcore.show.runs import read_run
-from tcore.text import Say, printable, silent, to_stderr, to_stdout
+from tcore.text import Say, print_error, silent, to_stderr, to_stdout
 from tcore.training.loop import open_source
 from tcore.training.plan import measure_speed
 
@@ -57,28 +67,21 @@ PAPER = {
 }
 
 
-def _positive(value: Any) -> bool:
-    return number(value) and value > 0
-
-
-def _pair(value: Any) -> bool:
-    return isinstance(value, list) and len(value) == 2 and all(map(number_or_nan, value))
-
-
-def _dataset(value: Any) -> bool:
-    return isinstance(value, list) and [type(part) for part in value] == [str, str, bool]
-
-
-def _text_or_none(value: Any) -> bool:
-    return value is None or isinstance(value, str)
-
-
 # What is read of the files of a run.
-WORK_SHAPE = {"config": dict, "recipe?": str, "frames?": _text_or_none, "datasets?": [_dataset]}
-WORK_SHAPE |= {"precision?": lambda value: value in get_args(Precision)}
-SPEED_SHAPE = {"config": dict, "samples_per_second": _positive, "gib": number}
+WORK_SHAPE = {
+    "config": dict,
+    "recipe?": str,
+    "frames?": lambda value: value is None or isinstance(value, str),
+    "datasets?": [lambda value: isinstance(value, list) and [*map(type, value)] == [str, str, bool]],
+    "precision?": lambda value: value in get_args(Precision),
+}
+SPEED_SHAPE = {
+    "config": dict,
+    "samples_per_second": lambda value: number(value) and value > 0,
+    "gib": number,
+}
 COST_SHAPE = {"at_a_time": whole, "device": str}
-RESULT_SHAPE = {"main": str, "scores": {str: number_or_nan}, "interval": {str: _pair}}
+RESULT_SHAPE = {"main": str, "scores": {str: number_or_nan}, "interval": {str: interval}}
 
 
 class Dataset(NamedTuple):
@@ -186,19 +189,15 @@ def compare(
             steps = budget.steps_of(entry.config, None if speed is None else speed["samples_per_second"])
             config = override(entry.config, {"optim.steps": steps, "seed": seed})
             jobs.append(prepare_job(replace(entry, config=config), out, shared))
-    waiting = [job for job in jobs if not (job.folder / DONE).is_file()]
-    say(f"{len(jobs)} runs, {len(jobs) - len(waiting)} of them already done; {len(devices)} at a time")
-
-    def run(job: Job, free: "SimpleQueue[str]", processes: Processes) -> None:
-        words = [["train", str(job.folder), str(len(devices))], ["score", str(job.folder)]]
-        run_job(job, words, free, say, processes, MODULE)
-
+    commands = {
+        job: [["train", str(job.folder), str(len(devices))], ["score", str(job.folder)]]
+        for job in jobs
+        if not (job.folder / DONE).is_file()
+    }
     names = [entry.name for entry in entries]
-    failed = run_jobs(waiting, run, devices, say, partial(write_table, out, names))
+    failed = train_and_score(commands, len(jobs), devices, say, partial(write_table, out, names), MODULE)
     lines = write_table(out, names, draw=True)
-    if failed:
-        done = f"{out / TABLE} has the finished ones"
-        raise InputError(f"{len(failed)} of {len(jobs)} runs failed; {done}. The first: {failed[0]}")
+    refuse_failed(failed, len(jobs), out)
     return lines
 
 
@@ -217,7 +216,7 @@ def measure_rows(
     missing = [entry for entry in entries if read_speed(out / entry.name, entry.config) is None]
     for entry in missing:
         work = {"config": to_dict(entry.config), "frames": shared.frames}
-        write_text(out / entry.name / WORK, json.dumps(work, indent=1) + "\n")
+        write_json(out / entry.name / WORK, work)
 
     def run(job: Job, free: "SimpleQueue[str]", processes: Processes) -> None:
         device = free.get()
@@ -268,7 +267,7 @@ def prepare_job(entry: Entry, out: Path, shared: Shared) -> Job:
             )
         if before | scoring != before:
             (folder / DONE).unlink(missing_ok=True)
-    write_text(folder / WORK, json.dumps(work, indent=1) + "\n")
+    write_json(folder / WORK, work)
     return Job(Row(entry.name), entry.config.seed, folder)
 
 
@@ -288,7 +287,7 @@ def train_here(folder: Path, at_a_time: int) -> None:
             config = replace(config, runtime=replace(config.runtime, workers=workers))
         train(config, folder / "run", frames)
         cost = {"at_a_time": at_a_time, "device": device_name(choose_device(config.runtime.device))}
-        write_text(folder / COST, json.dumps(cost) + "\n")
+        write_json(folder / COST, cost, indent=None)
     to_stdout(f"encoder: {folder / 'run' / 'encoder.safetensors'}")
 
 
@@ -314,7 +313,7 @@ def score_here(folder: Path) -> None:
             kept = {name: result[name] for name in ("scores", "interval", "truth")}
             kept |= {"main": find_benchmark(kind).score_names[0], "seconds": card["seconds"]}
             found.setdefault(dataset.label, {})[grid] = kept
-    write_text(folder / SCORES, json.dumps(found, indent=1) + "\n")
+    write_json(folder / SCORES, found)
 
 
 def speed_here(folder: Path, seconds: float) -> None:
@@ -326,7 +325,7 @@ def speed_here(folder: Path, seconds: float) -> None:
         found = measure_speed(config, work["frames"], seconds=seconds, alone=alone)
     device = device_name(choose_device(config.runtime.device))
     said = {"config": work["config"], **found._asdict(), "device": device}
-    write_text(folder / SPEED, json.dumps(said, indent=1) + "\n")
+    write_json(folder / SPEED, said)
 
 
 @contextmanager
@@ -355,7 +354,7 @@ def write_table(out: Path, first: Sequence[str], *, draw: bool = False) -> list[
     if draw:
         draw_scores(rows, out / PICTURE, title="methods, one budget")
     lines = [*markdown(rows), "", f"![Score against minutes of training]({PICTURE})"]
-    write_text(out / DONE, json.dumps(rows, indent=1) + "\n")
+    write_json(out / DONE, rows)
     write_text(out / TABLE, "\n".join(lines) + "\n")
     return lines
 
@@ -453,7 +452,7 @@ def main(words: Sequence[str]) -> None:
         else:
             speed_here(folder, float(words[2]))
     except InputError as error:
-        print("tcore: error: " + " ".join(printable(str(error)).split()), file=sys.stderr)
+        print_error(str(error))
         raise SystemExit(error.exit_code) from None
 
 

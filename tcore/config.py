@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from tcore.errors import InputError
-from tcore.files import read_json, write_text
+from tcore.files import read_json, write_json
 from tcore.methods.limits import AtLeastZero, Count, Limit, Positive, Range, Share, Weight
 from tcore.methods.settings import METHODS as OTHER_METHODS
 from tcore.methods.settings import MethodSettings, TCoReSettings
@@ -281,7 +281,7 @@ def from_dict(values: Any, where: str = "config.") -> Config:
 
 def save_config(config: Config, path: Path) -> None:
     """Write the settings as JSON."""
-    write_text(path, json.dumps(to_dict(config), indent=2) + "\n")
+    write_json(path, to_dict(config), indent=2)
 
 
 def load_config(path: Path) -> Config:

@@ -1,11 +1,16 @@
-"""The machine that a command runs on: its device, its processes under torchrun, its cores and memory."""
+"""The machine that a command runs on: its device, its processes under torchrun, cores, memory and signals."""
 
 import os
 import re
+import signal
 import sys
-from typing import NamedTuple
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from tcore.errors import InputError
 
@@ -26,11 +31,14 @@ class World(NamedTuple):
         return self.rank == 0
 
 
+ALONE = World()
+
+
 def world() -> World:
     """Which of the processes of torchrun this is; without torchrun there is one."""
     names = ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "LOCAL_RANK")
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
-        return World()
+        return ALONE
     return World(*(int(os.environ[name]) for name in names))
 
 
@@ -77,6 +85,12 @@ def _own_gpu(device: torch.device, found: int) -> torch.device:
     return own
 
 
+def send(x: Tensor, device: torch.device) -> Tensor:
+    """A tensor on a device; to a GPU from pinned memory: any other copy waits for all work before it."""
+    pinned = device.type == "cuda" and not x.is_cuda
+    return x.pin_memory().to(device, non_blocking=True) if pinned else x.to(device)
+
+
 def choose_dtype(precision: str, device: torch.device) -> torch.dtype:
     """Arithmetic of the networks: auto is bf16 on CUDA and fp32 elsewhere."""
     if precision == "auto":
@@ -87,6 +101,21 @@ def choose_dtype(precision: str, device: torch.device) -> torch.dtype:
 def num_cores() -> int:
     """Cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@contextmanager
+def on_signals(names: Iterable[str], handler: Any) -> Iterator[None]:
+    """Handle signals, where there are such, until the block ends; only the main thread of a program can."""
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
+        before = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, old in before.items():
+            # None: the handler was not installed from Python, and cannot be from here.
+            signal.signal(number, signal.SIG_DFL if old is None else old)
 
 
 def peak_memory_gib(device: torch.device) -> float:

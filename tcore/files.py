@@ -19,7 +19,7 @@ from typing import Any
 
 import filelock
 
-from tcore.errors import InputError
+from tcore.errors import InputError, reason
 
 TEMPORARY = ".tmp"  # ending of a file that is being written
 LOCKS = ("lock", "lock.json")  # names of a folder's lock and of the note that says who holds it
@@ -95,7 +95,7 @@ def check_writable(folder: Path) -> None:
     try:
         there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     except OSError as error:
-        raise InputError(f"cannot write to {folder}: {error.strerror or error}.") from error
+        raise InputError(f"cannot write to {folder}: {reason(error)}.") from error
     if not there.is_dir():
         raise InputError(f"cannot write to {folder}: {there} is a file.")
     if not os.access(there, os.W_OK | os.X_OK):
@@ -106,6 +106,11 @@ def write_text(path: Path, text: str) -> None:
     """Write a text file at once or not at all."""
     with atomic(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
+
+
+def write_json(path: Path, value: Any, indent: int | None = 1) -> None:
+    """Write a JSON file at once or not at all."""
+    write_text(path, json.dumps(value, indent=indent) + "\n")
 
 
 def write_bytes(path: Path, data: bytes) -> None:
@@ -133,7 +138,7 @@ def sha256(path: Path) -> str:
         with open_regular(path) as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
-        return f"unreadable: {error.strerror}"
+        return f"unreadable: {reason(error)}"
 
 
 def read_bytes(path: Path, largest: int = LARGEST) -> bytes:
@@ -199,14 +204,14 @@ def read_json(path: Path, what: str = "", shape: Shape = object, remedy: str = "
         wrong = misfit(found, shape)
         if not wrong:
             return found
-        reason = f"{wrong} is missing or wrong"
+        why = f"{wrong} is missing or wrong"
     except OSError as error:
-        reason = error.strerror or str(error)
+        why = reason(error)
     except RecursionError:
-        reason = "nested too deeply"
+        why = "nested too deeply"
     except ValueError as error:  # also what is no UTF-8
-        reason = f"not JSON ({error})"
-    raise InputError(f"cannot read {what}{path}: {reason}{remedy and '; '}{remedy}.")
+        why = f"not JSON ({error})"
+    raise InputError(f"cannot read {what}{path}: {why}{remedy and '; '}{remedy}.")
 
 
 def parse_line(line: bytes, shape: Shape) -> Any:
@@ -216,15 +221,6 @@ def parse_line(line: bytes, shape: Shape) -> Any:
     except (ValueError, RecursionError):
         return None
     return None if misfit(found, shape) else found
-
-
-def list_some(numbers: list[int], most: int = 5) -> str:
-    """Some numbers for a person.
-
-    >>> list_some([3, 4, 9], most=2)
-    '3, 4, ...'
-    """
-    return ", ".join(map(str, numbers[:most])) + (", ..." if len(numbers) > most else "")
 
 
 def check_regular(path: Path) -> None:
@@ -244,8 +240,12 @@ def lock(path: Path, what: str, remedy: str) -> Iterator[None]:
     held, own = filelock.FileLock(path, thread_local=False), path.resolve()
     holder = _holder(note)
     # Child processes inherit the lock, and may outlive a holder that was killed by a moment.
-    orphaned = holder is not None and not _may_run(*holder)
-    who = "another process" if holder is None else f"process {holder[0]} on {holder[1]}"
+    orphaned, who = False, "another process"
+    if holder is not None:
+        pid, host = holder
+        # Of a process on another machine nothing is known.
+        orphaned = host == platform.node() and (pid == os.getpid() or not is_alive(pid))
+        who = f"process {pid} on {host}"
     refusal = InputError(f"{what} is in use by {who}: wait for it or stop it, or {remedy}.")
     if own in HELD:
         raise refusal
@@ -260,7 +260,7 @@ def lock(path: Path, what: str, remedy: str) -> Iterator[None]:
             raise refusal from error
     HELD.add(own)
     try:
-        write_text(note, json.dumps({"pid": os.getpid(), "host": platform.node()}) + "\n")
+        write_json(note, {"pid": os.getpid(), "host": platform.node()}, indent=None)
         yield
     finally:
         for file in (note, path):
@@ -277,11 +277,6 @@ def _holder(note: Path) -> tuple[int, str] | None:
         if isinstance(found, dict) and isinstance(found.get("pid"), int) and found["pid"] > 0:
             return found["pid"], str(found.get("host"))
     return None
-
-
-def _may_run(pid: int, host: str) -> bool:
-    """Whether a process may still run; of another machine's nothing is known."""
-    return host != platform.node() or (pid != os.getpid() and is_alive(pid))
 
 
 def is_alive(pid: int) -> bool:

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,10 +18,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tcore.errors import InputError
-from tcore.files import check_writable, number, number_or_nan, read_bytes, read_json, write_text
+from tcore.device import on_signals
+from tcore.errors import InputError, reason
+from tcore.files import check_writable, number, number_or_nan, read_bytes, read_json, write_json, write_text
 from tcore.show.runs import dynamics_figure, read_run
-from tcore.text import Say, did_you_mean, format_seconds
+from tcore.text import Say, did_you_mean, format_seconds, markdown_table
 from tcore.training.guard import SIGNALS
 
 STARTED = "commands.json"  # written when a run starts
@@ -199,22 +200,39 @@ def lab(
         found = collect(out, rows)
         lines = [*markdown(title, found), *curves]
         if found:
-            write_text(out / DONE, json.dumps(found, indent=1) + "\n")
+            write_json(out / DONE, found)
             write_text(out / TABLE, "\n".join(lines) + "\n")
         return lines
 
-    waiting = [job for job in jobs if not is_done(job, plan)]
-    say(f"{len(jobs)} runs, {len(jobs) - len(waiting)} of them already done; {len(devices)} at a time")
+    commands = {job: job.commands(plan) for job in jobs if not is_done(job, plan)}
+    failed = train_and_score(commands, len(jobs), devices, say, write_rows)
+    lines = write_rows(*draw_curves(out, rows, title))
+    refuse_failed(failed, len(jobs), out)
+    return lines
+
+
+def train_and_score(
+    commands: Mapping[Job, Sequence[list[str]]],
+    total: int,
+    devices: Sequence[str],
+    say: Say,
+    write_rows: Callable[[], object],
+    module: str = "tcore",
+) -> list[InputError]:
+    """Run the two commands of every job that is not done yet; returns the errors of those that failed."""
+    say(f"{total} runs, {total - len(commands)} of them already done; {len(devices)} at a time")
 
     def run(job: Job, free: "SimpleQueue[str]", processes: Processes) -> None:
-        run_job(job, job.commands(plan), free, say, processes)
+        run_job(job, commands[job], free, say, processes, module)
 
-    failed = run_jobs(waiting, run, devices, say, write_rows)
-    lines = write_rows(*draw_curves(out, rows, title))
+    return run_jobs(list(commands), run, devices, say, write_rows)
+
+
+def refuse_failed(failed: Sequence[InputError], total: int, out: Path) -> None:
+    """Say how many runs failed, and why the first did, once the table is written."""
     if failed:
         done = f"{out / TABLE} has the finished ones"
-        raise InputError(f"{len(failed)} of {len(jobs)} runs failed; {done}. The first: {failed[0]}")
-    return lines
+        raise InputError(f"{len(failed)} of {total} runs failed; {done}. The first: {failed[0]}")
 
 
 def check_folder(out: Path, rows: Sequence[Row], table: str, plan: Plan) -> None:
@@ -296,23 +314,21 @@ def run_jobs(
     # A GPU can train the next run while one is scored; CPU cores cannot.
     pool, processes = ThreadPoolExecutor(sum(2 if device else 1 for device in devices)), Processes()
     # A terminal interrupts all processes by itself; a scheduler or `kill` reaches only the lab.
-    handlers = {number: signal.signal(number, signal.default_int_handler) for number in SIGNALS}
-    try:
-        futures = [pool.submit(run, job, free, processes) for job in jobs]
-        for future in as_completed(futures):
-            try:
-                future.result()
-                write_rows()
-            except InputError as error:
-                say(f"failed: {error}")
-                failed.append(error)
-    except KeyboardInterrupt:
-        processes.stop()  # also jobs that wait for a device and would start now
-        raise
-    finally:
-        pool.shutdown(cancel_futures=True)
-        for number, handler in handlers.items():
-            signal.signal(number, handler or signal.SIG_DFL)
+    with on_signals((one.name for one in SIGNALS), signal.default_int_handler):
+        try:
+            futures = [pool.submit(run, job, free, processes) for job in jobs]
+            for future in as_completed(futures):
+                try:
+                    future.result()
+                    write_rows()
+                except InputError as error:
+                    say(f"failed: {error}")
+                    failed.append(error)
+        except KeyboardInterrupt:
+            processes.stop()  # also jobs that wait for a device and would start now
+            raise
+        finally:
+            pool.shutdown(cancel_futures=True)
     return failed
 
 
@@ -322,7 +338,7 @@ def run_job(
     free: "SimpleQueue[str]",
     say: Say,
     processes: Processes,
-    module: str = "tcore",
+    module: str,
 ) -> None:
     """Train one row with one seed on a free device, then score it, each in a process of its own."""
     train, score = commands
@@ -330,26 +346,21 @@ def run_job(
     try:
         try:
             processes.check_stop()
-            write_text(job.folder / STARTED, json.dumps([train, score], indent=1) + "\n")
+            write_json(job.folder / STARTED, [train, score])
             trained = run_command(train, job, "train.log", device, processes, module)
         finally:
             free.put(device)
         scored = run_command(score, job, "evaluate.log", device, processes, module)
         done = {"commands": [train, score], "seconds": [trained, scored]}
-        write_text(job.folder / DONE, json.dumps(done, indent=1) + "\n")
+        write_json(job.folder / DONE, done)
     except OSError as error:  # a full disk, or a file in place of the folder: the other rows continue
         where = f"{error.filename}: " if error.filename else ""
-        raise InputError(f"{job}: {where}{error.strerror or error}.") from error
+        raise InputError(f"{job}: {where}{reason(error)}.") from error
     say(f"{job}: trained in {format_seconds(trained)}, scored in {format_seconds(scored)}")
 
 
 def run_command(
-    command: Sequence[str],
-    job: Job,
-    log_name: str,
-    device: str,
-    processes: Processes,
-    module: str = "tcore",
+    command: Sequence[str], job: Job, log_name: str, device: str, processes: Processes, module: str
 ) -> float:
     """Run a command of a job, log its output, and return how many seconds it took."""
     environment = os.environ | ({"CUDA_VISIBLE_DEVICES": device} if device else {})
@@ -417,13 +428,12 @@ def over_clips(values: np.ndarray) -> list[float] | None:
     return [float(x) for x in np.percentile(means, [2.5, 97.5])]
 
 
-def markdown(title: str, rows: Sequence[dict[str, Any]]) -> Iterator[str]:
+def markdown(title: str, rows: Sequence[dict[str, Any]]) -> list[str]:
     """The table for people."""
     over = ("95% over seeds", "95% over clips")
     columns = ("row", "flags", "seeds", "J&F", *over, "J", "F", "minutes", "published")
-    yield from (f"# {title}", "", f"| {' | '.join(columns)} |", "|---" * len(columns) + "|")
-    for row in rows:
-        cells = (
+    cells = [
+        (
             row["row"],
             f"`{row['flags']}`" if row["flags"] else "-",
             str(row["seeds"]),
@@ -435,7 +445,9 @@ def markdown(title: str, rows: Sequence[dict[str, Any]]) -> Iterator[str]:
             f"{row['minutes']:.1f}",
             "-" if row["published"] is None else "{:.1f} ({:.1f} / {:.1f})".format(*row["published"]),
         )
-        yield f"| {' | '.join(cells)} |"
+        for row in rows
+    ]
+    return [f"# {title}", "", *markdown_table(columns, cells)]
 
 
 def draw_curves(out: Path, rows: Sequence[Row], title: str) -> list[str]:

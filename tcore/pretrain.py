@@ -24,7 +24,7 @@ from tcore.evaluation.encoders import load_encoder
 from tcore.evaluation.evaluate import evaluate
 from tcore.evaluation.protocols import TCORE, Size
 from tcore.evaluation.trajectory import FOLDER, Row, add_row, main_score, score_step
-from tcore.files import number_or_nan, parse_line, whole, write_text
+from tcore.files import number_or_nan, parse_line, whole, write_json
 from tcore.methods.match_quality import (
     CROSS,
     Looked,
@@ -34,7 +34,7 @@ from tcore.methods.match_quality import (
     rendered_motion,
 )
 from tcore.model.vit import VisionTransformer, build_vit, save_safetensors
-from tcore.text import format_seconds
+from tcore.text import Say, format_seconds, silent
 from tcore.training.checkpoint import Init, encoder_card
 from tcore.training.loop import OnStep, ScoreNow, train_run
 
@@ -44,8 +44,6 @@ DAVIS_SIZE = (240, 432)
 MOTIONS = 16  # rendered videos that show whether the matching module matches
 VIDEOS = 8  # rendered ones: a third of what `tcore evaluate --rendered` takes
 SILENCE = 30.0  # seconds between two lines of progress
-
-Said = Callable[[str], None]
 
 
 def train(
@@ -132,7 +130,7 @@ class Scoring:
         if self.cycle_frames is not None:
             next(iter(store_clips(FrameStore.open(self.cycle_frames))))
 
-    def score(self, encoder: Encoder, out: Path | None, say: Said) -> Card:
+    def score(self, encoder: Encoder, out: Path | None, say: Say) -> Card:
         """The card of an encoder, as `tcore evaluate` makes it; by this process alone."""
         on_gpu = next(encoder.parameters()).is_cuda
         return evaluate(
@@ -251,13 +249,13 @@ def write_best(run: Path, weights: Mapping[str, Tensor], best: Best, row: Row, c
     save_safetensors(weights, run / BEST, {"best": json.dumps(best._asdict())})
     scored = {name: row[name] for name in ("weights", "scores", "cycle")}
     card = encoder_card(config, best.step) | {"best": best._asdict() | scored}
-    write_text(run / BEST_CARD, json.dumps(card, indent=2) + "\n")
+    write_json(run / BEST_CARD, card, indent=2)
 
 
 BEST_SHAPE = {"step": whole, "score": number_or_nan, "way": str}
 
 
-def read_best(run: Path, say: Said = lambda line: None) -> Best | None:
+def read_best(run: Path, say: Say = silent) -> Best | None:
     """The best encoder that a run kept; None where there is none, or none that can be read."""
     path = run / BEST
     if not path.is_file():

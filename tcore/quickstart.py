@@ -1,7 +1,6 @@
 """The quickstart: train on rendered videos, then score the encoder on held-out ones."""
 
 import dataclasses
-import json
 import time
 from pathlib import Path
 
@@ -9,12 +8,11 @@ from rich.console import Console
 from rich.table import Table
 
 from tcore.config import Config
-from tcore.errors import InputError
 from tcore.evaluation.benchmarks.rendered import Rendered
 from tcore.evaluation.encoder import Encoder, load_control
 from tcore.evaluation.encoders import load_encoder
 from tcore.evaluation.protocols import RENDERED
-from tcore.files import write_text
+from tcore.files import write_json
 from tcore.methods import build
 from tcore.pretrain import train
 from tcore.show.propagation import label_clip, propagation_figure
@@ -28,8 +26,6 @@ SAVED = {"region": "J", "boundary": "F", "part_iou": "mIoU", "pck": "PCK@0.2"}  
 
 def quickstart(run: Path, config: Config, *, num_videos: int = 24) -> dict[str, dict[str, float]]:
     """Train, score, print the table, save the picture and the report."""
-    if num_videos < 1:
-        raise InputError(f"videos={num_videos}: need 1 or more.")
     started = time.perf_counter()
     train(config, run)
     trained = time.perf_counter()
@@ -49,7 +45,7 @@ def quickstart(run: Path, config: Config, *, num_videos: int = 24) -> dict[str, 
         "protocol": dataclasses.asdict(RENDERED),
         "scores": {name: {old: s[new] for old, new in SAVED.items()} for name, s in scores.items()},
     }
-    write_text(run / "results.json", json.dumps(results, indent=2) + "\n")
+    write_json(run / "results.json", results, indent=2)
     picture = run / "propagation.png"
     shown = [(name, label_clip(encoders[name], benchmark), False) for name in (COPY, UNTRAINED, TRAINED)]
     propagation_figure([("truth", shown[0][1], True), *shown], picture)

@@ -28,20 +28,18 @@ from tcore.methods.settings import (
     OdinSettings,
     TCoReSettings,
 )
-from tcore.methods.settings_contrast import (
+from tcore.methods.settings_groups import (
     ContrastConfig,
-    ObjectContrastConfig,
-    PredictorConfig,
-    ProjectorConfig,
-    RegionConfig,
-)
-from tcore.methods.settings_distillation import (
     FrameMaskingConfig,
     HeadConfig,
     MaskingConfig,
+    ObjectContrastConfig,
     PatchHeadConfig,
     PatchLossConfig,
     PatchTeacherConfig,
+    PredictorConfig,
+    ProjectorConfig,
+    RegionConfig,
     TeacherConfig,
 )
 from tcore.pixel_recipes import PIXEL_RECIPES

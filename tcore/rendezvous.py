@@ -9,7 +9,7 @@ from typing import Any
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
 
-from tcore.errors import InputError, PeerError
+from tcore.errors import InputError, PeerError, first_line
 
 PAUSE = 0.02  # seconds between two looks at the store
 
@@ -32,8 +32,9 @@ def meet(rank: int, size: int, patience: float) -> Any:
         store, _, _ = next(iter(rendezvous("env://", rank, size, timeout=timedelta(seconds=patience))))
         name = _invite(store, size, patience) if rank == 0 else _follow(store, rank, size, patience)
     except RuntimeError as error:
-        reason = str(error).split("\n")[0]
-        raise LostPeerError(f"process {rank} of {size} cannot reach the others ({reason}).") from error
+        raise LostPeerError(
+            f"process {rank} of {size} cannot reach the others ({first_line(error)})."
+        ) from error
     return PrefixStore(name, store)
 
 

@@ -1,10 +1,12 @@
 """Text for people: durations, sizes, suggestions, and the progress of long work."""
 
+import csv
 import difflib
+import io
 import re
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 Say = Callable[[str], None]
@@ -59,6 +61,34 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     return f" Did you mean {near[0]}?" if near else ""
 
 
+def list_some(items: Sequence[object], most: int = 5, between: str = ", ") -> str:
+    """The first items of a list, and how many more there are.
+
+    >>> list_some(["a", "b", "c"], most=2)
+    'a, b and 1 more'
+    """
+    more = f" and {len(items) - most:,} more" if len(items) > most else ""
+    return between.join(map(str, items[:most])) + more
+
+
+def markdown_table(columns: Sequence[str], rows: Iterable[Iterable[str]]) -> Iterator[str]:
+    """The lines of a table in Markdown.
+
+    >>> list(markdown_table(["row", "J"], [["all", "63.0"]]))
+    ['| row | J |', '|---|---|', '| all | 63.0 |']
+    """
+    yield f"| {' | '.join(columns)} |"
+    yield "|---" * len(columns) + "|"
+    yield from (f"| {' | '.join(cells)} |" for cells in rows)
+
+
+def csv_text(rows: Iterable[Iterable[object]]) -> str:
+    """Rows of cells as the text of a CSV file."""
+    text = io.StringIO(newline="")
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue()
+
+
 def printable(text: str) -> str:
     r"""Text, such as the name of a file, without characters that a terminal would obey or cannot show.
 
@@ -78,6 +108,11 @@ def to_stderr(line: str) -> None:
     """Print a line to stderr, in place of a progress line that may stand there."""
     start = CLEAR if sys.stderr.isatty() else ""
     print(start + printable(line), file=sys.stderr, flush=True)
+
+
+def print_error(text: str, where: str = "") -> None:
+    """Print an error to stderr, in one line."""
+    print(f"tcore: error{where}: " + " ".join(printable(text).split()), file=sys.stderr, flush=True)
 
 
 def to_stdout(text: str) -> None:

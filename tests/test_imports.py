@@ -10,8 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[1] / "tcore"
 # The rooms that each room may import, besides itself.
 BASE = {"errors", "files", "text", "config", "recipes", "device", "methods.settings"}
-BASE |= {"rendezvous", "methods.limits", "methods.settings_contrast", "methods.settings_distillation"}
-BASE |= {"methods.settings_pixel", "pixel_recipes"}
+BASE |= {"rendezvous", "methods.limits", "methods.settings_groups", "methods.settings_pixel", "pixel_recipes"}
 LOW = {"base", "data", "model"}
 ALLOWED = {
     "base": set(),

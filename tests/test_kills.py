@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tcore.data import workers
+from tcore.data import loader
 from tcore.files import is_alive, new_folder
 from tests.training.faults import gone
 
@@ -36,7 +36,7 @@ ORPHAN = """
 import os, signal
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
-from tcore.data.workers import die_with_parent
+from tcore.data.loader import die_with_parent
 pool = ProcessPoolExecutor(1, get_context("forkserver"), initializer=die_with_parent)
 print(pool.submit(os.getpid).result(), flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
@@ -45,7 +45,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 @linux
 def test_processes_of_a_fork_server_do_not_outlive_a_killed_command() -> None:
-    environment = os.environ | {"PYTHONPATH": str(Path(workers.__file__).parents[2])}
+    environment = os.environ | {"PYTHONPATH": str(Path(loader.__file__).parents[2])}
     argv = [sys.executable, "-c", ORPHAN]
     with subprocess.Popen(argv, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as killed:
         assert killed.stdout is not None

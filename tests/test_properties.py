@@ -9,7 +9,7 @@ from tcore.config import ViewsConfig
 from tcore.data.views import sample_views
 from tcore.evaluation.propagate import propagate_features
 from tcore.evaluation.protocols import Protocol
-from tcore.methods.schedules import cosine, warmup_linear
+from tcore.methods.method import cosine, warmup_linear
 from tcore.training.optim import Schedule
 
 quick = settings(deadline=None, max_examples=40)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tyro.conf import Positional
 
-from tcore.cli.parsing import Settings, Switch, parse_settings
+from tcore.cli.parsing import Settings, Switch, at_least, parse_settings
 from tcore.config import Config
 from tcore.errors import InputError
 from tcore.recipes import recipe
@@ -102,6 +102,7 @@ class Check:
         """Print the findings; exit code 1 if training, or the benchmark, would go wrong."""
         from tcore.show.check import check as check_folder
 
+        at_least(1, sample=self.sample)
         findings = check_folder(
             self.path,
             self.config,

@@ -1,8 +1,6 @@
 """The verbs around an encoder: evaluate, score, propagate, frame, export."""
 
 import json
-import signal
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -16,7 +14,7 @@ from tyro.conf import Positional, UseAppendAction
 from tcore.cli.parsing import Switch, WithDatasets, at_least
 from tcore.config import Reach, Resize
 from tcore.errors import InputError
-from tcore.text import Say, to_stderr, to_stdout
+from tcore.text import Say, print_error, to_stderr, to_stdout
 
 if TYPE_CHECKING:
     from tcore.evaluation.card import Card
@@ -258,7 +256,7 @@ class Propagate(WithProtocol):
                 if len(videos) == 1 or error.exit_code == 130:
                     raise
                 failed.append(name)
-                to_stderr(f"tcore: error: {video}: {error}")
+                print_error(f"{video}: {error}")
         if failed:
             raise InputError(f"{len(failed)} of {len(videos)} videos failed: {', '.join(failed)}.")
 
@@ -358,14 +356,10 @@ def first_interrupt(text: str) -> Iterator[Callable[[], bool]]:
         pressed = True
         to_stderr(text)
 
-    if threading.current_thread() is not threading.main_thread():
-        yield bool
-        return
-    before = signal.signal(signal.SIGINT, note)
-    try:
+    from tcore.device import on_signals
+
+    with on_signals(("SIGINT",), note):
         yield lambda: pressed
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,9 +9,9 @@ import warnings
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from tcore.errors import InputError, PeerError
+from tcore.errors import InputError, PeerError, reason
 from tcore.recipes import METHOD_NAMES, RECIPES
-from tcore.text import did_you_mean, printable
+from tcore.text import did_you_mean, print_error
 
 ABOUT = """\
 tcore: self-supervised video representation by temporal correspondence
@@ -72,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise SystemExit(0) from None
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
-        _fail(f"{where}{error.strerror or error}. What was saved before is intact.", 2)
+        _fail(f"{where}{reason(error)}. What was saved before is intact.", 2)
     except RuntimeError as error:
         if type(error).__name__ != "OutOfMemoryError":  # torch's own, which may not be imported
             raise
@@ -89,7 +89,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 def _fail(text: str, code: int) -> NoReturn:
     rank = os.environ.get("RANK", "0")
     where = "" if rank == "0" else f" (process {rank} on {socket.gethostname()})"
-    print(f"tcore: error{where}: " + " ".join(printable(text).split()), file=sys.stderr)
+    print_error(text, where)
     _exit(code)
 
 

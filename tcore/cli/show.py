@@ -134,6 +134,7 @@ class Matching(Drawn):
         from tcore.show.matching import matching_figure, run_cross_entropies
         from tcore.show.plotting import title_of
 
+        at_least(1, videos=self.videos)
         matcher = load_matcher(self.run)
         if matcher is None:
             raise InputError(f"{self.run} has no patch matching module: give a run of T-CoRe.")
@@ -266,6 +267,7 @@ class Neighbors(Drawn):
         """Draw the rows."""
         from tcore.show.samples import neighbors_figure
 
+        at_least(1, images=self.images)
         neighbors_figure(self.store, self.out, number=self.images, seed=self.seed)
         return []
 
@@ -287,27 +289,8 @@ class Dynamics(Drawn):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reconstruction(Drawn):
-    """What a run of MAE, SiamMAE, RSP or the like restores: frames, what is seen of them, predictions."""
-
-    run: Positional[Path]
-    """A run folder of a method that reconstructs pixels."""
-    frames: str | None = None
-    """Other frames than those of the run: a store, a folder, or rendered."""
-    rows: int = 4
-    """Samples to show."""
-
-    def draw(self) -> Iterable[str]:
-        """Draw the samples."""
-        from tcore.show.reconstruction import reconstruction_figure
-
-        found = reconstruction_figure(self.run, self.out, frames=self.frames, rows=self.rows)
-        return [f"columns: {', '.join(found)}"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sandwich(Drawn):
-    """Training samples of a run: past, current, future, crops and masks (of a store: tcore check --sheet)."""
+class FromRun(Drawn):
+    """A picture of training samples of a run."""
 
     run: Positional[Path]
     """A run folder: its settings and its frames."""
@@ -315,6 +298,24 @@ class Sandwich(Drawn):
     """Other frames than those of the run: a store, a folder, or rendered."""
     rows: int = 4
     """Samples to show."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reconstruction(FromRun):
+    """What a run of MAE, SiamMAE, RSP or the like restores: frames, what is seen of them, predictions."""
+
+    def draw(self) -> Iterable[str]:
+        """Draw the samples."""
+        from tcore.show.reconstruction import reconstruction_figure
+
+        at_least(1, rows=self.rows)
+        found = reconstruction_figure(self.run, self.out, frames=self.frames, rows=self.rows)
+        return [f"columns: {', '.join(found)}"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sandwich(FromRun):
+    """Training samples of a run: past, current, future, crops and masks (of a store: tcore check --sheet)."""
 
     def draw(self) -> Iterable[str]:
         """Draw the samples."""

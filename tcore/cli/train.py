@@ -35,6 +35,7 @@ class Quickstart:
         """Train, score, draw."""
         from tcore.quickstart import quickstart
 
+        at_least(1, videos=self.videos)
         quickstart(self.run, recipe("quickstart", {"seed": self.seed}), num_videos=self.videos)
 
 

@@ -11,7 +11,7 @@ from jaxtyping import Bool, UInt8
 from PIL import Image
 
 from tcore.config import Config
-from tcore.data.findings import Findings, bars, commonest, count, for_each, name_some
+from tcore.data.findings import Findings, bars, commonest, count, for_each
 from tcore.data.images import BAD_IMAGE, image_problem, open_image
 from tcore.data.source import Sampling
 from tcore.data.stores import (
@@ -27,7 +27,7 @@ from tcore.data.video import Probe, VideoFiles, probe
 from tcore.device import num_cores
 from tcore.errors import InputError
 from tcore.files import open_regular
-from tcore.text import format_seconds
+from tcore.text import format_seconds, list_some
 
 LENGTHS = (1, 2, 4, 7, 10, 15, 20, 25, 50, 100, 500, 1000, 5000)
 MOTIONS = (0, 1, 2, 5, 10, 20, 40)
@@ -205,7 +205,7 @@ def check_usable(findings: Findings, store: FrameStore, sampling: Sampling) -> B
         findings.add(
             "warning" if len(short) > 0.05 * len(store) else "advice",
             f"{count(len(short), 'video')} of fewer than {need} frames{of_one}, which {fate} "
-            f"({name_some(short)}): extract more frames per second to use them.",
+            f"({list_some(short)}): extract more frames per second to use them.",
         )
     return good
 
@@ -325,14 +325,14 @@ def check_frames(findings: Findings, looks: list[Look], config: Config, usable: 
             f"{count(lost, 'unreadable frame')} in {len(broken):,} of {len(looks):,} decoded videos "
             f"({len(broken) / len(looks):.1%}); training uses other clips instead, and stops where there are "
             f"many: extract them again or remove these videos. "
-            f"{broken[0].unreadable[0]} Videos: {name_some([look.name for look in broken])}.",
+            f"{broken[0].unreadable[0]} Videos: {list_some([look.name for look in broken])}.",
         )
     mixed = [look.name for look in looks if len(look.sizes) > 1]
     findings.figures["differing_sizes"] = mixed
     if mixed:
         findings.add(
             "warning",
-            f"{count(len(mixed), 'video')} with frames of differing sizes ({name_some(mixed)}): the frames "
+            f"{count(len(mixed), 'video')} with frames of differing sizes ({list_some(mixed)}): the frames "
             "of a sample would not line up; is each folder one video? Extract them again at one size.",
         )
     side = config.views.global_size
@@ -362,7 +362,7 @@ def check_motion(findings: Findings, looks: list[Look]) -> None:
     if still:
         findings.add(
             "warning",
-            f"{len(still):,} of {len(looks):,} videos stand still ({name_some(still)}): they teach no "
+            f"{len(still):,} of {len(looks):,} videos stand still ({list_some(still)}): they teach no "
             "correspondence; leave them out.",
         )
 
@@ -374,7 +374,7 @@ def check_duplicates(findings: Findings, store: FrameStore, noun: str, config: C
     findings.say("duplicates", found, duplicates=groups)
     if groups:
         pairs = [" = ".join(group[:3]) + (" ..." if len(group) > 3 else "") for group in groups]
-        findings.add("warning", f"{found} ({name_some(pairs)}): keep one of each, or it counts twice.")
+        findings.add("warning", f"{found} ({list_some(pairs)}): keep one of each, or it counts twice.")
 
 
 def look_at(store: FrameStore, video: int, distance: int, full: bool) -> Look:

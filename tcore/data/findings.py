@@ -3,21 +3,21 @@
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
-from tcore.text import Progress
+from tcore.data.images import ahead
+from tcore.text import Progress, list_some
 
 Level = Literal["advice", "warning", "error"]
 LEVELS: tuple[Level, ...] = ("advice", "warning", "error")
 Item = TypeVar("Item")
 Found = TypeVar("Found")
 
+SHOWN = 20  # errors, before the rest is counted
 COLUMN, BAR = 12, 40  # width of a line's name and of the longest bar, in characters
-NAMED = 5  # examples that are named before the rest is counted
 
 
 class Problem(NamedTuple):
@@ -47,12 +47,12 @@ class Findings:
         """Add a problem: a sentence that says what it is and what to do."""
         self.problems.append(Problem(level, text))
 
-    def add_errors(self, problems: Sequence[str], shown: int = 20) -> None:
+    def add_errors(self, problems: Sequence[str]) -> None:
         """Add an error for each of the first problems, and one that counts the rest."""
-        for text in problems[:shown]:
+        for text in problems[:SHOWN]:
             self.add("error", text)
-        if len(problems) > shown:
-            self.add("error", f"{len(problems) - shown:,} more such problems; --json FILE lists them all.")
+        if len(problems) > SHOWN:
+            self.add("error", f"{len(problems) - SHOWN:,} more such problems; --json FILE lists them all.")
 
     @property
     def exit_code(self) -> int:
@@ -82,16 +82,6 @@ def count(number: int, noun: str) -> str:
     return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
-def name_some(names: Sequence[str]) -> str:
-    """A few names, and how many more there are.
-
-    >>> name_some(["a", "b", "c", "d", "e", "f", "g"])
-    'a, b, c, d, e and 2 more'
-    """
-    more = f" and {len(names) - NAMED:,} more" if len(names) > NAMED else ""
-    return ", ".join(names[:NAMED]) + more
-
-
 def bars(values: np.ndarray, edges: Sequence[int]) -> list[str]:
     """A histogram in characters: bin i holds edges[i] <= value < edges[i + 1]; the last bin has no end.
 
@@ -108,15 +98,14 @@ def bars(values: np.ndarray, edges: Sequence[int]) -> list[str]:
     return [f"{labels[i]:>{width}}  {'█' * lengths[i]} {counts[i]:,}" for i in shown]
 
 
-def commonest(values: Iterable[str], shown: int = 4) -> str:
+def commonest(values: Iterable[str]) -> str:
     """The commonest values with their counts.
 
     >>> commonest(["a", "b", "a"])
     'a (2), b (1)'
     """
     counts = Counter(values).most_common()
-    more = f" and {len(counts) - shown:,} others" if len(counts) > shown else ""
-    return ", ".join(f"{value} ({number:,})" for value, number in counts[:shown]) + more
+    return list_some([f"{value} ({number:,})" for value, number in counts], 4)
 
 
 def for_each(
@@ -124,10 +113,6 @@ def for_each(
 ) -> Iterator[Found]:
     """Do some work on every item, in threads, in order; the progress goes to stderr."""
     progress = Progress(what, len(items))
-    pool = ThreadPoolExecutor(max(1, threads))
-    try:
-        for found in pool.map(work, items):
-            progress.advance()
-            yield found
-    finally:
-        pool.shutdown(cancel_futures=True)
+    for found in ahead(work, items, max(1, threads)):
+        progress.advance()
+        yield found

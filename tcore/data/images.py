@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import UInt8
 from PIL import Image, UnidentifiedImageError
 
-from tcore.errors import InputError
+from tcore.errors import InputError, reason
 from tcore.files import read_bytes
 
 Frame = UInt8[np.ndarray, "height width 3"]
@@ -50,7 +50,7 @@ def image_problem(error: Exception) -> str:
         return "cannot identify image file"
     if isinstance(error, BOMB):
         return f"it declares more than {LARGEST:,} pixels"
-    return getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return reason(error)
 
 
 def read_image(path: Path) -> Frame:
@@ -63,7 +63,7 @@ def read_file(path: Path) -> bytes:
     try:
         return read_bytes(path)
     except OSError as error:
-        raise InputError(f"cannot read frame {path}: {error.strerror}.") from error
+        raise InputError(f"cannot read frame {path}: {reason(error)}.") from error
 
 
 def decode_image(data: bytes, name: str) -> Frame:
@@ -104,6 +104,12 @@ def decode_jpeg(data: bytes) -> Frame | None:
         return decoder.decode_jpeg(data, "RGB")
     except ValueError:
         return None
+
+
+def shrink_size(height: int, width: int, short_side: int | None) -> tuple[int, int]:
+    """Width and height of a frame whose short side is at most this long."""
+    scale = min(1.0, (short_side or min(height, width)) / min(height, width))
+    return max(1, round(width * scale)), max(1, round(height * scale))
 
 
 def encode_jpeg(pixels: Frame, quality: int) -> bytes:

@@ -1,7 +1,19 @@
-"""Raw batches from reading processes, and their pixels on the training device."""
+"""Raw batches from reading processes, and their pixels on the training device.
 
+Reading processes die with their parent, leave signals to it, and are reported when they are killed.
+"""
+
+import ctypes
+import multiprocessing
+import os
+import re
+import signal
+import sys
+import threading
+import time
 import warnings
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from typing import Any
 
@@ -14,7 +26,6 @@ from tcore.data.render import PLAIN, Kernels, render
 from tcore.data.source import RawBatch, Source, pad
 from tcore.data.stores import RenderedStore
 from tcore.data.views import ViewPlan
-from tcore.data.workers import start_worker
 from tcore.device import num_cores
 from tcore.errors import InputError
 
@@ -22,7 +33,7 @@ from tcore.errors import InputError
 def render_batch(raw: RawBatch, device: torch.device, kernels: Kernels = PLAIN) -> Any:
     """The method's batch, with the pixels of every view made on the training device."""
     sides = raw.sampling.sides
-    frames = pad(send(raw.pixels, device), raw.sizes)
+    frames = pad(send_beside(raw.pixels, device), raw.sizes)
     crops: dict[str, Tensor] = {}
     for side in dict.fromkeys(sides.values()):
         # Crops of one size in one go: a GPU makes them sooner than the host asks for one kind after another.
@@ -35,7 +46,7 @@ def render_batch(raw: RawBatch, device: torch.device, kernels: Kernels = PLAIN) 
     return raw.sampling.batch(crops, raw)
 
 
-def send(pixels: UInt8[Tensor, " bytes"], device: torch.device) -> UInt8[Tensor, " bytes"]:
+def send_beside(pixels: UInt8[Tensor, " bytes"], device: torch.device) -> UInt8[Tensor, " bytes"]:
     """Frames on the device; a GPU copies them while it still works on the step before."""
     if device.type != "cuda":
         return pixels.to(device)
@@ -97,3 +108,89 @@ def load(
         if isinstance(item, InputError):
             raise item
         yield item
+
+
+# The reading processes.
+
+
+PR_SET_PDEATHSIG = 1
+NOTICE_S = 1.0  # seconds within which PyTorch reports a dead reading process
+DEAD = re.compile(r"DataLoader worker \(pid\(?s?\)? ([\d, ]+)\)")  # in PyTorch's report
+KILLED = (
+    "was killed, as the system does when memory runs out: use fewer --runtime.workers, or give the job more "
+    "memory (of /dev/shm too); rerun the same command to resume from the last checkpoint."
+)
+
+
+class LostWorkerError(InputError):
+    """A reading process was killed from outside."""
+
+    exit_code = 1
+
+
+def start_worker(number: int) -> None:
+    """What a reading process does first."""
+    # A scheduler and Ctrl-C signal every process of a job; the training process decides whether to stop.
+    for one in signal.Signals:
+        if one.name in ("SIGUSR1", "SIGINT"):
+            signal.signal(one, signal.SIG_IGN)
+    if sys.platform == "linux":
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        threading.Thread(target=_obey_parent, daemon=True).start()
+    die_with_parent()
+
+
+def _obey_parent() -> None:
+    """End this process on a SIGTERM from its parent, which waits for it; ignore those from others."""
+    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != os.getppid():
+        pass
+    os._exit(0)
+
+
+def die_with_parent() -> None:
+    """End this process when the one that asked for it ends, however that happens (Linux)."""
+    if sys.platform != "linux":
+        return
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    parent = multiprocessing.parent_process()
+    # The kernel watches the process that forked this one: a fork server lives as long as its children do,
+    # and a parent may have ended before the kernel knew.
+    if parent is not None and parent.pid != os.getppid():
+        threading.Thread(target=_end_after, args=(parent,), daemon=True).start()
+
+
+def _end_after(parent: Any) -> None:
+    parent.join()
+    os._exit(1)
+
+
+@contextmanager
+def missing_killed_workers() -> Iterator[None]:
+    """Turn PyTorch's report of a killed reading process into a one-line error.
+
+    PyTorch raises it anywhere in the training process, not only where data is read; other errors may hide it.
+    """
+    try:
+        yield
+    except Exception as error:
+        try:
+            _explain(error)
+        except RuntimeError as late:  # it can be raised here, too
+            _explain(late)
+            raise
+        raise
+
+
+def _explain(error: Exception) -> None:
+    """Raise the one-line error if a killed reading process is the cause of this one."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if found := DEAD.search(str(cause)):
+            raise LostWorkerError(f"reading process {found[1].strip()} {KILLED}") from error
+        cause = cause.__cause__ or cause.__context__
+    if isinstance(error, ConnectionResetError | ConnectionRefusedError | EOFError):
+        # The process died while it handed over a batch. PyTorch reports that a moment later, wherever this
+        # process then is: wait for it here.
+        with suppress(RuntimeError):
+            time.sleep(NOTICE_S)
+        raise LostWorkerError(f"a reading process {KILLED}") from error

@@ -5,52 +5,42 @@ import math
 import numpy as np
 from jaxtyping import Bool
 
-from tcore.methods.settings_distillation import MaskDraw, MaskingConfig, MaskKind
+from tcore.methods.settings_groups import MaskingConfig
 
 
 def sample_masks(
-    rng: np.random.Generator,
-    num_crops: int,
-    grid: int,
-    *,
-    probability: float = 0.5,
-    ratio: tuple[float, float] = (0.1, 0.5),
-    kind: MaskKind = "block",
-    draw: MaskDraw = "stratified",
-    smallest_block: int = 4,
-    largest_block: int | None = None,
-    fill: bool = True,
+    rng: np.random.Generator, num_crops: int, grid: int, masking: MaskingConfig
 ) -> Bool[np.ndarray, "crops n"]:
     """Masks of one group of crops.
 
     Stratified: an exact share of the crops, with stratified ratios, in random order. Independent: every crop
     draws for itself whether it has a mask, and how much of it is masked at most.
     """
-    stratified, patches = draw == "stratified", grid * grid
-    num_masked = int(num_crops * probability) if stratified else int(rng.binomial(num_crops, probability))
+    stratified, patches, share = masking.draw == "stratified", grid * grid, masking.probability
+    num_masked = int(num_crops * share) if stratified else int(rng.binomial(num_crops, share))
     masks = np.zeros((num_crops, patches), dtype=bool)
-    edges = np.linspace(*ratio, num_masked + 1)
+    edges = np.linspace(*masking.ratio, num_masked + 1)
     for index, row in enumerate(masks[:num_masked]):
         if stratified:
             count: float = max(1, int(patches * rng.uniform(edges[index], edges[index + 1])))
         else:
-            count = patches * rng.uniform(*ratio)
-        if kind == "block":
-            row[:] = block_mask(rng, grid, count, smallest_block, largest_block or patches, fill)
+            count = patches * rng.uniform(*masking.ratio)
+        if masking.kind == "block":
+            row[:] = block_mask(rng, grid, count, masking)
         else:
             row[rng.choice(patches, size=int(count), replace=False)] = True
     return masks[rng.permutation(num_crops)]
 
 
 def block_mask(
-    rng: np.random.Generator, grid: int, count: float, smallest: int, largest: int, fill: bool
+    rng: np.random.Generator, grid: int, count: float, masking: MaskingConfig
 ) -> Bool[np.ndarray, "n"]:
     """Blocks of random area and aspect until `count` patches are masked, or 10 tries find no further one."""
     mask = np.zeros((grid, grid), dtype=bool)
     remaining, failures = count, 0
     while remaining > 0 and failures < 10:
-        most = min(remaining, largest)
-        low, high = sorted((float(smallest), float(most)))
+        most = min(remaining, masking.largest_block or grid * grid)
+        low, high = sorted((float(masking.smallest_block), float(most)))
         area = rng.uniform(low, high)
         aspect = math.exp(rng.uniform(math.log(0.3), math.log(1 / 0.3)))
         height, width = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
@@ -65,7 +55,7 @@ def block_mask(
             block[:] = True
             remaining -= new
             failures = 0
-    if fill and remaining >= 1:  # no block fits any more: single patches fill the rest
+    if masking.fill and remaining >= 1:  # no block fits any more: single patches fill the rest
         free = np.flatnonzero(~mask)
         mask.ravel()[rng.choice(free, size=int(remaining), replace=False)] = True
     return mask.ravel()
@@ -78,17 +68,6 @@ def sample_step_masks(
     groups = []
     for index, first in enumerate(range(0, num_videos, masking.group)):
         size = min(masking.group, num_videos - first)
-        masks = sample_masks(
-            np.random.default_rng((*seed, index)),
-            2 * size,
-            grid,
-            probability=masking.probability,
-            ratio=masking.ratio,
-            kind=masking.kind,
-            draw=masking.draw,
-            smallest_block=masking.smallest_block,
-            largest_block=masking.largest_block,
-            fill=masking.fill,
-        )
+        masks = sample_masks(np.random.default_rng((*seed, index)), 2 * size, grid, masking)
         groups.append(masks.reshape(2, size, grid * grid))
     return np.concatenate(groups, axis=1)

@@ -15,8 +15,9 @@ from torch import Tensor
 
 from tcore.config import Config
 from tcore.data.images import Frame
-from tcore.data.source import NEIGHBOR, WHOLE, Sampling, Share, Source
+from tcore.data.source import NEIGHBOR, Sampling, Source
 from tcore.data.stores import FrameStore
+from tcore.device import ALONE, World
 from tcore.errors import InputError
 from tcore.files import check_regular, write_bytes
 
@@ -116,7 +117,7 @@ class ImageSource(Source):
         config: Config,
         sampling: Sampling,
         neighbors: Neighbors,
-        share: Share = WHOLE,
+        share: World = ALONE,
     ) -> None:
         super().__init__(store, config, sampling, share)
         self.neighbors = neighbors

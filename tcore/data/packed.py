@@ -5,7 +5,6 @@
 
 import hashlib
 import io
-import json
 import os
 import tarfile
 import weakref
@@ -20,8 +19,17 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int64
 
-from tcore.errors import InputError
-from tcore.files import atomic, misfit, open_regular, read_json, sha256, whole, write_bytes, write_text
+from tcore.errors import InputError, reason
+from tcore.files import (
+    atomic,
+    misfit,
+    open_regular,
+    read_json,
+    sha256,
+    whole,
+    write_bytes,
+    write_json,
+)
 
 STORE = "store.json"
 FORMAT = "tcore frames 1"
@@ -166,7 +174,7 @@ class _OpenShard:
             # Without O_NONBLOCK, opening a pipe would wait for somebody to write to it.
             self._fd = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
         except OSError as error:
-            raise InputError(f"cannot read shard {path}: {error.strerror}.") from error
+            raise InputError(f"cannot read shard {path}: {reason(error)}.") from error
         weakref.finalize(self, os.close, self._fd)
         self._check_size(os.fstat(self._fd).st_size)
 
@@ -175,7 +183,7 @@ class _OpenShard:
         try:
             data = os.pread(self._fd, size, offset)
         except OSError as error:
-            raise InputError(f"cannot read shard {self.path}: {error.strerror}.") from error
+            raise InputError(f"cannot read shard {self.path}: {reason(error)}.") from error
         if len(data) < size:
             self._check_size(offset + len(data))
         return data
@@ -328,7 +336,7 @@ def write_index(
         "index": digests,
         "shards": [{"bytes": shard.bytes, "sha256": shard.sha256} for shard in shards],
     }
-    write_text(root / STORE, json.dumps(about, indent=1) + "\n")
+    write_json(root / STORE, about)
 
 
 def _header(name: str, size: int) -> bytes:

@@ -1,10 +1,9 @@
 """One shard from its videos: the unit of work of `tcore prepare`, done by one process."""
 
-import json
 import os
 import signal
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from fractions import Fraction
@@ -12,16 +11,24 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float32, UInt8
 from PIL import Image
 
-from tcore.data.cuts import CutFinder
-from tcore.data.images import BAD_IMAGE, Frame, decode_image, encode_jpeg, image_problem, open_image
+from tcore.data.images import (
+    BAD_IMAGE,
+    Frame,
+    decode_image,
+    encode_jpeg,
+    image_problem,
+    open_image,
+    shrink_size,
+)
 from tcore.data.packed import PackedVideo, Shard, ShardWriter, shard_path, shard_writer
 from tcore.data.rendered import render_video
 from tcore.data.rendered_varied import render_varied
 from tcore.data.video import SampledVideo, UnreadableError
 from tcore.errors import InputError
-from tcore.files import TEMPORARY, read_bytes, read_json, read_text, whole, write_text
+from tcore.files import TEMPORARY, read_bytes, read_json, read_text, whole, write_json
 
 MIN_PARTIAL = 7  # frames; the usual offsets between past, current and future need this many
 STALL_S = 240  # seconds without a new frame after which a process is killed
@@ -146,7 +153,7 @@ def write_shard(task: Task, beat: Beat = lambda: None) -> Task:
                 notes += [note] if note else []
             shard = writer.close()
         record = {"shard": asdict(shard), "notes": [asdict(note) for note in notes]}
-        write_text(task.record, json.dumps(record))
+        write_json(task.record, record, indent=None)
     finally:
         task.trying.unlink(missing_ok=True)
     return task
@@ -250,8 +257,77 @@ def _glance(data: bytes) -> tuple[tuple[int, int], Frame]:
 
 def _shrink(pixels: Frame, short_side: int, quality: int) -> bytes:
     """A smaller image, as JPEG."""
-    height, width = pixels.shape[:2]
-    scale = short_side / min(height, width)
-    size = max(1, round(width * scale)), max(1, round(height * scale))
+    size = shrink_size(pixels.shape[0], pixels.shape[1], short_side)
     smaller = Image.fromarray(pixels).resize(size, Image.Resampling.BICUBIC)
     return encode_jpeg(np.asarray(smaller), quality)
+
+
+# Shot cuts: frames whose colors differ much from those of the frame before.
+
+
+LARGE = 0.3  # of the pixels
+TIMES = 2.5  # as large as the typical difference nearby
+NEARBY = 4  # differences on either side
+STILL = 0.002  # a repeated frame says nothing about motion
+LEVELS = 5  # of each color
+BINS = 4 * LEVELS**3
+
+Colors = Float32[np.ndarray, "500"]
+
+
+def describe_colors(frame: UInt8[np.ndarray, "height width 3"]) -> Colors:
+    """Histograms of the four quarters of a frame, which together sum to 1."""
+    height, width = frame.shape[:2]
+    step = max(1, min(height, width) // 64)
+    small = frame[::step, ::step]
+    rows, columns = np.ogrid[: small.shape[0], : small.shape[1]]
+    # Dithered: an even surface spreads over two levels, and does not jump when it gets a little lighter.
+    dither = ((37 * rows + 23 * columns) % 64).astype(np.uint16)
+    level = (small + dither[:, :, None]) >> 6
+    quarter = 2 * (2 * rows >= small.shape[0]) + (2 * columns >= small.shape[1])
+    bins = ((quarter * LEVELS + level[..., 0]) * LEVELS + level[..., 1]) * LEVELS + level[..., 2]
+    return (np.bincount(bins.ravel(), minlength=BINS) / bins.size).astype(np.float32)
+
+
+class CutFinder:
+    """Finds the shot cuts of a video while its frames pass by.
+
+    A frame is described by coarse color histograms of its four quarters. The difference of two frames is the
+    share of pixels that would have to change their color (0 to 1). A cut is a difference that is large, and
+    much larger than those around it: fast motion and flicker make many large ones in a row, a cut makes one.
+    """
+
+    def __init__(self) -> None:
+        self._differences: list[float] = []
+        self._last: Colors | None = None
+
+    def add(self, frame: UInt8[np.ndarray, "height width 3"], times: int = 1) -> None:
+        """The next frame, which is shown `times` times."""
+        colors = describe_colors(frame)
+        if self._last is not None:
+            # The share of pixels that would have to change.
+            self._differences.append(float(np.abs(self._last - colors).sum() / 2))
+        self._differences += [0.0] * (times - 1)
+        self._last = colors
+
+    def cuts(self) -> list[int]:
+        """Frames that begin a new shot."""
+        return find_cuts(self._differences)
+
+
+def find_cuts(differences: Sequence[float]) -> list[int]:
+    """Frames that begin a new shot; `differences[i]` lies between frame i and frame i + 1.
+
+    >>> find_cuts([0.1, 0.1, 0.9, 0.1, 0.1])
+    [3]
+    >>> find_cuts([0.5, 0.6, 0.7, 0.6, 0.5])
+    []
+    """
+    cuts = []
+    for i, here in enumerate(differences):
+        around = [*differences[max(0, i - NEARBY) : i], *differences[i + 1 : i + 1 + NEARBY]]
+        moving = sorted(value for value in around if value > STILL)
+        typical = moving[len(moving) // 2] if moving else 0.0
+        if here > LARGE and here > TIMES * typical:
+            cuts.append(i + 1)
+    return cuts

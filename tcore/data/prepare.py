@@ -6,7 +6,6 @@
 import csv
 import hashlib
 import io
-import json
 import multiprocessing
 import os
 import re
@@ -24,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from tcore.data.images import IMAGE_SUFFIXES
+from tcore.data.loader import die_with_parent
 from tcore.data.packed import KINDS, STORE, write_index
 from tcore.data.packing import (
     Item,
@@ -37,10 +37,9 @@ from tcore.data.packing import (
     write_shard,
 )
 from tcore.data.stores import VIDEO_SUFFIXES, PackedStore, natural, walk_files, walk_frames
-from tcore.data.workers import die_with_parent
-from tcore.errors import InputError
-from tcore.files import TEMPORARY, list_some, lock, misfit, number, read_json, read_text, whole, write_text
-from tcore.text import Progress, Say, printable, silent
+from tcore.errors import InputError, import_package, reason
+from tcore.files import TEMPORARY, lock, misfit, number, read_json, read_text, whole, write_json, write_text
+from tcore.text import Progress, Say, csv_text, list_some, printable, silent
 
 PLAN = "plan.json"
 SKIPPED = "skipped.csv"
@@ -101,7 +100,7 @@ def prepare(
     try:
         store.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InputError(f"cannot write to {store}: {error.strerror}; choose another folder.") from error
+        raise InputError(f"cannot write to {store}: {reason(error)}; choose another folder.") from error
     settings = _settings(kind, fps, short_side, quality)
     shards = plan_shards(items)
     if _begin(store, _plan(settings, items, len(shards))):
@@ -130,15 +129,12 @@ def merge(store: Path) -> PackedStore:
             f"--part i/n writes i - 1, i - 1 + n, ...): run or finish the other parts first."
         )
     records = [read_record(record_path(store, n)) for n in range(plan["shards"])]
-    text = io.StringIO()
-    rows = csv.writer(text, lineterminator="\n")
-    rows.writerow([field.name for field in fields(Note)])
-    rows.writerows(
+    skipped = [
         [printable(note.file), note.outcome, note.frames, printable(note.reason)]
         for _, notes in records
         for note in notes
-    )
-    write_text(store / SKIPPED, text.getvalue())
+    ]
+    write_text(store / SKIPPED, csv_text([[field.name for field in fields(Note)], *skipped]))
     if not any(shard.videos for shard, _ in records):
         raise InputError(f"none of {plan['videos']} videos could be read: see {store / SKIPPED}.")
     kept, made = plan["settings"], {name: value for name, value in plan.items() if name != "dates"}
@@ -256,12 +252,7 @@ def without_main() -> Iterator[None]:
 
 def _run_ray(tasks: list[Task], report: Report) -> None:
     """Write shards by Ray tasks; the store must be on a file system that all machines share."""
-    try:
-        import ray
-    except ImportError as error:
-        raise InputError(
-            f"--engine ray needs Ray, which cannot be imported ({error}): pip install ray."
-        ) from error
+    ray = import_package("ray", "--engine ray")
     if not ray.is_initialized():
         ray.init(log_to_driver=False)
     # Ray repeats a task whose process died; after two deaths a video is skipped.
@@ -317,7 +308,7 @@ def _begin(store: Path, plan: dict[str, Any]) -> bool:
     elif any(not path.name.endswith(TEMPORARY) for path in store.iterdir()):
         raise InputError(f"{store} is not empty and holds no store: give a new folder.")
     else:
-        write_text(store / PLAN, json.dumps(plan, indent=1) + "\n")
+        write_json(store / PLAN, plan)
         found = plan
     # A finished store stays what it is when its source is copied; an unfinished one must not mix two sources.
     dated = not finished and "dates" in found
@@ -364,14 +355,11 @@ def list_source(source: Path, images: bool) -> tuple[Path, str, list[Item]]:
     kind = "images" if images and source.is_dir() else "videos"
     items = _list_files(root, files, kind)
     if kind == "videos" and not items and source.is_dir():
-        folders = sorted(walk_frames(source), key=lambda row: natural(row[0]))
-        kind, items = (
-            "frames",
-            [
-                Item(name, name, tuple(f), FRAME_BYTES * len(f), (source / name).stat().st_mtime_ns)
-                for name, f in folders
-            ],
-        )
+        kind = "frames"
+        items = [
+            Item(name, name, tuple(f), FRAME_BYTES * len(f), (source / name).stat().st_mtime_ns)
+            for name, f in walk_frames(source)
+        ]
     if not items:
         wanted = "image" if images else "video"
         raise InputError(f"no {wanted} files under {source} (found {len(files)} other files).")

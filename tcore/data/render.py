@@ -11,6 +11,7 @@ from torch import Tensor
 
 from tcore.data.photometry import JITTER, Images, blur, mirror, solarize, to_gray, wide_blur
 from tcore.data.views import NO_JITTER, ViewPlan
+from tcore.device import send
 from tcore.errors import InputError
 from tcore.methods.settings_pixel import Filter
 
@@ -68,7 +69,9 @@ def render(
     return normalize(render_pixels(frames, plan, size, kernels, filter_))
 
 
-def normalize(images: Images) -> Images:
+def normalize(
+    images: Float[Tensor, "*batch 3 height width"],
+) -> Float[Tensor, "*batch 3 height width"]:
     """Bring values of [0, 1] to the mean and deviation of ImageNet."""
     mean, std = _move(np.array([MEAN, STD], np.float32)[:, :, None, None], images.device)
     return (images - mean) / std
@@ -216,10 +219,8 @@ def _bicubic(distance: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
 
 
 def _move(values: Shaped[np.ndarray, "..."], device: torch.device) -> Tensor:
-    """Send numbers of the plan to the device without waiting for it."""
-    moved = torch.from_numpy(values)
-    # A copy from memory that is not pinned waits for all work before it.
-    return moved.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else moved
+    """Numbers of the plan on the device."""
+    return send(torch.from_numpy(values), device)
 
 
 def _check(frames: UInt8[Tensor, "f height width 3"], plan: ViewPlan) -> None:

@@ -21,6 +21,7 @@ from tcore.config import Config
 from tcore.data.images import Frame
 from tcore.data.stores import FrameStore, list_clips
 from tcore.data.views import Size, ViewPlan
+from tcore.device import ALONE, World
 from tcore.errors import InputError
 from tcore.methods.settings_pixel import Filter
 
@@ -122,18 +123,6 @@ class RawBatch:
 Sample = tuple[dict[str, Frame], dict[str, ViewPlan]]  # frames that are read, and views, both by name
 
 
-class Share(NamedTuple):
-    """Which share of every part a training process reads."""
-
-    rank: int = 0
-    size: int = 1
-    here: int = 1
-    """Training processes on this machine, which share its cores."""
-
-
-WHOLE = Share()
-
-
 class Source(Dataset[RawBatch]):
     """The usable clips of a store; item i is (a share of) part i % accumulate of step i // accumulate."""
 
@@ -142,10 +131,11 @@ class Source(Dataset[RawBatch]):
         store: FrameStore,
         config: Config,
         sampling: Sampling,
-        share: Share = WHOLE,
+        share: World = ALONE,
         by_rate: Mapping[float, Sampling] | None = None,
     ) -> None:
         self.store, self.config, self.sampling, self.share = store, config, sampling, share
+        """`share` says which process this is: it reads its share of every part."""
         self.by_rate = by_rate or {}
         """How videos are sampled that have a frame rate of their own."""
         self.all_clips = list_clips(store, split_at_cuts=sampling.split_at_cuts)

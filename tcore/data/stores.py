@@ -4,7 +4,7 @@ import hashlib
 import math
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -106,11 +106,10 @@ class FolderStore(FrameStore):
         self.root = root
         files, rates = dict[str, list[str]](), dict[str, float]()
         for folder, names in walk(root):
-            images = [name for name in names if Path(name).suffix.lower() in IMAGE_SUFFIXES]
-            if images:
-                files[folder] = sorted(images, key=natural)
-            if images and RATE in names:
-                rates[folder] = read_rate(root / folder / RATE)
+            if images := image_names(names):
+                files[folder] = images
+                if RATE in names:
+                    rates[folder] = read_rate(root / folder / RATE)
         if not files:
             raise InputError(_explain_empty(root))
         self.names = sorted(files, key=natural)
@@ -355,12 +354,14 @@ def walk_files(root: Path) -> list[str]:
 
 
 def walk_frames(root: Path) -> list[tuple[str, list[str]]]:
-    """Folders that hold images, with the images in natural order."""
-    found = (
-        (folder, [f for f in files if Path(f).suffix.lower() in IMAGE_SUFFIXES])
-        for folder, files in walk(root)
-    )
-    return [(folder, sorted(images, key=natural)) for folder, images in found if images]
+    """Folders that hold images, and the images of each, in natural order."""
+    found = ((folder, image_names(files)) for folder, files in walk(root))
+    return sorted((row for row in found if row[1]), key=lambda row: natural(row[0]))
+
+
+def image_names(names: Iterable[str]) -> list[str]:
+    """The images among some files, in natural order."""
+    return sorted((name for name in names if Path(name).suffix.lower() in IMAGE_SUFFIXES), key=natural)
 
 
 def read_rate(path: Path) -> float:
@@ -377,8 +378,8 @@ def read_rate(path: Path) -> float:
 
 def list_images(folder: Path) -> tuple[Path, ...]:
     """Images of a folder in natural order."""
-    names = [p.name for p in folder.iterdir() if p.suffix.lower() in IMAGE_SUFFIXES and p.name[0] != "."]
-    return tuple(folder / name for name in sorted(names, key=natural))
+    names = (path.name for path in folder.iterdir() if path.name[0] != ".")
+    return tuple(folder / name for name in image_names(names))
 
 
 def natural(name: str) -> tuple[list[tuple[int, int, str]], str]:

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from jaxtyping import UInt8
 
-from tcore.data.images import LARGEST, Frame, ahead, read_image
+from tcore.data.images import LARGEST, Frame, ahead, read_image, shrink_size
 from tcore.data.stores import FolderStore, list_images
-from tcore.errors import InputError
+from tcore.errors import InputError, import_package, reason
 from tcore.files import atomic, open_regular
 from tcore.text import format_size
 
@@ -37,18 +37,6 @@ class UnreadableError(InputError):
         self.reason = reason
 
 
-def import_av(what: str) -> Any:
-    """PyAV, or an error that says how to install it."""
-    try:
-        import av
-    except ImportError as error:
-        raise InputError(
-            f"{what} needs PyAV, which cannot be imported ({error}): pip install av, "
-            "or give a folder of images."
-        ) from error
-    return av
-
-
 # Reading
 
 
@@ -58,7 +46,7 @@ def open_stream(path: Path, container_format: str | None = None) -> Iterator[tup
 
     Whatever is wrong with the file, here or inside the block, becomes an UnreadableError.
     """
-    av = import_av(f"video file {path}")
+    av = import_package("av", f"video file {path}")
     try:
         with open_regular(path) as file:
             if os.fstat(file.fileno()).st_size == 0:
@@ -269,7 +257,7 @@ class SampledVideo:
         self.path, self.fps, self.short_side = path, fps, short_side
         self.damage = ""
         # One for all frames: setting it up takes longer than using it.
-        self._reformatter = import_av(f"video file {path}").video.reformatter.VideoReformatter()
+        self._reformatter = import_package("av", f"video file {path}").video.reformatter.VideoReformatter()
         self._size: tuple[int, int] | None = None
 
     def __iter__(self) -> Iterator[tuple[Frame, int]]:
@@ -304,9 +292,7 @@ class SampledVideo:
     def _convert(self, frame: Any) -> Frame:
         """Upright pixels, all frames of one size; a short side above `short_side` shrinks."""
         if self._size is None:
-            short = min(frame.width, frame.height)
-            scale = min(1.0, (self.short_side or short) / short)
-            self._size = max(1, round(frame.width * scale)), max(1, round(frame.height * scale))
+            self._size = shrink_size(frame.height, frame.width, self.short_side)
         # Means over areas: as free of aliasing as bicubic when shrinking, in half the time.
         small = self._reformatter.reformat(frame, *self._size, "rgb24", interpolation="AREA").to_ndarray()
         return upright(small, frame.rotation) if frame.rotation else small
@@ -361,21 +347,21 @@ def _stated_rate(stream: Any) -> Fraction:
 
 def _faults() -> tuple[type[Exception], ...]:
     """What a bad file may raise; anything else is a bug of the program."""
-    av = import_av("a video file")
+    av = import_package("av", "a video file")
     usual = (OSError, ValueError, EOFError, LookupError, MemoryError, ArithmeticError, RuntimeError)
     return (av.FFmpegError, *usual)
 
 
 def _reason(error: Exception) -> str:
     """An error of FFmpeg in words that a person understands."""
-    av = import_av("a video file")
+    av = import_package("av", "a video file")
     if isinstance(error, av.InvalidDataError):
         return "not a video, damaged, or cut off before its first frame"
     if isinstance(error, av.DecoderNotFoundError):
         return "no decoder for this kind of video"
     if isinstance(error, MemoryError):
         return "not enough memory to decode it"
-    return getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return reason(error)
 
 
 # Looking at files, for `tcore check`
@@ -469,7 +455,7 @@ class VideoFiles(FolderStore):
 def h264_encoder() -> str | None:
     """The name of an H.264 encoder, where there is one."""
     with suppress(InputError):
-        return next((name for name in H264 if name in import_av("H.264").codecs_available), None)
+        return next((name for name in H264 if name in import_package("av", "H.264").codecs_available), None)
     return None
 
 
@@ -479,7 +465,7 @@ def video_writer(path: Path, rate: Fraction, size: tuple[int, int]) -> Iterator[
 
     An odd side gets one more line, a copy of the last: the format needs even ones.
     """
-    av = import_av(f"video file {path}")
+    av = import_package("av", f"video file {path}")
     height, width = size
     pad = ((0, height % 2), (0, width % 2), (0, 0))
     try:
@@ -500,4 +486,4 @@ def video_writer(path: Path, rate: Fraction, size: tuple[int, int]) -> Iterator[
             yield write
             container.mux(stream.encode())
     except (av.FFmpegError, OSError) as error:
-        raise InputError(f"cannot write {path}: {error.strerror or error}.") from error
+        raise InputError(f"cannot write {path}: {reason(error)}.") from error

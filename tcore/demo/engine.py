@@ -15,11 +15,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tcore.data.images import Frame
+from tcore.data.render import normalize
 from tcore.device import encoder_device
 from tcore.evaluation.encoder import Encoder
 from tcore.evaluation.encoders import load_encoder
 from tcore.evaluation.protocols import FINER, TCORE, Detail, Edges, Protocol
-from tcore.evaluation.resize import Size, normalize_images, resize_images
+from tcore.evaluation.resize import Size, resize_images
 from tcore.evaluation.run_clip import encode
 from tcore.show.features import Matcher, load_matcher
 from tcore.text import Say, silent
@@ -100,7 +101,7 @@ class Engine:
         mask = torch.zeros(1, grid[0] * grid[1], dtype=torch.bool, device=device)
         mask[0, place] = True
         coarse = (grid[0] * patch, grid[1] * patch)
-        sized = normalize_images(torch.stack([resize_images(image, coarse) for image in images]))
+        sized = normalize(torch.stack([resize_images(image, coarse) for image in images]))
         query = backbone(sized[:1], mask).patches
         sources = backbone(sized[1:]).patches
         maps = match.attention(query.expand(len(others), -1, -1), sources).cross[:, place]

@@ -11,10 +11,9 @@ import shutil
 import signal
 import socket
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -31,6 +30,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from tcore.demo.engine import Engine
 from tcore.demo.job import FULL, LOG, is_full
 from tcore.demo.limits import Limits
+from tcore.device import on_signals
 from tcore.errors import InputError
 
 T = TypeVar("T")
@@ -241,20 +241,6 @@ def remove_folder(folder: Path) -> None:
         if path.name != "lock":
             shutil.rmtree(path, ignore_errors=True)
     shutil.rmtree(folder, ignore_errors=True)
-
-
-@contextmanager
-def on_signals(names: tuple[str, ...], handler: Any) -> Iterator[None]:
-    """Handle signals, where there are such; only the main thread of a program can."""
-    before = {}
-    if threading.current_thread() is threading.main_thread():
-        numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
-        before = {number: signal.signal(number, handler) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, old in before.items():
-            signal.signal(number, old)
 
 
 async def explain(request: Request, error: Exception) -> Response:

@@ -16,6 +16,7 @@ from tcore.data.images import Frame
 from tcore.data.rendered import render_video
 from tcore.data.stores import FrameStore
 from tcore.errors import InputError
+from tcore.evaluation.benchmarks.benchmark import spread
 from tcore.evaluation.benchmarks.rendered import GRID, HELDOUT_SEED
 from tcore.evaluation.encoder import Encoder
 from tcore.evaluation.propagate import propagate_features
@@ -50,9 +51,9 @@ def share_returned(
     return float(near.gather(1, found).mean())
 
 
-def random_regions(rows: int, columns: int, seed: int = 0) -> Bool[Tensor, "draws regions rows columns"]:
+def random_regions(rows: int, columns: int) -> Bool[Tensor, "draws regions rows columns"]:
     """Segmentations of a grid: every patch belongs to the nearest of some random points."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     points = torch.rand(DRAWS, REGIONS, 2, generator=generator)
     down = (torch.arange(rows) + 0.5)[:, None] / rows - points[:, :, 0, None, None]
     right = (torch.arange(columns) + 0.5) / columns - points[:, :, 1, None, None]
@@ -88,6 +89,5 @@ def store_clips(store: FrameStore, count: int = CLIPS, frames: int = FRAMES) -> 
     long = np.flatnonzero(store.lengths >= 2)
     if not len(long):
         raise InputError("no video of this store has two frames: cycle consistency needs videos.")
-    for index in np.unique(np.linspace(0, len(long) - 1, min(count, len(long))).round().astype(int)):
-        video = int(long[index])
+    for video in spread(long.tolist(), count):
         yield store.read(video, range(min(frames, int(store.lengths[video]))))

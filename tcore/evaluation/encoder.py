@@ -13,9 +13,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from tcore.data.arrays import as_clip
-from tcore.data.render import MEAN, STD
+from tcore.data.render import MEAN, STD, normalize
 from tcore.errors import InputError
-from tcore.evaluation.resize import normalize_images
 from tcore.model.vit import VisionTransformer
 from tcore.text import format_size
 
@@ -158,7 +157,7 @@ class Encoder(nn.Module):
                 f"frames of {format_size(height, width)} do not divide into patches of {self.patch_size}: "
                 f"resize or crop them, for example to {fits}."
             )
-        return self.features(normalize_images(clip.permute(0, 3, 1, 2).float() / 255))
+        return self.features(normalize(clip.permute(0, 3, 1, 2).float() / 255))
 
     @torch.no_grad()
     def features(

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from tcore.config import Reach, Resize, VitSpec, from_dict
+from tcore.config import Reach, Resize, from_dict
 from tcore.data.render import MEAN, STD
 from tcore.device import encoder_device
-from tcore.errors import InputError
+from tcore.errors import InputError, first_line, import_package
 from tcore.evaluation.checkpoints import (
     RESIZES,
     Checkpoint,
@@ -29,17 +29,13 @@ from tcore.evaluation.checkpoints import (
 from tcore.evaluation.encoder import Adapted, Encoder, load_control
 from tcore.files import number, read_json
 from tcore.model.vit import CARD_FORMAT, VisionTransformer, build_vit
+from tcore.recipes import VIT_B, VIT_L, VIT_S, VIT_TI
 from tcore.text import did_you_mean, to_stderr
 
 HUB_FILES = ("config.json", "model.safetensors")  # of a folder that is written for the Hugging Face Hub
 DEFAULT = "default"  # the encoder that comes with the package; a folder of that name is ./default
 FOLDER = Path(str(importlib.resources.files("tcore"))) / "encoders"
-SIZES = {
-    "vitti16": VitSpec(dim=192, num_heads=3),
-    "vits16": VitSpec(),
-    "vitb16": VitSpec(dim=768, num_heads=12),
-    "vitl16": VitSpec(dim=1024, depth=24, num_heads=16),
-}
+SIZES = {"vitti16": VIT_TI, "vits16": VIT_S, "vitb16": VIT_B, "vitl16": VIT_L}
 RESNET = re.compile(r"(wide_)?(resnet|resnext)\d+")  # of timm
 # Where Vision Transformers keep their blocks.
 BLOCKS = ("blocks", "encoder.layer", "encoder.layers", "layers", "layer", "model.layer", "model.layers")
@@ -317,7 +313,7 @@ def _build(found: Checkpoint, source: Path) -> VisionTransformer:
         with torch.random.fork_rng(devices=[]):
             vit = build_vit(spec, image_size)
     except (TypeError, ValueError, RuntimeError, ZeroDivisionError) as error:
-        raise InputError(f"no encoder can be built for {source}: {reason(error)}.") from error
+        raise InputError(f"no encoder can be built for {source}: {first_line(error)}.") from error
     load_strictly(vit, found.state, source)
     return vit
 
@@ -340,7 +336,7 @@ def _foreign_code(spec: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        raise InputError(f"cannot load {spec}: {reason(error)}.") from error
+        raise InputError(f"cannot load {spec}: {first_line(error)}.") from error
 
 
 def load_timm(name: str, pretrained: bool = True) -> Encoder:
@@ -491,18 +487,3 @@ def _attribute(thing: Any, path: str) -> Any:
     for name in path.split("."):
         thing = getattr(thing, name, None)
     return thing
-
-
-def import_package(package: str, needed_by: str) -> Any:
-    """A package that only some encoders and formats need."""
-    try:
-        return importlib.import_module(package)
-    except (ImportError, RuntimeError) as error:  # beside another torch it can fail with either
-        raise InputError(
-            f"{needed_by} needs the package {package} ({reason(error)}): pip install {package}."
-        ) from error
-
-
-def reason(error: Exception) -> str:
-    """The first line of an exception's message."""
-    return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")

@@ -26,7 +26,7 @@ from tcore.evaluation.masks import encode_ids
 from tcore.evaluation.protocols import TCORE, Protocol
 from tcore.evaluation.resize import Size
 from tcore.evaluation.run_clip import write_behind
-from tcore.files import atomic, check_writable, read_json, write_text
+from tcore.files import atomic, check_writable, read_json, write_json
 from tcore.rendezvous import LostPeerError, meet
 from tcore.text import Progress, Say, did_you_mean, silent, to_stderr
 
@@ -87,7 +87,7 @@ def evaluate(
         "peak_memory": peak_memory(device),
     }
     if folder is not None and rank == 0:
-        write_text(folder / "results.json", json.dumps(card, indent=1) + "\n")
+        write_json(folder / "results.json", card)
     return card
 
 
@@ -136,7 +136,7 @@ def run_benchmark(
             if out is not None:
                 path = out / "clips" / benchmark.name / f"{clip.name}.json"
                 kept = {"key": key, "saved": save, "sha256": digest(result), "result": result}
-                write_text(path, json.dumps(kept) + "\n")
+                write_json(path, kept, indent=None)
         mine[clip.name] = (result, truth)
         progress.advance(f"{clip.name}  {result['seconds']} s")
     found = gather(mine) if count > 1 else mine

@@ -16,12 +16,12 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from tcore.data.render import MEAN, STD
-from tcore.errors import InputError
+from tcore.errors import InputError, import_package
 from tcore.evaluation.checkpoints import read_file, to_hf, to_timm
 from tcore.evaluation.encoder import Encoder
-from tcore.evaluation.encoders import DEFAULT, find_card, import_package, shipped
+from tcore.evaluation.encoders import DEFAULT, find_card, shipped
 from tcore.evaluation.hub import check_license, write_hub
-from tcore.files import atomic, new_folder, read_json, write_bytes, write_text
+from tcore.files import atomic, new_folder, read_json, write_bytes, write_json
 from tcore.model.attention import tokens_seen
 from tcore.model.vit import CARD_FORMAT, VisionTransformer, save_safetensors
 from tcore.text import format_size
@@ -143,15 +143,11 @@ def _write(vit: VisionTransformer, out: Path, format: Format) -> tuple[str, ...]
     with new_folder(out) as folder:
         save_safetensors(weights, folder / "model.safetensors", {"format": "pt"})
         # This entry identifies our own folders: other models have other code behind the same names.
-        _write_json(folder / "config.json", config | {"tcore": {"vit": sizes}})
+        write_json(folder / "config.json", config | {"tcore": {"vit": sizes}}, indent=2)
         if format == "hf":
-            _write_json(folder / "preprocessor_config.json", HF_PREPROCESSOR)
+            write_json(folder / "preprocessor_config.json", HF_PREPROCESSOR, indent=2)
     timm_lacks = "left out: the mask token, which only training uses"
     return (timm_lacks if format == "timm" else "loads as Dinov2WithRegistersModel",)
-
-
-def _write_json(path: Path, values: dict[str, Any]) -> None:
-    write_text(path, json.dumps(values, indent=2) + "\n")
 
 
 def timm_config(sizes: Mapping[str, Any]) -> dict[str, Any]:
@@ -227,7 +223,7 @@ def ship(encoder: Encoder, folder: Path) -> list[Path]:
         written.append(files.matching)
         # The module is from the end of the run, whichever step the encoder is from.
         card["matching_step"] = read_json(found.with_name("encoder.json"), shape=dict).get("step")
-    _write_json(files.card, card)
+    write_json(files.card, card, indent=2)
     save_safetensors(weights, files.weights)
     return written
 

@@ -1,6 +1,5 @@
 """A folder for the Hugging Face Hub: weights, sizes, and a model card with numbers and their commands."""
 
-import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,8 +10,9 @@ from tcore.errors import InputError
 from tcore.evaluation.card import Card, conditions, read_card
 from tcore.evaluation.encoder import Encoder
 from tcore.evaluation.encoders import DEFAULT
-from tcore.files import new_folder, write_text
+from tcore.files import new_folder, write_json, write_text
 from tcore.model.vit import VisionTransformer, save_safetensors
+from tcore.text import markdown_table
 
 LICENSE = re.compile(r"[a-z0-9][a-z0-9.+-]*")  # identifiers of the hub, such as apache-2.0
 PAPER = "2503.15096"
@@ -37,7 +37,7 @@ fine-tuning. Written by version {version} of the package `tcore-video`, the home
 
 | patch | width | blocks | heads | registers | attention | weights |
 |---|---|---|---|---|---|---|
-| {patch} | {dim} | {depth} | {heads} | {registers} | {attention} | {weights:,} |
+| {patch_size} | {dim} | {depth} | {num_heads} | {num_registers} | {attention} | {weights:,} |
 {notes}
 ## Use
 
@@ -45,7 +45,7 @@ fine-tuning. Written by version {version} of the package `tcore-video`, the home
 import tcore
 
 encoder = tcore.from_pretrained("REPOSITORY")  # or the folder of this file
-# uint8 frames (time, height, width, RGB) in; features (time, {dim}, height / {patch}, width / {patch}) out
+# uint8 frames (time, height, width, RGB) in; features (time, {dim}, rows, columns) of patches out
 features = encoder(frames)
 ```
 
@@ -78,7 +78,7 @@ def write_hub(
     }
     with new_folder(out) as folder:
         save_safetensors(state, folder / "model.safetensors", {"format": "pt"})
-        write_text(folder / "config.json", json.dumps(config, indent=2) + "\n")
+        write_json(folder / "config.json", config, indent=2)
         write_text(folder / "README.md", model_card(encoder, sizes, out.name, license, card))
 
 
@@ -100,11 +100,7 @@ def model_card(encoder: Encoder, sizes: dict[str, Any], title: str, license: str
         license=license,
         paper=PAPER,
         version=__version__,
-        patch=sizes["patch_size"],
-        dim=sizes["dim"],
-        depth=sizes["depth"],
-        heads=sizes["num_heads"],
-        registers=sizes["num_registers"],
+        **sizes,
         attention="everywhere" if reach is None else f"patches up to {reach} away",
         weights=sum(value.numel() for value in encoder.backbone.parameters()),
         notes="".join(f"\n{note}\n" for note in encoder.notes),
@@ -121,16 +117,12 @@ def _scores(card: Card) -> Iterator[str]:
     """For each benchmark the command, its numbers, and all that they depend on."""
     for name, result in card["benchmarks"].items():
         yield from ("```", _command(name, result), "```", "")
-        shown = {column: 100 * value for column, value in result["scores"].items()}
-        yield f"| {' | '.join(shown)} |"
-        yield "|---" * len(shown) + "|"
-        yield f"| {' | '.join(f'{value:.1f}' for value in shown.values())} |"
-        yield ""
-        yield from (f"{line}." for line in conditions(name, result))
-        yield ""
+        values = [f"{100 * value:.1f}" for value in result["scores"].values()]
+        yield from (*markdown_table(list(result["scores"]), [values]), "")
+        yield from (*(f"{line}." for line in conditions(name, result)), "")
     made = card.get("versions", {})
-    yield f"Measured on {card.get('device', 'an unknown device')} with torch {made.get('torch', 'unknown')}."
-    yield ""
+    device = card.get("device", "an unknown device")
+    yield from (f"Measured on {device} with torch {made.get('torch', 'unknown')}.", "")
 
 
 def _command(name: str, result: Card) -> str:

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from tcore.data.images import Frame, ahead
 from tcore.data.neighbors import NEIGHBORS, Found, Neighbors, beside, check_k, load_neighbors, search
+from tcore.data.render import normalize
 from tcore.data.stores import FrameStore, ImageStore, open_images
 from tcore.device import num_cores
-from tcore.errors import InputError
+from tcore.errors import InputError, reason
 from tcore.evaluation.encoder import Encoder
-from tcore.evaluation.resize import normalize_images
 from tcore.files import check_regular
 from tcore.model.vit import Tokens, VisionTransformer
 from tcore.text import Progress, Say, silent
@@ -83,7 +83,7 @@ def center_crop(image: Frame, size: int) -> UInt8[np.ndarray, "size size 3"]:
 @torch.no_grad()
 def image_features(encoder: Encoder, images: UInt8[Tensor, "b size size 3"]) -> Float[Tensor, "b d"]:
     """The normalized class token after the final norm; of foreign models the mean of the patch tokens."""
-    tokens = encoder.backbone(normalize_images(images.permute(0, 3, 1, 2).float() / 255))
+    tokens = encoder.backbone(normalize(images.permute(0, 3, 1, 2).float() / 255))
     feature = tokens.frame if isinstance(tokens, Tokens) else tokens.patches.mean(dim=1)
     return F.normalize(feature.float(), dim=1)
 
@@ -105,7 +105,7 @@ def encode_all(
         check_regular(work)
     except OSError as error:
         raise InputError(
-            f"cannot write {work} ({error.strerror}): give --out FILE, and train with --neighbors FILE."
+            f"cannot write {work} ({reason(error)}): give --out FILE, and train with --neighbors FILE."
         ) from error
     with work.open("r+b") as file:
         # A batch that was written in part is written again.

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from tcore.evaluation.protocols import TCORE, Protocol
@@ -126,7 +126,8 @@ def locate_points(label_maps: Maps, reach: int = 2) -> Float[Tensor, "channels-1
     """
     width = label_maps.shape[1]
     points = doubled(label_maps[:, :, 1:].movedim(2, 0))
-    row, column = (place[:, None, None] for place in _split(points.flatten(1).argmax(dim=1), width))
+    cell = points.flatten(1).argmax(dim=1)[:, None, None]
+    row, column = cell // width, cell % width
     span = torch.arange(2 * reach + 1, device=points.device)
     channel = torch.arange(len(points), device=points.device)[:, None, None]
     near = F.pad(points, (reach,) * 4)[channel, row + span[:, None], column + span]
@@ -136,10 +137,6 @@ def locate_points(label_maps: Maps, reach: int = 2) -> Float[Tensor, "channels-1
         for at, shape in ((column, (1, -1)), (row, (-1, 1)))
     )
     return torch.stack([x, y, mass.clamp(max=1)], dim=1)
-
-
-def _split(cells: Int[Tensor, " points"], width: int) -> tuple[Tensor, Tensor]:
-    return cells // width, cells % width
 
 
 def _spline(positions: Float[np.ndarray, " points"], cells: int) -> Float[np.ndarray, "points cells"]:

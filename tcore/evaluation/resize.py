@@ -5,7 +5,6 @@ import torch.nn.functional as F
 from jaxtyping import Float, Integer, UInt8
 from torch import Tensor
 
-from tcore.data.render import MEAN, STD
 from tcore.errors import InputError
 from tcore.text import format_size
 
@@ -47,14 +46,6 @@ def resize_images(
     """Scale images to [0, 1] and resize them bilinearly, without antialias, to (height, width)."""
     planes = images.movedim(-1, -3).to(torch.float32) / 255
     return bilinear(planes, size)
-
-
-def normalize_images(
-    images: Float[Tensor, "*batch 3 height width"],
-) -> Float[Tensor, "*batch 3 height width"]:
-    """Subtract the ImageNet mean and divide by its standard deviation."""
-    mean, std = images.new_tensor(MEAN), images.new_tensor(STD)
-    return (images - mean[:, None, None]) / std[:, None, None]
 
 
 def resize_ids(

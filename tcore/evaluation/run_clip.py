@@ -14,13 +14,14 @@ from PIL import Image
 from torch import Tensor
 
 from tcore.data.images import THREADS, Frame, ahead, read_image
+from tcore.data.render import normalize
 from tcore.errors import InputError
 from tcore.evaluation.edges import labels_to_ids
 from tcore.evaluation.encoder import Encoder
 from tcore.evaluation.masks import VOID, Ids
 from tcore.evaluation.propagate import GivenLabels, Labels, propagate_features
 from tcore.evaluation.protocols import Precision, Protocol
-from tcore.evaluation.resize import Size, ids_to_grid, normalize_images, resize_images
+from tcore.evaluation.resize import Size, ids_to_grid, resize_images
 from tcore.text import format_size
 
 PLAIN = ("480x880", "short480", "native", "up480")  # input sizes that are about those of the frames
@@ -124,7 +125,7 @@ def encode(
     device = next(encoder.parameters()).device
     image = torch.from_numpy(frame.copy()).to(device)
     with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
-        return encoder.features(normalize_images(resize_images(image, size))[None])[0].float()
+        return encoder.features(normalize(resize_images(image, size))[None])[0].float()
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from tcore.evaluation.cycle import cycle_consistency
 from tcore.evaluation.encoder import Encoder
 from tcore.evaluation.encoders import load_encoder
 from tcore.evaluation.evaluate import join
-from tcore.files import number_or_nan, read_json, whole, write_text
+from tcore.files import number_or_nan, read_json, whole, write_json
 from tcore.text import Say, silent
 
 CHECKPOINTS = "checkpoints.json"
@@ -120,7 +120,7 @@ def add_row(folder: Path, run: Path, step: int, row: Row, *, write: bool = True)
     rows = [r for r in rows if (int(r["step"]), r.get("way")) != (step, row["way"])]
     rows.append({"step": step, **row})
     if write:
-        write_text(table, json.dumps({"run": str(run), "checkpoints": rows}, indent=1) + "\n")
+        write_json(table, {"run": str(run), "checkpoints": rows})
     return _of_last_way(rows)
 
 

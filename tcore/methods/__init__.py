@@ -4,8 +4,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # settings.py must be readable without torch
     from tcore.config import Config
-    from tcore.data.source import Sampling, Share, Source
+    from tcore.data.source import Sampling, Source
     from tcore.data.stores import FrameStore
+    from tcore.device import World
     from tcore.methods.method import Method
 
 
@@ -64,15 +65,16 @@ def build_sampling(config: "Config", fps: float | None = None) -> "Sampling":
     return SandwichSampling.of(config, config.method, fps or config.fps)
 
 
-def build_source(store: "FrameStore", config: "Config", share: "Share | None" = None) -> "Source":
+def build_source(store: "FrameStore", config: "Config", share: "World | None" = None) -> "Source":
     """The samples of a run, drawn from a store."""
     import numpy as np
 
-    from tcore.data.source import WHOLE, Source
+    from tcore.data.source import Source
+    from tcore.device import ALONE
 
     rates = [] if store.rates is None else sorted({rate for rate in store.rates.tolist() if rate > 0})
     by_rate = {rate: build_sampling(config, rate) for rate in rates}
     # Where every video has its own rate, that of the store, which may be unknown, is not asked for.
     known = store.rates is not None and not np.isnan(store.rates).any()
     usual = by_rate[rates[0]] if known else build_sampling(config, store.fps)
-    return Source(store, config, usual, share or WHOLE, by_rate)
+    return Source(store, config, usual, share or ALONE, by_rate)

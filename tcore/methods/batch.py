@@ -10,6 +10,7 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from tcore.data.source import Counts
+from tcore.device import send
 from tcore.model.subset import Subset, Wanted
 
 
@@ -123,21 +124,15 @@ def make_batch(
         if views is not None and views.shape[0] != len(masked):
             raise ValueError(f"{name} has {views.shape[0]} views for {len(masked)} masked crops.")
     device = global_crops.device
-
-    def send(x: Tensor) -> Tensor:
-        # A copy from memory that is not pinned would wait for the pixels that are being made.
-        on_its_way = device.type == "cuda" and not x.is_cuda
-        return x.pin_memory().to(device, non_blocking=True) if on_its_way else x.to(device)
-
     return Batch(
         global_crops=global_crops,
         local_crops=global_crops[:0] if local_crops is None else local_crops,
         teacher_crops=global_crops if teacher_crops is None else teacher_crops,
-        mask=send(mask),
-        masked=send(torch.from_numpy(masked)),
-        order=send(torch.from_numpy(order)),
-        masked_patches=send(torch.from_numpy(patches)),
-        patch_weights=send(torch.from_numpy(weights)),
+        mask=send(mask, device),
+        masked=send(torch.from_numpy(masked), device),
+        order=send(torch.from_numpy(order), device),
+        masked_patches=send(torch.from_numpy(patches), device),
+        patch_weights=send(torch.from_numpy(weights), device),
         counts=counts or Counts(mask.shape[0] // 2, len(masked), len(patches)),
         past=past,
         future=future,

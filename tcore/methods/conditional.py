@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tcore.config import Config
-from tcore.methods.reconstruction import PixelBatch, PixelMethod, build_frame_encoder
+from tcore.methods.reconstruction import PixelBatch, PixelMethod, build_frame_encoder, decoder_sizes
 from tcore.methods.settings_pixel import CropMaeSettings, SiamMaeSettings
 from tcore.model.decoder import PixelDecoder, initialize
 from tcore.model.pixels import masked_error, take
@@ -61,12 +61,7 @@ def seeded(generator: torch.Generator | None, device: torch.device) -> Iterator[
 def build_conditional(config: Config, settings: SiamMaeSettings | CropMaeSettings) -> Conditional:
     """SiamMAE or CropMAE, which differ in their samples alone; weights drawn from torch's generator."""
     decoder = PixelDecoder(
-        dim=config.vit.dim,
-        width=settings.decoder.width,
-        depth=settings.decoder.depth,
-        num_heads=settings.decoder.num_heads,
-        grid=config.views.global_size // config.vit.patch_size,
-        outputs=3 * config.vit.patch_size**2,
+        **decoder_sizes(config, settings.decoder),
         block="cross-mlp-self",
         hidden=settings.decoder.hidden,
         dropout=settings.decoder.dropout,

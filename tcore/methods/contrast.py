@@ -22,10 +22,9 @@ from tcore.methods.health import (
     effective_rank,
     mean_cosine,
 )
-from tcore.methods.method import Method, Part, named_parameters, own_shares, some_rows
-from tcore.methods.schedules import Length, cosine
+from tcore.methods.method import Length, Method, Part, cosine, follow, named_parameters, some_rows
 from tcore.methods.settings import ContrastSettings
-from tcore.methods.settings_contrast import ContrastConfig, PredictorConfig, ProjectorConfig
+from tcore.methods.settings_groups import ContrastConfig, PredictorConfig, ProjectorConfig
 from tcore.model.contrast import Projector, contrast_rows
 from tcore.model.vit import VisionTransformer, build_vit
 
@@ -123,13 +122,7 @@ class Contrast(Method):
     def finish_step(self, values: Mapping[str, float]) -> None:
         """Let the teacher follow the student."""
         if self.teacher is not None:
-            self.follow(self.teacher, self.student, values["momentum"])
-
-    @staticmethod
-    def follow(teacher: nn.Module, student: nn.Module, momentum: float) -> None:
-        """Move the parameters of one module toward those of another."""
-        old, new = (own_shares(module.parameters()) for module in (teacher, student))
-        torch._foreach_lerp_(old, new, 1 - momentum)
+            follow(self.teacher.parameters(), self.student.parameters(), values["momentum"])
 
     def parts(self) -> dict[str, Part]:
         """Backbone, projector and predictor of the student."""

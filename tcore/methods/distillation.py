@@ -14,17 +14,24 @@ from torch import Tensor, nn
 from tcore.config import Config
 from tcore.methods.batch import Batch
 from tcore.methods.health import Health, measure_health
-from tcore.methods.method import Method, Part, named_parameters, own_shares, some_rows
-from tcore.methods.schedules import Length, cosine, warmup_linear
+from tcore.methods.method import (
+    Length,
+    Method,
+    Part,
+    cosine,
+    follow,
+    named_parameters,
+    some_rows,
+    warmup_linear,
+)
 from tcore.methods.settings import DinoSettings, LossForm, MaskedSettings
-from tcore.methods.settings_distillation import (
+from tcore.methods.settings_groups import (
     FrameMaskingConfig,
     HeadConfig,
     MaskingConfig,
     PatchHeadConfig,
     PatchLossConfig,
     PatchTeacherConfig,
-    Targets,
     TeacherConfig,
 )
 from tcore.model import losses
@@ -97,20 +104,18 @@ class SelfDistillation(Method):
         teacher: TeacherConfig | None = None,
         masking: MaskingConfig | None = None,
         form: LossForm = "release",
-        targets: Targets = "centering",
         student_temperature: float = 0.1,
-        center_momentum: float = 0.9,
         koleo_global: bool = False,
         fused: bool = True,
     ) -> None:
         super().__init__(weights)
         self.schedule, self.masking = teacher or TeacherConfig(), masking or MaskingConfig()
-        self.form, self.targets, self.fused = form, targets, fused
+        self.form, self.targets, self.fused = form, self.schedule.targets, fused
         self.student_temperature, self.koleo_global = student_temperature, koleo_global
         self.student = Network(backbone, head)
         self.teacher = copy.deepcopy(self.student).requires_grad_(False)
         self.frame_center, self.patch_center = (
-            Center(len(prototypes), center_momentum) for prototypes in head.weights()
+            Center(len(prototypes), self.schedule.center_momentum) for prototypes in head.weights()
         )
         self.whole_crops = self.masking.draw == "independent"
         """Whether the last block makes all tokens of all global crops: their shapes are the same then."""
@@ -345,8 +350,7 @@ class SelfDistillation(Method):
     @torch.no_grad()
     def finish_step(self, values: Mapping[str, float]) -> None:
         """Let the teacher follow the student, and move the centers toward the outputs of the step."""
-        student, teacher = (own_shares(network.parameters()) for network in (self.student, self.teacher))
-        torch._foreach_lerp_(teacher, student, 1 - values["momentum"])
+        follow(self.teacher.parameters(), self.student.parameters(), values["momentum"])
         if self.targets == "centering":
             self.frame_center.update()
             self.patch_center.update()
@@ -458,8 +462,6 @@ def build_distillation(config: Config, settings: DinoSettings | MaskedSettings) 
         settings.loss.weights(),
         teacher=settings.teacher,
         masking=masking,
-        targets=settings.teacher.targets,
         student_temperature=settings.loss.student_temperature,
-        center_momentum=settings.teacher.center_momentum,
         koleo_global=isinstance(settings.loss, PatchLossConfig) and settings.loss.koleo_global,
     )

@@ -17,10 +17,11 @@ from torch import Tensor
 
 from tcore.config import Config
 from tcore.data.masking import sample_masks
-from tcore.data.render import MEAN, STD
+from tcore.data.render import normalize
 from tcore.data.rendered import find_scene, follow, render_video
 from tcore.methods.matching import PatchMatchingModule
 from tcore.methods.settings import TCoReSettings
+from tcore.methods.settings_groups import MaskingConfig
 from tcore.methods.tcore import build_matching
 from tcore.model.vit import VisionTransformer, build_vit
 
@@ -108,7 +109,7 @@ def draw_mask(
 ) -> Bool[np.ndarray, "rows columns"]:
     """Mask blocks as in training, on a grid of any shape."""
     side = max(grid)
-    masks = sample_masks(rng, 2, side, probability=0.5, ratio=ratio)
+    masks = sample_masks(rng, 2, side, MaskingConfig(ratio=ratio))
     return masks[masks.any(axis=1)][0].reshape(side, side)[: grid[0], : grid[1]].copy()
 
 
@@ -161,8 +162,7 @@ class Attention(NamedTuple):
 def look(matcher: Matcher, sample: KnownMotion) -> list[Attention]:
     """Attention of the masked patches over the past, and over the future."""
     device = next(matcher.match.parameters()).device
-    pixels = torch.from_numpy(sample.frames).to(device).float() / 255
-    images = ((pixels - pixels.new_tensor(MEAN)) / pixels.new_tensor(STD)).permute(0, 3, 1, 2)
+    images = normalize(torch.from_numpy(sample.frames).to(device).permute(0, 3, 1, 2).float() / 255)
     mask = torch.from_numpy(sample.mask.reshape(1, -1)).to(device)
     current = matcher.backbone(images[1:2], mask).patches
     patches = matcher.backbone(images).patches

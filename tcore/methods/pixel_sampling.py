@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float64, Int64, Integer
+from jaxtyping import Bool, Float64, Integer
 from torch import Tensor
 
 from tcore.config import Config, ViewsConfig
@@ -14,6 +14,7 @@ from tcore.data import boxes
 from tcore.data.boxes import Box
 from tcore.data.source import RawBatch
 from tcore.data.views import ASPECT, Size, ViewPlan, random_boxes
+from tcore.device import send
 from tcore.errors import InputError
 from tcore.methods.reconstruction import PixelBatch
 from tcore.methods.sampling import MASKS
@@ -233,15 +234,11 @@ def make_pixel_batch(
 ) -> PixelBatch:
     """Places of the patches that are seen and masked; without `samples` it is the whole step."""
     every = mask.cpu().numpy()
-    places = [torch.from_numpy(_places(chosen)) for chosen in (~every, every)]
-    if target.is_cuda:  # a copy from memory that is not pinned would wait for the pixels that are being made
-        places = [place.pin_memory().to(target.device, non_blocking=True) for place in places]
-    visible, masked = places
+    visible, masked = (
+        send(torch.from_numpy(np.nonzero(chosen)[1].reshape(len(chosen), -1)), target.device)
+        for chosen in (~every, every)
+    )
     return PixelBatch(target, visible, masked, samples or len(every), memory)
-
-
-def _places(chosen: Bool[np.ndarray, "b n"]) -> Int64[np.ndarray, "b k"]:
-    return np.nonzero(chosen)[1].reshape(len(chosen), -1)
 
 
 def need_rate(name: str, seconds: float, fps: float) -> None:

@@ -9,7 +9,7 @@ frames, and its decoder attends less within a frame; VideoMAE (arXiv:2203.12602)
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int64
@@ -17,11 +17,11 @@ from torch import Tensor, nn
 
 from tcore.config import Config
 from tcore.data.render import MEAN, STD
-from tcore.methods.health import Health, State, effective_rank
+from tcore.methods.health import COLLAPSE_RANK, FEWEST_FRAMES, Health, State, effective_rank
 from tcore.methods.limits import Range
-from tcore.methods.method import Method, Part, named_parameters, own_shares, some_rows
-from tcore.methods.schedules import Length, cosine
+from tcore.methods.method import Length, Method, Part, cosine, follow, named_parameters, some_rows
 from tcore.methods.settings_pixel import (
+    DecoderConfig,
     DropMaeSettings,
     MaeStSettings,
     PixelSettings,
@@ -45,7 +45,6 @@ from tcore.model.vit import VisionTransformer, build_vit, vit_sizes
 
 # A loss that explains less of the targets' variance than this has learned nothing yet.
 NOTHING_EXPLAINED = 0.02
-COLLAPSE_RANK = 1.5
 
 
 @dataclass(frozen=True)
@@ -188,7 +187,7 @@ class PixelMethod(Method):
         figures = {"patch_rank": effective_rank(rows["patches"]), **self.explained(losses)}
         shares = [value for name, value in figures.items() if name != "patch_rank"]
         state: State = "learning" if min(shares) > NOTHING_EXPLAINED else "plateau"
-        if len(rows["patches"]) >= 16 and figures["patch_rank"] < COLLAPSE_RANK:
+        if len(rows["patches"]) >= FEWEST_FRAMES and figures["patch_rank"] < COLLAPSE_RANK:
             state = "collapse"
         said = ", ".join(f"{losses[name]:.3f} {name}" for name in self.weights)
         share = "/".join(f"{value:.1%}" for value in shares)
@@ -296,8 +295,8 @@ class Reconstruction(PixelMethod):
         Such a bias cannot change the attention: its gradient is rounding, which Adam would blow up.
         """
         if self.teacher is not None:
-            student = own_shares([*self.backbone.parameters(), *self.decoder.parameters()])
-            torch._foreach_lerp_(own_shares(self.teacher.parameters()), student, 1 - values["momentum"])
+            student = (*self.backbone.parameters(), *self.decoder.parameters())
+            follow(self.teacher.parameters(), student, values["momentum"])
         if not self.key_bias:
             for module in (self.backbone, self.decoder):
                 for name, bias in module.named_parameters():
@@ -331,6 +330,18 @@ class Reconstruction(PixelMethod):
         return parts
 
 
+def decoder_sizes(config: Config, decoder: DecoderConfig) -> dict[str, Any]:
+    """Arguments that all decoders of frames share."""
+    return {
+        "dim": config.vit.dim,
+        "width": decoder.width,
+        "depth": decoder.depth,
+        "num_heads": decoder.num_heads,
+        "grid": config.views.global_size // config.vit.patch_size,
+        "outputs": 3 * config.vit.patch_size**2,
+    }
+
+
 def build_frame_encoder(config: Config) -> VisionTransformer:
     """An encoder of frames with initial values as in MAE."""
     backbone = build_vit(config.vit, config.views.global_size)
@@ -343,21 +354,15 @@ def build_reconstruction(config: Config, settings: PixelSettings) -> Reconstruct
     """MAE and its relatives, with weights drawn from torch's generator."""
     if isinstance(settings, VideoMaeSettings | MaeStSettings):
         return _build_clips(config, settings)
-    vit, decoder, side = config.vit, settings.decoder, config.views.global_size // config.vit.patch_size
     two = isinstance(settings, DropMaeSettings)
     made = PixelDecoder(
-        dim=vit.dim,
-        width=decoder.width,
-        depth=decoder.depth,
-        num_heads=decoder.num_heads,
-        grid=side,
-        outputs=3 * vit.patch_size**2,
+        **decoder_sizes(config, settings.decoder),
         slots=2 if two else 1,
         class_token="none" if two else "encoder",
     )
     initialize(made)
     if isinstance(settings, DropMaeSettings):
-        pairs = ClipTransformer(vit_sizes(vit, config.views.global_size), "grid", tube=1, slots=2)
+        pairs = ClipTransformer(vit_sizes(config.vit, config.views.global_size), "grid", tube=1, slots=2)
         initialize(pairs)
         return Reconstruction(pairs, made, attention_dropout=settings.attention_dropout)
     backbone = build_frame_encoder(config)
@@ -369,18 +374,14 @@ def build_reconstruction(config: Config, settings: PixelSettings) -> Reconstruct
 
 def _build_clips(config: Config, settings: VideoMaeSettings | MaeStSettings) -> Reconstruction:
     """VideoMAE or MAE-ST: in most pieces they differ."""
-    vit, decoder, clip = config.vit, settings.decoder, settings.clip
-    slots, patch = clip.frames // clip.tube, 3 * vit.patch_size**2
+    clip, slots = settings.clip, settings.clip.frames // settings.clip.tube
     tubes = isinstance(settings, VideoMaeSettings)
     places: PlaceKind = "line" if tubes else "separable"
-    backbone = ClipTransformer(vit_sizes(vit, config.views.global_size), places, tube=clip.tube, slots=slots)
+    vit, sizes = vit_sizes(config.vit, config.views.global_size), decoder_sizes(config, settings.decoder)
+    backbone = ClipTransformer(vit, places, tube=clip.tube, slots=slots)
+    sizes["outputs"] *= clip.tube if tubes else 1
     made = PixelDecoder(
-        dim=vit.dim,
-        width=decoder.width,
-        depth=decoder.depth,
-        num_heads=decoder.num_heads,
-        grid=backbone.native_grid,
-        outputs=clip.tube * patch if tubes else patch,
+        **sizes,
         places=places,
         slots=slots,
         class_token="none" if tubes else "own",

@@ -14,29 +14,26 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int64
 from safetensors import SafetensorError
-from safetensors.torch import load
 from torch import Tensor
 
 from tcore.config import Config
 from tcore.errors import InputError
-from tcore.files import open_regular
 from tcore.methods.batch import Batch
 from tcore.methods.contrast import Contrast, build_backbone, build_projectors
 from tcore.methods.distillation import SelfDistillation, build_head
 from tcore.methods.health import Health
-from tcore.methods.schedules import Length, cosine
+from tcore.methods.method import Length, cosine, follow
 from tcore.methods.settings import CrocSettings, OdinSettings
-from tcore.methods.settings_contrast import (
+from tcore.methods.settings_groups import (
     ContrastConfig,
     DiscoveryConfig,
     ObjectContrastConfig,
     RegionConfig,
+    TeacherConfig,
 )
-from tcore.methods.settings_distillation import TeacherConfig
 from tcore.model import losses
 from tcore.model.attention import working_dtype
 from tcore.model.clustering import (
-    Clustering,
     assign,
     carry_labels,
     cluster,
@@ -51,7 +48,7 @@ from tcore.model.contrast import Projector, object_contrast_rows
 from tcore.model.fused import fused_patch_sums
 from tcore.model.heads import ProjectionHead
 from tcore.model.losses import TeacherTargets, Warmth
-from tcore.model.vit import Tokens, VisionTransformer
+from tcore.model.vit import Tokens, VisionTransformer, load_safetensors
 
 
 @dataclass(frozen=True)
@@ -93,18 +90,15 @@ class Croc(SelfDistillation):
         student_temperature: float = 0.1,
         fused: bool = True,
     ) -> None:
-        teacher = teacher or TeacherConfig()
         super().__init__(
             backbone,
             head,
             {"dino": 1.0, "region": regions.weight},
             teacher=teacher,
-            targets=teacher.targets,
             student_temperature=student_temperature,
-            center_momentum=teacher.center_momentum,
             fused=fused,
         )
-        self.regions, self.clustering = regions, clustering_of(regions)
+        self.regions = regions
 
     def forward(  # type: ignore[override]
         self, batch: RegionBatch, values: Mapping[str, Warmth], generator: torch.Generator | None = None
@@ -140,7 +134,7 @@ class Croc(SelfDistillation):
     def find_regions(self, seen: Tokens, batch: RegionBatch) -> Found:
         """Cluster the patches of both views of each image by the teacher's keys, head by head, in fp32."""
         assert seen.keys is not None
-        settings, heads = self.clustering, self.teacher.backbone.num_heads
+        settings, heads = self.regions, self.teacher.backbone.num_heads
         prefix, videos = self.teacher.backbone.num_prefix, batch.seeds.shape[0]
         with torch.autocast(seen.keys.device.type, enabled=False):
             keys = F.normalize(seen.keys.float().unflatten(2, (heads, -1)), dim=-1)
@@ -149,7 +143,7 @@ class Croc(SelfDistillation):
             grid = round(seen.patches.shape[1] ** 0.5)
             places = patch_positions(batch.boxes.flatten(0, 1), batch.flips.flatten(), grid)
             places = places.unflatten(0, (2, videos)).transpose(0, 1).flatten(1, 2)
-            marginal = seed_probability(tokens, keys[:, :, 0], settings.temperature)
+            marginal = seed_probability(tokens, keys[:, :, 0], settings.marginal_temperature)
             seeds = self.draw_seeds(marginal, batch)
             images = videos if self.regions.cost_range == "image" else None
             plans = cluster(tokens, places.repeat_interleave(heads, 0), marginal, seeds, settings, images)
@@ -159,7 +153,7 @@ class Croc(SelfDistillation):
     def draw_seeds(self, marginal: Float[Tensor, "r t"], batch: RegionBatch) -> Int64[Tensor, "r k"]:
         """Distinct tokens that clusters start from, by their likeness to the frame token."""
         noise = sample_noise(batch.seeds, marginal.numel() // len(batch.seeds))
-        return draw_distinct(marginal, noise.view(marginal.shape), self.clustering.seeds)
+        return draw_distinct(marginal, noise.view(marginal.shape), self.regions.seeds)
 
     def region_vectors(self, tokens: Tokens, found: Found) -> Float[Tensor, "rows d"]:
         """Weighted sums of patches, as long as frame tokens are on average; first view, then second."""
@@ -300,23 +294,12 @@ class Odin(Contrast):
         """Let teacher and discovery network follow the student."""
         super().finish_step(values)
         if self.discovery is not None and values["discovery_momentum"] < 1:
-            self.follow(self.discovery, self.student.backbone, values["discovery_momentum"])
+            student = self.student.backbone.parameters()
+            follow(self.discovery.parameters(), student, values["discovery_momentum"])
 
     def backbones(self) -> list[VisionTransformer]:
         """Those of student, teacher and discovery network."""
         return super().backbones() + ([] if self.discovery is None else [self.discovery])
-
-
-def clustering_of(regions: RegionConfig) -> Clustering:
-    """The settings of the clustering alone."""
-    return Clustering(
-        seeds=regions.seeds,
-        most=regions.most,
-        position_weight=regions.position_weight,
-        sharpness=regions.sharpness,
-        iterations=regions.iterations,
-        temperature=regions.marginal_temperature,
-    )
 
 
 def build_croc(config: Config, settings: CrocSettings) -> Croc:
@@ -343,10 +326,8 @@ def load_discovery(network: VisionTransformer, run: str) -> None:
     """Give a discovery network the encoder of a run of the same sizes."""
     path = Path(run) / "encoder.safetensors"
     try:
-        with open_regular(path) as file:  # read, not mapped: a file that is cut off in use ends the process
-            network.load_state_dict(load(file.read()))
+        network.load_state_dict(load_safetensors(path))
     except (OSError, InputError, SafetensorError, ValueError, RuntimeError) as error:
-        reason = (
-            "is missing" if not path.is_file() else f"does not fit: {str(error).splitlines()[-1].strip()}"
-        )
-        raise InputError(f"discovery.init={run}: {path} {reason}; give a run of the same encoder.") from error
+        last = str(error).splitlines()[-1].strip()
+        why = f"does not fit: {last}" if path.is_file() else "is missing"
+        raise InputError(f"discovery.init={run}: {path} {why}; give a run of the same encoder.") from error

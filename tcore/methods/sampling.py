@@ -13,9 +13,9 @@ from tcore.config import Config, ViewsConfig
 from tcore.data.masking import sample_step_masks
 from tcore.data.source import RawBatch
 from tcore.data.views import Photometry, Size, ViewPlan, sample_photometry, sample_views
+from tcore.device import send
 from tcore.errors import InputError
 from tcore.methods.batch import Batch, make_batch
-from tcore.methods.limits import Range
 from tcore.methods.regions import RegionBatch
 from tcore.methods.settings import (
     FrameConfig,
@@ -23,10 +23,9 @@ from tcore.methods.settings import (
     MaskedSettings,
     OdinSettings,
     SandwichConfig,
-    Sides,
     TCoReSettings,
 )
-from tcore.methods.settings_distillation import MaskingConfig
+from tcore.methods.settings_groups import MaskingConfig
 from tcore.methods.settings_pixel import Filter
 
 MASKS = 3  # the stream of randomness that masks are drawn from; data/source.py has the others
@@ -43,20 +42,17 @@ class Sandwich(NamedTuple):
 def sample_sandwich(
     num_frames: int,
     rng: np.random.Generator,
-    *,
-    current: Range = (0.3, 0.7),
-    offset: Range = (0.15, 0.25),
+    sandwich: SandwichConfig,
     offset_frames: tuple[int, int] | None = None,
-    frames: Sides = "past-future",
-    still: float = 0.0,
 ) -> Sandwich:
     """Draw a sandwich; offsets are fractions of the video unless `offset_frames` gives them in frames.
 
-    >>> sample_sandwich(20, np.random.default_rng(0))
+    >>> sample_sandwich(20, np.random.default_rng(0), SandwichConfig())
     Sandwich(past=8, current=12, future=16)
     """
     if num_frames == 1:
         return Sandwich(0, 0, 0)
+    current, offset, frames = sandwich.current, sandwich.offset, sandwich.frames
     low, high = offset_frames or (int(offset[0] * num_frames), int(offset[1] * num_frames))
     first, last = int(current[0] * num_frames), int(current[1] * num_frames) - 1
     if offset_frames:
@@ -65,22 +61,21 @@ def sample_sandwich(
     before, after = (int(x) for x in rng.integers(low, high, size=2, endpoint=True))
     left = -before if frames != "future-future" else before
     right = after if frames != "past-past" else -after
-    if still and rng.random() < still:
+    if sandwich.still and rng.random() < sandwich.still:
         left = right = 0
     return Sandwich(middle + left, middle, middle + right)
 
 
 def usable(
     lengths: Integer[np.ndarray, "videos"],
-    *,
-    current: Range = (0.3, 0.7),
-    offset: Range = (0.15, 0.25),
+    sandwich: SandwichConfig,
     offset_frames: tuple[int, int] | None = None,
 ) -> Bool[np.ndarray, "videos"]:
     """Which videos are long enough: an offset of at least one frame, and a current frame that has room."""
-    first, last = (current[0] * lengths).astype(np.int64), (current[1] * lengths).astype(np.int64) - 1
+    first, end = ((share * lengths).astype(np.int64) for share in sandwich.current)
+    last = end - 1
     if offset_frames is None:
-        return ((offset[0] * lengths).astype(np.int64) > 0) & (first <= last)
+        return ((sandwich.offset[0] * lengths).astype(np.int64) > 0) & (first <= last)
     reach = offset_frames[1]
     return np.asarray(np.maximum(first, reach) <= np.minimum(last, lengths - 1 - reach))
 
@@ -139,10 +134,7 @@ class SandwichSampling:
 
     def usable(self, lengths: Integer[np.ndarray, "videos"]) -> Bool[np.ndarray, "videos"]:
         """Which videos are long enough."""
-        sandwich = self.settings.sandwich
-        return usable(
-            lengths, current=sandwich.current, offset=sandwich.offset, offset_frames=self.offset_frames
-        )
+        return usable(lengths, self.settings.sandwich, self.offset_frames)
 
     def why_unusable(self) -> str:
         """The end of a sentence about videos that are all too short."""
@@ -171,16 +163,7 @@ class SandwichSampling:
 
     def frames(self, length: int, rng: np.random.Generator) -> dict[str, int]:
         """Which frames of a video of this length make a sample, by name."""
-        sandwich = self.settings.sandwich
-        return sample_sandwich(
-            length,
-            rng,
-            current=sandwich.current,
-            offset=sandwich.offset,
-            offset_frames=self.offset_frames,
-            frames=sandwich.frames,
-            still=sandwich.still,
-        )._asdict()
+        return sample_sandwich(length, rng, self.settings.sandwich, self.offset_frames)._asdict()
 
     def views(self, sizes: dict[str, Size], rng: np.random.Generator) -> dict[str, ViewPlan]:
         """Crops of these frames, by name; frames are numbered as in `names`."""
@@ -324,10 +307,8 @@ class RegionSampling(FrameSampling):
         videos = len(plan) // 2
         numbers = [plan.box[:videos], plan.box[videos:], plan.flip.reshape(2, -1).T]
         numbers += [sample_seeds(plan)[:, None], *([raw.plans["around"].box] if self.around else [])]
-        # In one go, from pinned memory: any other copy would wait for the pixels that are being made.
-        sent = torch.from_numpy(np.concatenate(numbers, axis=1, dtype=np.float64))
-        device = views.global_crops.device
-        sent = sent.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else sent
+        together = torch.from_numpy(np.concatenate(numbers, axis=1, dtype=np.float64))
+        sent = send(together, views.global_crops.device)  # in one go
         boxes = sent[:, :8].reshape(videos, 2, 4).transpose(0, 1).float()
         flips, seeds = sent[:, 8:10].T.bool(), sent[:, 10].long()
         return RegionBatch(

@@ -5,22 +5,20 @@ from typing import Any, ClassVar, Literal, Protocol, Self, get_args, runtime_che
 
 from tcore.errors import InputError
 from tcore.methods.limits import Count, Factors, Positive, Seconds, Share, Shares, Stretch, Weight
-from tcore.methods.settings_contrast import (
+from tcore.methods.settings_groups import (
     ContrastConfig,
     DiscoveryConfig,
-    ObjectContrastConfig,
-    PredictorConfig,
-    ProjectorConfig,
-    RegionConfig,
-)
-from tcore.methods.settings_distillation import (
     FrameMaskingConfig,
     HeadConfig,
     MaskingConfig,
+    ObjectContrastConfig,
     PatchHeadConfig,
     PatchLossConfig,
     PatchTeacherConfig,
     PredictionConfig,
+    PredictorConfig,
+    ProjectorConfig,
+    RegionConfig,
     TeacherConfig,
 )
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from tcore.config import Config
 from tcore.methods.method import Part, named_parameters
-from tcore.methods.reconstruction import PixelBatch, PixelMethod, build_frame_encoder
+from tcore.methods.reconstruction import PixelBatch, PixelMethod, build_frame_encoder, decoder_sizes
 from tcore.methods.settings_pixel import RspSettings
 from tcore.model.decoder import PixelDecoder, initialize
 from tcore.model.pixels import (
@@ -165,15 +165,7 @@ def straight_through(
 def build_stochastic(config: Config, settings: RspSettings) -> Stochastic:
     """RSP, with weights drawn from torch's generator."""
     own = settings.latent
-    decoder = PixelDecoder(
-        dim=config.vit.dim,
-        width=settings.decoder.width,
-        depth=settings.decoder.depth,
-        num_heads=settings.decoder.num_heads,
-        grid=config.views.global_size // config.vit.patch_size,
-        outputs=3 * config.vit.patch_size**2,
-        block="cross-self-mlp",
-    )
+    decoder = PixelDecoder(**decoder_sizes(config, settings.decoder), block="cross-self-mlp")
     latent = Latent(config.vit.dim, settings.decoder.width, own.variables, own.values)
     for module in (decoder, latent):
         initialize(module)

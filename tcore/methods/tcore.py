@@ -11,10 +11,9 @@ from tcore.config import Config
 from tcore.methods.batch import Batch
 from tcore.methods.distillation import SelfDistillation, build_head
 from tcore.methods.matching import PatchMatchingModule
-from tcore.methods.method import Part, named_parameters
-from tcore.methods.schedules import Length, linear
+from tcore.methods.method import Length, Part, linear, named_parameters
 from tcore.methods.settings import LossConfig, LossForm, TCoReSettings
-from tcore.methods.settings_distillation import MaskingConfig, Targets, TeacherConfig
+from tcore.methods.settings_groups import MaskingConfig, TeacherConfig
 from tcore.model import losses
 from tcore.model.heads import ProjectionHead
 from tcore.model.losses import TeacherTargets, Warmth
@@ -47,9 +46,7 @@ class TCoRe(SelfDistillation):
         teacher: TeacherConfig | None = None,
         masking: MaskingConfig | None = None,
         form: LossForm = "paper",
-        targets: Targets = "centering",
         student_temperature: float = 0.1,
-        center_momentum: float = 0.9,
         auxiliary_drop_path: bool = True,
         koleo_global: bool = False,
         matching_lr: float = 1.0,
@@ -64,9 +61,7 @@ class TCoRe(SelfDistillation):
             teacher=teacher,
             masking=masking,
             form=form,
-            targets=targets,
             student_temperature=student_temperature,
-            center_momentum=center_momentum,
             koleo_global=koleo_global,
             fused=fused,
         )
@@ -191,9 +186,7 @@ def build_tcore(config: Config, settings: TCoReSettings) -> TCoRe:
         teacher=settings.teacher,
         masking=settings.masking,
         form=settings.loss.form,
-        targets=settings.teacher.targets,
         student_temperature=settings.loss.student_temperature,
-        center_momentum=settings.teacher.center_momentum,
         auxiliary_drop_path=config.vit.auxiliary_drop_path,
         koleo_global=settings.loss.koleo_global,
         matching_lr=config.optim.matching_lr,

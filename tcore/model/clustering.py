@@ -11,6 +11,8 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
+from tcore.methods.settings_groups import RegionConfig
+
 
 def sample_noise(seeds: Int64[Tensor, "b"], count: int) -> Float[Tensor, "b {count}"]:
     """Uniform numbers between 0 and 1, a function of each sample's seed (below 2**32) alone.
@@ -61,17 +63,6 @@ class Plan(NamedTuple):
     cost: Float[Tensor, "r"]
 
 
-class Clustering(NamedTuple):
-    """Settings of CrOC's clustering."""
-
-    seeds: int = 5
-    most: int = 4
-    position_weight: float = 4.0
-    sharpness: float = 20.0
-    iterations: int = 5
-    temperature: float = 2.0
-
-
 def seed_probability(
     tokens: Float[Tensor, "r t w"], frame: Float[Tensor, "r 2 w"], temperature: float
 ) -> Float[Tensor, "r t"]:
@@ -91,7 +82,7 @@ def cluster(
     positions: Float[Tensor, "r t 2"],
     row_marginal: Float[Tensor, "r t"],
     seeds: Int64[Tensor, "r k"],
-    settings: Clustering,
+    settings: RegionConfig,
     images: int | None = None,
 ) -> list[Plan]:
     """Plans for k, k - 1, ..., 2 centroids: those of the seeds, then always the two most alike made one.
@@ -132,7 +123,7 @@ def transport(
     cost: Float[Tensor, "r t k"],
     rows: Float[Tensor, "r t"],
     columns: Float[Tensor, "r k"],
-    settings: Clustering,
+    settings: RegionConfig,
 ) -> Float[Tensor, "r t k"]:
     """Sinkhorn's plan with these marginals, after a fixed number of rounds."""
     plan = (-settings.sharpness * cost).exp()

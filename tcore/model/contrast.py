@@ -3,16 +3,15 @@
 SimCLR (arXiv:2002.05709), MoCo v3 (arXiv:2104.02057) and DetCon (arXiv:2103.10957), whose loss is ODIN's.
 """
 
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
+from tcore.methods.settings_groups import LastNorm
 from tcore.model.losses import ALONE, Peers
-
-LastNorm = Literal["none", "plain", "scale"]
 
 
 class Centered(NamedTuple):

@@ -8,12 +8,12 @@ from typing import Any, Literal, NamedTuple
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int64
-from safetensors.torch import save
+from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from tcore.config import Resize, VitSpec
 from tcore.errors import InputError
-from tcore.files import write_bytes
+from tcore.files import open_regular, write_bytes
 from tcore.model.attention import LARGE, Attention, Seen, tiles_within_reach, within_reach, working_dtype
 from tcore.model.positions import grid_positions
 from tcore.model.subset import (
@@ -383,6 +383,12 @@ def vit_sizes(vit: VitSpec, image_size: int) -> dict[str, Any]:
 def build_vit(vit: VitSpec, image_size: int) -> VisionTransformer:
     """An encoder with a position embedding for images of this size."""
     return VisionTransformer(**vit_sizes(vit, image_size))
+
+
+def load_safetensors(path: Path) -> dict[str, Tensor]:
+    """Weights of a file; read, not mapped: a mapped file that is cut off in use ends the process (SIGBUS)."""
+    with open_regular(path) as file:
+        return load(file.read())
 
 
 def save_safetensors(tensors: Mapping[str, Tensor], path: Path, about: dict[str, str] | None = None) -> None:

@@ -1,6 +1,5 @@
 """`tcore check`: recognize what a folder holds, check it, draw what training would see of it."""
 
-import json
 from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
@@ -16,7 +15,7 @@ from tcore.data.stores import VIDEO_SUFFIXES, FolderStore, FrameStore, ImageStor
 from tcore.errors import InputError
 from tcore.evaluation import check as benchmark
 from tcore.evaluation.benchmarks import datasets
-from tcore.files import write_text
+from tcore.files import write_json
 from tcore.show.sheet import draw_sheet
 
 Kind = str  # one of these, or the name of a benchmark
@@ -37,8 +36,6 @@ def check(
     """Check a store, a folder of videos or images, or a benchmark; sheet and report go outside of it."""
     if not path.is_dir():
         raise InputError(f"{path} {'is a file' if path.exists() else 'does not exist'}: give a folder.")
-    if sample < 1:
-        raise InputError(f"--sample {sample}: need 1 or more.")
     config = validate(config)
     for file in (sheet, report):
         if file is not None and file.resolve().is_relative_to(path.resolve()):
@@ -65,7 +62,7 @@ def check(
     if sheet is not None:
         _say_sheet(findings, store, config, sheet)
     if report is not None:
-        write_text(report, json.dumps(findings.to_json(), indent=1) + "\n")
+        write_json(report, findings.to_json())
     return findings
 
 

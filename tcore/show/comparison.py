@@ -7,6 +7,7 @@ from typing import Any
 from matplotlib.axes import Axes
 
 from tcore.show.plotting import COLORS, FAINT, GRID, INK, drawing
+from tcore.text import markdown_table
 
 # The protocols of a comparison, with the input size of DAVIS for patches of 16 pixels.
 GRIDS = {"tcore": " (480x880 for patches of 16)", "tcore-fine": " (960x1760 for patches of 16)"}
@@ -21,12 +22,13 @@ def markdown(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         if own:
             yield from grid_table(rows, own, grid, size if own[0] != "rendered" else "")
     columns = ("row", "samples", "minutes", "samples/s", "GiB", "device", "command")
-    yield from ("", "## Cost", "", f"| {' | '.join(columns)} |", "|---" * len(columns) + "|")
+    costs = []
     for row in rows:
         mark = "" if row["alone"] else "*"
         minutes, speed = f"{row['minutes']:.1f}{mark}", f"{row['samples_per_second']:.0f}{mark}"
         cells = (row["row"], f"{row['samples']:,}", minutes, speed, f"{row['gib']:.1f}", row["device"])
-        yield f"| {' | '.join(cells)} | `{row['train']}` |"
+        costs.append((*cells, f"`{row['train']}`"))
+    yield from ("", "## Cost", "", *markdown_table(columns, costs))
     if not all(row["alone"] for row in rows):
         yield from ("", "\\* The run shared its device with others: alone it is faster.")
 
@@ -37,17 +39,9 @@ def grid_table(
     """The scores at one grid; the first dataset has its intervals."""
     mains = [next(filter(None, (at(row, label, grid) for row in rows)))["main"] for label in labels]
     names = [f"{label} {main}" for label, main in zip(labels, mains, strict=True)]
-    columns = (
-        "row",
-        "seeds",
-        names[0],
-        "95% over seeds",
-        "95% over clips",
-        *names[1:],
-        "paper J&F, protocol",
-    )
-    yield from (f"## Protocol {grid}{size}", "")
-    yield from (f"| {' | '.join(columns)} |", "|---" * len(columns) + "|")
+    over = ("95% over seeds", "95% over clips")
+    columns = ("row", "seeds", names[0], *over, *names[1:], "paper J&F, protocol")
+    table = []
     for row in rows:
         first, *rest = (at(row, label, grid) for label in labels)
         paper = row["published"]
@@ -58,8 +52,8 @@ def grid_table(
             *(f"{one[one['main']]:.1f}{plus_minus(one)}" if one else "-" for one in rest),
             f"{paper['J&F']}, {paper['protocol']} ({paper['name']})" if paper else "-",
         )
-        yield f"| {' | '.join(cells)} |"
-    yield ""
+        table.append(cells)
+    yield from (f"## Protocol {grid}{size}", "", *markdown_table(columns, table), "")
 
 
 def at(row: Mapping[str, Any], label: str, grid: str) -> dict[str, Any]:

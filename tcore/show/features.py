@@ -9,23 +9,20 @@ from typing import Literal
 import numpy as np
 import torch
 from jaxtyping import Bool, Float
-from safetensors.torch import load_file
 from torch import Tensor
 
 from tcore.config import from_dict, load_config
-from tcore.errors import InputError
-from tcore.evaluation.checkpoints import load_strictly
+from tcore.data.render import normalize
+from tcore.errors import InputError, first_line
 from tcore.evaluation.encoder import Encoder
 from tcore.evaluation.encoders import DEFAULT, shipped
 from tcore.evaluation.propagate import LabelSource, label_sources
 from tcore.evaluation.protocols import TCORE, Protocol
-from tcore.evaluation.resize import normalize_images
 from tcore.files import read_json
 from tcore.methods.match_quality import Matcher as Matcher
-from tcore.methods.match_quality import draw_mask
+from tcore.methods.match_quality import build_matcher, draw_mask
 from tcore.methods.settings import TCoReSettings
-from tcore.methods.tcore import build_matching
-from tcore.model.vit import VisionTransformer, build_vit
+from tcore.model.vit import VisionTransformer, load_safetensors
 from tcore.show.clips import Clip, encode_clip
 from tcore.show.plotting import (
     COLORS,
@@ -59,18 +56,10 @@ def load_matcher(run: str | Path) -> Matcher | None:
     # No other method writes this file; a number of 16 bits or more for each weight.
     if not isinstance(config.method, TCoReSettings) or 2 * least > file.stat().st_size:
         raise InputError(f"{file} does not fit {card}: these are not of one run.")
-    with torch.random.fork_rng(devices=[]):
-        backbone = build_vit(config.vit, config.views.global_size)
-        match = build_matching(config.method, config.vit.dim)
     try:
-        weights = load_file(file)
-    except Exception as error:
-        raise InputError(f"cannot read {file}: {str(error).splitlines()[0]}.") from error
-    for module, prefix in ((backbone, "backbone."), (match, "match.")):
-        own = {k.removeprefix(prefix): v.float() for k, v in weights.items() if k.startswith(prefix)}
-        load_strictly(module, own, file)
-        module.eval().requires_grad_(False)
-    return Matcher(backbone, match)
+        return build_matcher(config, {name: value.float() for name, value in load_safetensors(file).items()})
+    except Exception as error:  # a damaged file, or weights of other names or shapes
+        raise InputError(f"cannot read {file}: {first_line(error)}.") from error
 
 
 @dataclass(frozen=True)
@@ -104,7 +93,7 @@ def attend(encoder: Encoder, clip: Clip, matcher: Matcher | None, patches: Seque
         mask[cell] = True
     queries = tuple(patches) or choose_patches(clip.frames[1], mask, 4)
     rows = torch.tensor([row * grid[1] + column for row, column in queries])
-    images = normalize_images(torch.from_numpy(clip.frames).permute(0, 3, 1, 2).float() / 255)
+    images = normalize(torch.from_numpy(clip.frames).permute(0, 3, 1, 2).float() / 255)
     if matcher is not None:
         current = matcher.backbone(images[1:2], torch.from_numpy(mask.reshape(1, -1))).patches
         others = (matcher.backbone(images[i : i + 1]).patches for i in (0, 2))

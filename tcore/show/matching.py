@@ -1,6 +1,5 @@
 """Does the matching module of a run match? Shares of attention as bars, and where masked patches look."""
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +18,7 @@ from tcore.errors import InputError
 from tcore.evaluation.benchmarks.davis import Davis
 from tcore.evaluation.masks import as_binary, read_ids
 from tcore.evaluation.protocols import TCORE
-from tcore.files import write_text
+from tcore.files import write_json
 from tcore.methods import build, build_source
 from tcore.methods.batch import Batch
 from tcore.methods.match_quality import (
@@ -79,8 +78,6 @@ def matching_figure(
 ) -> dict[str, dict[str, Looked]]:
     """Measure on rendered videos and on clips on disk, draw it, and write the numbers beside the picture."""
     patch = matcher.backbone.patch_size
-    if videos < 1:
-        raise InputError(f"--videos {videos}: need 1 or more.")
     samples = list(rendered_motion(videos, size, patch))
     found = {"rendered": measure_matching(matcher, samples)}
     for root, binary in davis:
@@ -98,7 +95,7 @@ def matching_figure(
         name: {how: x._asdict() | {"times_chance": x.times_chance()} for how, x in looked.items()}
         for name, looked in found.items()
     }
-    write_text(out.with_suffix(".json"), json.dumps(numbers, indent=1) + "\n")
+    write_json(out.with_suffix(".json"), numbers)
     return found
 
 

@@ -30,8 +30,6 @@ def reconstruction_figure(
     method = methods.build(config)
     if not isinstance(method, PixelMethod):
         raise InputError(f"run {run} is of {config.method.name}, which reconstructs no pixels.")
-    if rows < 1:
-        raise InputError(f"--rows {rows}: need 1 or more.")
     if not (run / CHECKPOINT).is_file():
         raise InputError(f"no {CHECKPOINT} in {run}: the decoder is kept there alone; train it again.")
     method.load_state_dict(read_state(run / CHECKPOINT, "cpu")["model"])

@@ -16,10 +16,10 @@ from tcore.errors import InputError
 from tcore.evaluation.benchmarks import find_benchmark
 from tcore.evaluation.card import check_card
 from tcore.evaluation.trajectory import CHECKPOINTS, FOLDER, read_checkpoints
-from tcore.files import list_some, misfit, number_or_nan, parse_line, read_bytes, read_json, whole
+from tcore.files import misfit, number_or_nan, read_json, whole
 from tcore.show.plotting import COLORS, FAINT, GRID, drawing
-from tcore.text import to_stderr
-from tcore.training.journal import ENVIRONMENT, LARGEST_METRICS, METRICS
+from tcore.text import list_some, to_stderr
+from tcore.training.journal import ENVIRONMENT, METRICS, parse_metrics
 
 GRADIENT_NORM = "gradient_norm_"
 STYLES = ("-", (0, (4, 2)), (0, (1, 1.5)))
@@ -119,15 +119,10 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     """Lines of metrics.jsonl, without a last line that is still being written."""
     if not path.exists():
         return []
-    try:
-        lines = read_bytes(path, LARGEST_METRICS).split(b"\n")
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror or error}; move it away.") from error
-    found = [parse_line(line, LINE) for line in lines]
-    bad = [place for place, line in enumerate(lines[:-1], 1) if line and found[place - 1] is None]
+    lines, bad = parse_metrics(path, LINE)
     if bad:
         to_stderr(f"tcore: {path}: cannot read line {list_some(bad)}; left out.")
-    return [line for line in found if line is not None]
+    return [found for _, found in lines]
 
 
 def _can_draw(value: Any) -> bool:

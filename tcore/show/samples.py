@@ -38,8 +38,6 @@ def frames_of(environment: Path) -> str:
 
 def neighbors_figure(images: str | Path, out: Path, *, number: int = 8, seed: int = 0) -> None:
     """Draw some images, one per row, each followed by its neighbors with their cosines."""
-    if number < 1:
-        raise InputError(f"images={number}: need 1 or more.")
     store = open_images(images)
     path = find_neighbors(images)
     found = load_neighbors(path)

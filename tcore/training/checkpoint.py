@@ -6,7 +6,6 @@ The newest checkpoints are kept (`keep_last`), with their SHA-256: where one is 
 
 import dataclasses
 import hashlib
-import json
 import os
 import zipfile
 from collections.abc import Callable, Mapping
@@ -18,8 +17,8 @@ import torch
 from torch import Tensor
 
 from tcore.config import Config, VitSpec, differences, load_config, save_config, to_dict
-from tcore.errors import InputError
-from tcore.files import LOCKS, TEMPORARY, atomic, open_regular, read_json, sha256, write_text
+from tcore.errors import InputError, first_line
+from tcore.files import LOCKS, TEMPORARY, atomic, open_regular, read_json, sha256, write_json
 from tcore.methods.method import Method
 from tcore.model.vit import CARD_FORMAT, save_safetensors
 from tcore.text import short_path
@@ -123,9 +122,8 @@ def _readable(path: Path, use: Callable[[], T]) -> T:
     except InputError:
         raise
     except Exception as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise InputError(
-            f"cannot read checkpoint {path}: {reason}; remove it to start the run over."
+            f"cannot read checkpoint {path}: {first_line(error)}; remove it to start the run over."
         ) from error
 
 
@@ -133,7 +131,7 @@ def export(run: Path, step: int, exported: Mapping[str, Mapping[str, Tensor]], c
     """Write the encoder for users, its card, and what else the method exports, by file name."""
     for name, weights in exported.items():
         save_safetensors(weights, run / name)
-    write_text(run / ENCODER_CARD, json.dumps(encoder_card(config, step), indent=2) + "\n")
+    write_json(run / ENCODER_CARD, encoder_card(config, step), indent=2)
 
 
 def keep_encoder(run: Path, step: int, method: Method) -> None:
@@ -228,7 +226,7 @@ def write_generation(path: Path, save: Callable[[Path], str], keep: int = 2) -> 
         digest = save(temporary)
         # Checksums before files: whenever this is interrupted, every file present has its checksum listed.
         known = [digest, *_known(path)]
-        write_text(checksums(path), json.dumps({"sha256": known[: keep + 1]}, indent=2) + "\n")
+        write_json(checksums(path), {"sha256": known[: keep + 1]}, indent=2)
         for place in generations(path)[keep:]:
             place.unlink()
         for age in range(keep - 1, 0, -1):
@@ -252,7 +250,7 @@ def load_newest(path: Path, load: Callable[[Path], T], say: Callable[[str], None
         except InputError:
             raise
         except Exception as error:
-            tried.append(f"{place} ({str(error).splitlines()[0] if str(error) else type(error).__name__})")
+            tried.append(f"{place} ({first_line(error)})")
             continue
         if not listed:
             say(f"warning: {checksums(path)} does not list {place}: verified by its own checksums instead.")
@@ -321,4 +319,4 @@ def record_init(init: Init, run: Path) -> None:
                 f"run {run} began with other weights of {init.spec} (fingerprint {was}, now "
                 f"{init.fingerprint}): restore them, or give another --run."
             )
-    write_text(path, json.dumps({"encoder": init.spec, "fingerprint": init.fingerprint}, indent=2) + "\n")
+    write_json(path, {"encoder": init.spec, "fingerprint": init.fingerprint}, indent=2)

@@ -28,6 +28,7 @@ import torch.distributed as dist
 from tcore.errors import PeerError
 from tcore.files import is_alive
 from tcore.rendezvous import LostPeerError
+from tcore.text import list_some, print_error
 
 START = 6  # times the patience, up to the second step
 LOOKS = 20  # at the others within the patience ...
@@ -154,16 +155,15 @@ def hanging(reports: list[Report], since: Since, now: float, patience: float) ->
     behind = [r for r in behind if r.rank in silent] or behind
     places = [r.place for r in behind]
     behind.sort(key=lambda r: (places.count(r.place), r.rank))  # the odd one out first
-    who = "; ".join(
+    said = [
         f"{r.named(len(reports))}{' does not respond,' if r.rank in silent else ''} "
         f"last in step {r.step}, at {r.place}"
-        for r in behind[:NAMED]
-    )
-    more = f"; and {len(behind) - NAMED} more" if len(behind) > NAMED else ""
+        for r in behind
+    ]
     what = "a process hangs" if len(behind) == 1 else f"{len(behind)} processes wait for one another"
     return (
-        f"{what}, no progress for {seconds:.0f} s (runtime.patience={patience:g}): {who}{more}; "
-        f"{RESUME} (with more patience, if it is only slow)."
+        f"{what}, no progress for {seconds:.0f} s (runtime.patience={patience:g}): "
+        f"{list_some(said, NAMED, '; ')}; {RESUME} (with more patience, if it is only slow)."
     )
 
 
@@ -235,7 +235,7 @@ class Guard:
         if not line:  # the speaker first: torchrun ends all processes with the first that stops
             self._over.wait(GRACE)
         elif not self._over.is_set():
-            print(f"tcore: error: {line}", file=sys.stderr, flush=True)
+            print_error(line)
         if not self._over.is_set():
             os._exit(LostPeerError.exit_code)
 

@@ -1,32 +1,130 @@
-"""What a run says of itself: metrics.jsonl, a tracker of curves, and a progress line."""
+"""What a run says of itself: metrics.jsonl, curves, the progress line, and warnings about its data."""
 
 import contextlib
+import importlib
+import importlib.util
 import json
 import platform
+import threading
 import time
-from collections.abc import Mapping
-from importlib import metadata
+import zlib
+from collections import deque
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from tcore import __version__
+from tcore.config import Config, flatten
+from tcore.data.images import simplejpeg
+from tcore.data.loader import num_workers
 from tcore.data.neighbors import ImageSource
 from tcore.data.source import Source
-from tcore.device import world
-from tcore.errors import InputError
-from tcore.files import list_some, parse_line, read_bytes, read_json, write_bytes, write_text
+from tcore.data.stores import PackedStore, RenderedStore
+from tcore.device import num_cores, world
+from tcore.errors import InputError, reason
+from tcore.files import Shape, parse_line, read_bytes, read_json, write_bytes, write_json
 from tcore.methods.health import Health
-from tcore.text import format_seconds, printable
-from tcore.training.trackers import Tracker
+from tcore.text import format_seconds, list_some, printable
 
 METRICS = "metrics.jsonl"
 LARGEST_METRICS = 2**32  # bytes
 ENVIRONMENT = "environment.json"
 # What may change the last bits of a step.
 BITS = ("torch", "device", "gpu", "processes", "threads")
+
+
+# Where figures go besides metrics.jsonl: TensorBoard, trackio, or Weights & Biases.
+
+
+PROJECT = "tcore"  # under which trackio and Weights & Biases list a run
+
+
+class Tracker(NamedTuple):
+    """A tool that draws curves: what it calls itself, and how it is told the figures of a step."""
+
+    name: str
+    log: Callable[[Mapping[str, float], int], object]
+    close: Callable[[], object]
+
+
+def check_log(name: str) -> None:
+    """Refuse a tracker whose package is not installed, before anything is trained or written."""
+    if name not in ("auto", "off") and importlib.util.find_spec(name) is None:
+        raise InputError(f"log={name} needs the package {name}: pip install {name}, or use --log off.")
+
+
+def open_tracker(config: Config, run: Path, first_step: int) -> Tracker | None:
+    """The tracker that `config.log` names; auto is TensorBoard where it is installed."""
+    if config.log == "off":
+        return None
+    try:
+        if config.log in ("auto", "tensorboard"):
+            return _tensorboard(run / "tensorboard", first_step)
+        return (_trackio if config.log == "trackio" else _wandb)(config, run)
+    except OSError:
+        raise
+    except Exception as error:  # theirs can raise anything: no login, no network
+        if config.log == "auto" and isinstance(error, ImportError | RuntimeError):
+            return None  # not installed, or not for this version of torch
+        said = " ".join(str(error).split()) or type(error).__name__
+        raise InputError(f"log={config.log} cannot start: {said}. --log off trains without it.") from error
+
+
+def _tensorboard(folder: Path, first_step: int) -> Tracker:
+    from torch.utils.tensorboard import SummaryWriter
+
+    _quieten_writer_threads()
+    # Events of steps that are made again, also of a run that was killed before its first checkpoint.
+    writer: Any = SummaryWriter(str(folder), purge_step=first_step + 1)
+
+    def log(figures: Mapping[str, float], step: int) -> None:
+        for name, value in figures.items():
+            writer.add_scalar(name, value, step)
+
+    return Tracker("TensorBoard", log, writer.close)
+
+
+def _trackio(config: Config, run: Path) -> Tracker:
+    trackio: Any = importlib.import_module("trackio")
+    trackio.init(project=PROJECT, name=_identity(run), config=flatten(config), resume="allow")
+    return Tracker("trackio", lambda figures, step: trackio.log(dict(figures), step=step), trackio.finish)
+
+
+def _wandb(config: Config, run: Path) -> Tracker:
+    wandb: Any = importlib.import_module("wandb")
+    made = wandb.init(
+        project=PROJECT,
+        name=run.name,
+        id=_identity(run),
+        resume="allow",
+        dir=str(run),
+        config=flatten(config),
+    )
+    return Tracker("Weights & Biases", lambda figures, step: made.log(dict(figures), step=step), made.finish)
+
+
+def _identity(run: Path) -> str:
+    """The same name for the same folder, so that a resumed run goes on in its own curve."""
+    return f"{run.name}-{zlib.crc32(str(run.resolve()).encode()):08x}"
+
+
+def _quieten_writer_threads() -> None:
+    """Keep TensorBoard's writer thread from printing a traceback where the disk is full."""
+    usual = threading.excepthook
+
+    def hook(args: threading.ExceptHookArgs) -> None:
+        if not (args.exc_type is not None and issubclass(args.exc_type, OSError)):
+            usual(args)
+
+    if getattr(usual, "__name__", "") != "hook":
+        threading.excepthook = hook
+
+
+# The journal itself.
 
 
 class Journal:
@@ -98,8 +196,9 @@ class Journal:
         try:
             self._tracker.log({k: v for k, v in named.items() if isinstance(v, int | float)}, step)
         except Exception as error:
-            said = getattr(error, "strerror", None) or " ".join(str(error).split())
-            self.say(f"warning: step {step}: {self._tracker.name} fails ({said}); going on without it.")
+            self.say(
+                f"warning: step {step}: {self._tracker.name} fails ({reason(error)}); going on without it."
+            )
             self._tracker = None
 
     def say(self, text: str) -> None:
@@ -126,26 +225,29 @@ def describe(metrics: Mapping[str, Any], health: Health) -> str:
     )
 
 
+def parse_metrics(path: Path, shape: Shape) -> tuple[list[tuple[bytes, Any]], list[int]]:
+    """Lines of metrics.jsonl with what they say, and the numbers of those that cannot be read.
+
+    A last line that is being written, or was cut off by a kill, is left out: its step is made again.
+    """
+    try:
+        lines = read_bytes(path, LARGEST_METRICS).split(b"\n")
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {reason(error)}; move it away.") from error
+    parsed = [(line, parse_line(line, shape)) for line in lines]
+    bad = [number for number, (line, found) in enumerate(parsed[:-1], 1) if line and found is None]
+    return [(line, found) for line, found in parsed if found is not None], bad
+
+
 def forget_after(path: Path, last_step: int) -> str:
     """Drop lines of steps that the checkpoint has not seen: they are made again. A warning of bad lines."""
     if not path.exists():
         return ""
-    try:
-        text = read_bytes(path, largest=LARGEST_METRICS)
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}; move it away to resume.") from error
-    kept, bad = [], []
-    for number, line in enumerate(text.split(b"\n"), 1):
-        found = parse_line(line, {"step": int})
-        if found is None:
-            bad += [number] if line else []
-        elif found["step"] <= last_step:
-            kept.append(line + b"\n")
-    if bad == [text.count(b"\n") + 1]:
-        bad = []  # the last line, cut off by a kill: its step is made again
+    lines, bad = parse_metrics(path, {"step": int})
     copy = path.with_name(f"{path.stem}.damaged{path.suffix}")
     if bad:
-        write_bytes(copy, text)
+        write_bytes(copy, read_bytes(path, LARGEST_METRICS))
+    kept = (line + b"\n" for line, found in lines if found["step"] <= last_step)
     write_bytes(path, b"".join(kept))
     left_out = f"cannot read line {list_some(bad)}; left out, a copy is kept in {copy.name}"
     return f"warning: {path}: {left_out}." if bad else ""
@@ -159,7 +261,7 @@ def note_environment(
     with contextlib.suppress(InputError):
         before = read_json(run / ENVIRONMENT) if resumes and (run / ENVIRONMENT).exists() else {}
     made_with = {
-        "tcore": version("tcore-video"),
+        "tcore": __version__,
         "torch": torch.__version__,
         "python": platform.python_version(),
         "platform": platform.platform(),
@@ -171,7 +273,7 @@ def note_environment(
     }
     if isinstance(source, ImageSource):
         made_with["neighbors"] = f"{source.neighbors.fingerprint()}, by {source.neighbors.encoder}"
-    write_text(run / ENVIRONMENT, json.dumps(made_with, indent=2) + "\n")
+    write_json(run / ENVIRONMENT, made_with, indent=2)
     if not isinstance(before, dict):
         return ""
     changed = [
@@ -181,9 +283,88 @@ def note_environment(
     return f"resumed with {', '.join(changed)}: {last_bits}." if changed else ""
 
 
-def version(package: str) -> str:
-    """The installed version of a package; a checkout that is not installed has none."""
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return "not installed"
+# Warnings about the data: time spent waiting for it, and samples that cannot be read.
+
+
+WAIT_SHARE = 0.1  # of the time: more of it spent waiting is worth a warning
+WAIT_STEPS, WAIT_FEWEST = 50, 10  # steps that are averaged over, at most and at least
+WAIT_PAUSE = 500  # steps until the next warning
+BAD_SAMPLES = 1000  # samples that the share of bad ones is taken of
+BAD_PAUSE = 100  # steps until the next warning
+
+
+class UnreadableError(InputError):
+    """More samples could not be read than the settings allow."""
+
+
+class DataWait:
+    """Averages the share of the time that steps wait for data, and warns now and then."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._steps: deque[tuple[float, float]] = deque(maxlen=WAIT_STEPS)
+        self._first, self._quiet_until = True, 0
+
+    def note(self, step: int, metrics: Mapping[str, Any], look: bool) -> str | None:
+        """Count a step; where a line is printed anyway, return a warning if there was too much waiting."""
+        if self._first or isinstance(self._source.store, RenderedStore):
+            # The first step waits for the reading processes to start; rendered videos are kept in memory.
+            self._first = False
+            return None
+        seconds = 1 / metrics["samples_per_second"]  # in units of a batch, which cancel out
+        self._steps.append((metrics["data_wait"] * seconds, seconds))
+        waited, spent = (sum(column) for column in zip(*self._steps, strict=True))
+        due = look and len(self._steps) >= WAIT_FEWEST and step >= self._quiet_until
+        if not due or waited <= WAIT_SHARE * spent:
+            return None
+        self._quiet_until = step + WAIT_PAUSE
+        return (
+            f"warning: step {step}: {waited / spent:.0%} of the last {len(self._steps)} steps was spent "
+            f"waiting for data; {self._advice()}"
+        )
+
+    def _advice(self) -> str:
+        """Settings that are left to try."""
+        workers, cores = num_workers(self._source), num_cores()
+        advice = []
+        if workers < cores:
+            advice.append(f"--runtime.workers {cores} reads with every core (now {workers})")
+        if not isinstance(self._source.store, PackedStore):
+            advice.append("tcore prepare packs the frames into few large files")
+        if simplejpeg() is None:
+            advice.append("pip install simplejpeg decodes several times faster")
+        if not advice:
+            advice.append("tcore prepare --short-side 256 makes smaller frames, which decode faster")
+        return ", ".join(advice) + "; benchmarks/loader.py shows where the time goes."
+
+
+class BadSamples:
+    """Counts samples that could not be read, and were replaced by others; too many of them end the run."""
+
+    def __init__(self, limit: float) -> None:
+        self.total, self._limit, self._quiet_until = 0, limit, 0
+        self._steps: deque[tuple[int, int]] = deque()  # bad, read
+
+    def note(self, step: int, bad: tuple[str, ...], read: int) -> str | None:
+        """Count a step: a warning now and then, an error above the limit."""
+        self._steps.append((len(bad), read))
+        while len(self._steps) > 1 and sum(n for _, n in self._steps) - self._steps[0][1] >= BAD_SAMPLES:
+            self._steps.popleft()
+        if not bad:
+            return None
+        self.total += len(bad)
+        recent, among = (sum(column) for column in zip(*self._steps, strict=True))
+        if recent > self._limit * max(among, BAD_SAMPLES):
+            raise UnreadableError(
+                f"step {step}: {recent} of the last {max(among, BAD_SAMPLES)} samples could not be read, "
+                f"more than runtime.bad_samples={self._limit:g} allows: find them with tcore check, repair "
+                "the store or raise the setting, and rerun the same command to resume. "
+                f"The last one: {bad[-1]}"
+            )
+        if step < self._quiet_until:
+            return None
+        self._quiet_until = step + BAD_PAUSE
+        return (
+            f"warning: step {step}: {len(bad)} unreadable, replaced by other clips "
+            f"({self.total} since the start of this process): {bad[-1]}"
+        )

@@ -13,11 +13,10 @@ from torch import Tensor
 
 from tcore import methods
 from tcore.config import Config, validate
-from tcore.data.loader import load
+from tcore.data.loader import load, missing_killed_workers
 from tcore.data.neighbors import ImageSource, check_neighbors, find_neighbors, load_neighbors
-from tcore.data.source import RawBatch, Share, Source
+from tcore.data.source import RawBatch, Source
 from tcore.data.stores import FrameStore, open_images, open_mixture
-from tcore.data.workers import missing_killed_workers
 from tcore.device import choose_device, choose_dtype, world
 from tcore.errors import DivergedError, InputError, PeerError
 from tcore.files import LOCKS, lock
@@ -34,11 +33,17 @@ from tcore.training.checkpoint import (
     save_checkpoint,
 )
 from tcore.training.guard import StopRequest, StopRequested, explaining, heartbeat
-from tcore.training.journal import Journal, note_environment
-from tcore.training.monitor import BadSamples, DataWait, UnreadableError
+from tcore.training.journal import (
+    BadSamples,
+    DataWait,
+    Journal,
+    UnreadableError,
+    check_log,
+    note_environment,
+    open_tracker,
+)
 from tcore.training.optim import build_schedule
 from tcore.training.step import Outcome, Timing, Trainer
-from tcore.training.trackers import check_log, open_tracker
 from tcore.training.wrapping import compiles
 
 OnStep = Callable[[int], None]
@@ -332,15 +337,14 @@ def open_source(config: Config, frames: str | Path | None, neighbors: str | Path
             f"--neighbors {neighbors} has no effect with source={config.source} and these settings of "
             f"{config.method.name}: it goes with --source images --auxiliary past."
         )
-    store, own = open_store(config, frames), world()
-    share = Share(own.rank, own.size, own.here)
+    store = open_store(config, frames)
     if not needs_neighbors:
-        return methods.build_source(store, config, share)
+        return methods.build_source(store, config, world())
     assert frames is not None  # images have a place
     path = Path(neighbors) if neighbors is not None else find_neighbors(frames)
     found = load_neighbors(path)
     check_neighbors(found, path, len(store), store.fingerprint())
-    return ImageSource(store, config, methods.build_sampling(config, store.fps), found, share)
+    return ImageSource(store, config, methods.build_sampling(config, store.fps), found, world())
 
 
 def describe_run(source: Source, num_steps: int, first_step: int = 0) -> str:

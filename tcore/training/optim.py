@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from tcore.config import Config, OptimConfig
-from tcore.methods.method import Method, Part
-from tcore.methods.schedules import Length, cosine, warmup_cosine
+from tcore.methods.method import Length, Method, Part, cosine, warmup_cosine
 from tcore.training import distributed
 
 

@@ -1,7 +1,5 @@
 """Labels in files that others read: PNG masks, tables of tracks, COCO, YOLO, CVAT 1.1, DeepLabCut."""
 
-import csv
-import io
 import json
 import math
 import tempfile
@@ -17,6 +15,7 @@ from tcore.data.images import ahead
 from tcore.errors import InputError
 from tcore.evaluation.masks import encode_ids
 from tcore.evaluation.resize import Size
+from tcore.text import csv_text
 from tcore.video.labels import Masks, Points
 from tcore.video.outlines import Polygon, outline
 
@@ -219,9 +218,7 @@ def compress_runs(counts: Sequence[int]) -> str:
 
 
 def _rows(rows: Iterable[Sequence[Any]]) -> bytes:
-    text = io.StringIO(newline="")
-    csv.writer(text, lineterminator="\n").writerows(rows)
-    return text.getvalue().encode()
+    return csv_text(rows).encode()
 
 
 def _point_rows(index: int, names: tuple[str, ...], points: PointRows) -> Iterator[tuple[int | str, ...]]:

@@ -14,7 +14,7 @@ from tcore.data.stores import FrameStore
 from tcore.data.views import ViewPlan
 from tcore.methods import build_sampling, build_source
 from tcore.methods.settings import Auxiliary
-from tcore.methods.settings_distillation import MaskingConfig
+from tcore.methods.settings_groups import MaskingConfig
 from tests.data.painted import ALL_MASKED, TINY, Painted, sandwiches_of, videos_of
 from tests.tiny import change
 

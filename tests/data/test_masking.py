@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from jaxtyping import Bool, Int
 
 from tcore.data.masking import sample_masks, sample_step_masks
-from tcore.methods.settings_distillation import MaskingConfig, MaskKind
+from tcore.methods.settings_groups import MaskingConfig, MaskKind
 
 GRID = 14
 KINDS: list[MaskKind] = ["block", "random"]
@@ -37,13 +37,19 @@ def is_rectangle(mask: Bool[np.ndarray, "n"]) -> bool:
 def test_counts_are_the_whole_part_of_the_drawn_share(kind: MaskKind) -> None:
     # A range without width leaves no choice: int(196 * 0.25) = 49, and no rounding: int(196 * 0.3) = 58.
     for share, count in [(0.25, 49), (0.3, 58), (0.5, 98), (0.0, 1), (0.004, 1), (1.0, 196)]:
-        masks = sample_masks(np.random.default_rng(2), 6, GRID, ratio=(share, share), kind=kind)
+        masks = sample_masks(
+            np.random.default_rng(2), 6, GRID, MaskingConfig(ratio=(share, share), kind=kind)
+        )
         assert masked_patches(masks).tolist() == [count] * 3
 
 
 def test_shares_are_uniform_between_their_edges() -> None:
     counts = [
-        int(masked_patches(sample_masks(np.random.default_rng(seed), 2, GRID, kind="random"))[0])
+        int(
+            masked_patches(sample_masks(np.random.default_rng(seed), 2, GRID, MaskingConfig(kind="random")))[
+                0
+            ]
+        )
         for seed in range(800)
     ]
     # int(196 U(.1, .5)) takes the values 19..98.
@@ -53,7 +59,7 @@ def test_shares_are_uniform_between_their_edges() -> None:
 
 
 def test_random_patches_are_independent() -> None:
-    masks = sample_masks(np.random.default_rng(4), 800, GRID, ratio=(0.3, 0.3), kind="random")
+    masks = sample_masks(np.random.default_rng(4), 800, GRID, MaskingConfig(ratio=(0.3, 0.3), kind="random"))
     masks = masks[masks.any(axis=1)]
     # 2 * 14 * 13 pairs, both masked with probability 58 * 57 / (196 * 195).
     assert neighbor_pairs(masks) / len(masks) == pytest.approx(364 * 58 * 57 / (196 * 195), rel=0.03)
@@ -62,13 +68,15 @@ def test_random_patches_are_independent() -> None:
 
 def test_blocks_have_no_largest_size_but_stay_below_the_side_of_the_grid() -> None:
     share = 70.5 / 196  # 7 x 10, or 5 x 14, whose aspect would be allowed
-    masks = sample_masks(np.random.default_rng(5), 600, GRID, ratio=(share, share), probability=1.0)
+    masks = sample_masks(
+        np.random.default_rng(5), 600, GRID, MaskingConfig(ratio=(share, share), probability=1.0)
+    )
     whole = [mask.reshape(GRID, GRID) for mask in masks if is_rectangle(mask)]
     assert {int(mask.any(axis=0).sum()) for mask in whole} == {7, 10}
 
 
 def test_blocks_reach_every_patch_alike_on_both_sides() -> None:
-    share = sample_masks(np.random.default_rng(6), 600, GRID, probability=1.0).mean(axis=0)
+    share = sample_masks(np.random.default_rng(6), 600, GRID, MaskingConfig(probability=1.0)).mean(axis=0)
     grid = share.reshape(GRID, GRID)
     assert grid.min() > 0.02  # the corners, where few blocks lie
     for other in (grid[::-1], grid[:, ::-1], grid.T):
@@ -78,7 +86,9 @@ def test_blocks_reach_every_patch_alike_on_both_sides() -> None:
 
 def test_shapes_of_small_blocks_follow_a_log_uniform_aspect() -> None:
     share = 4.5 / 196
-    masks = sample_masks(np.random.default_rng(7), 600, GRID, ratio=(share, share), probability=1.0)
+    masks = sample_masks(
+        np.random.default_rng(7), 600, GRID, MaskingConfig(ratio=(share, share), probability=1.0)
+    )
     squares = sum(is_rectangle(m) and m.reshape(GRID, GRID).any(axis=0).sum() == 2 for m in masks)
     # With area 4 the sides round to 2 x 2 for |ln aspect| < ln(25 / 16), to 3 x 1 from ln(16 / 9) on,
     # to 4 x 1 from ln(49 / 16) on, and to 3 x 2, which is too large, in between; it ends at ln(1 / .3).
@@ -101,7 +111,7 @@ def test_tiny_grids_get_their_exact_counts(
 ) -> None:
     rng = np.random.default_rng(seed)
     bounds = (ratio[0], ratio[1])
-    masks = sample_masks(rng, crops, grid, probability=probability, ratio=bounds, kind=kind)
+    masks = sample_masks(rng, crops, grid, MaskingConfig(probability=probability, ratio=bounds, kind=kind))
     assert masks.shape == (crops, grid * grid)
     num_masked = int(crops * probability)
     edges = np.linspace(*bounds, num_masked + 1)
@@ -113,7 +123,9 @@ def test_tiny_grids_get_their_exact_counts(
 
 def test_patches_that_no_block_covers_are_filled_uniformly() -> None:
     # On a 2 x 2 grid blocks have one patch each, so three of four is any three, all equally often.
-    masks = sample_masks(np.random.default_rng(8), 2000, 2, probability=1.0, ratio=(0.75, 0.75))
+    masks = sample_masks(
+        np.random.default_rng(8), 2000, 2, MaskingConfig(probability=1.0, ratio=(0.75, 0.75))
+    )
     assert np.all(np.abs((~masks).sum(axis=0) - 500) < 5 * np.sqrt(500 * 0.75))
 
 

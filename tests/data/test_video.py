@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tcore.data.cuts import CutFinder, find_cuts
+from tcore.data.packing import CutFinder, find_cuts
 from tcore.data.rendered import render_video
 from tcore.data.video import (
     FileVideo,
@@ -170,7 +170,7 @@ from pathlib import Path
 from tcore.data import video
 from tcore.errors import InputError
 path, usual = Path(sys.argv[1]), video.LARGEST
-video.import_av("a test")
+video.import_package("av", "a test")
 WAYS = {
     "file": lambda: sum(1 for _ in video.FileVideo(path)),
     "sampled": lambda: sum(1 for _ in video.SampledVideo(path, Fraction(8), 32)),

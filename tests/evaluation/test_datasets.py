@@ -11,7 +11,7 @@ from PIL import Image
 from tcore.errors import InputError
 from tcore.evaluation.benchmarks.benchmark import Benchmark
 from tcore.evaluation.benchmarks.davis import Davis
-from tcore.evaluation.benchmarks.jhmdb import Jhmdb, read_mat, read_truth
+from tcore.evaluation.benchmarks.jhmdb import Jhmdb, read_mat
 from tcore.evaluation.benchmarks.vip import Vip
 from tcore.evaluation.masks import read_ids
 from tcore.evaluation.protocols import TCORE
@@ -37,7 +37,7 @@ def test_clips_are_those_of_the_official_list_or_all(tmp_path: Path) -> None:
     assert found(Vip, vip) == (["videos1", "videos2"], "the official list")
     jhmdb = write_jhmdb(tmp_path / "jhmdb", VIDEOS)
     assert found(Jhmdb, jhmdb) == (["walk/clip0", "walk/clip1"], "the official list")
-    assert read_truth(Jhmdb.open(jhmdb, TCORE).clips[0]).shape == (2, 15, 4)
+    assert Jhmdb.read_truth(Jhmdb.open(jhmdb, TCORE).clips[0]).shape == (2, 15, 4)
     some = Vip.open(vip, TCORE, most=1)
     assert ([clip.name for clip in some.clips], some.clips_from) == (["videos1"], "some of the official list")
 
@@ -92,7 +92,7 @@ def test_matlab_arrays_are_read_back_and_broken_files_are_one_line(compressed: b
 def test_real_joints_are_read() -> None:
     opened = Jhmdb.open(Path(str(DATA)) / "jhmdb_clip", TCORE)
     assert (len(opened.clips), opened.clips_from) == (1, "all clips found")
-    truth = read_truth(opened.clips[0])
+    truth = Jhmdb.read_truth(opened.clips[0])
     assert truth.shape == (2, 15, 40)
     assert np.nanmin(truth) > -20
     assert np.nanmax(truth) < 340

@@ -10,12 +10,12 @@ from PIL import Image
 from torch import Tensor, nn
 
 from tcore.data.neighbors import load_neighbors, search
+from tcore.data.render import normalize
 from tcore.data.stores import open_images
 from tcore.errors import InputError
 from tcore.evaluation import neighbors
 from tcore.evaluation.encoder import Adapted, Encoder
 from tcore.evaluation.neighbors import center_crop, find_all, image_features, trained_size
-from tcore.evaluation.resize import normalize_images
 from tcore.text import Progress
 from tests.data.painted import Painted
 from tests.data.photos import save_images
@@ -38,7 +38,7 @@ def test_the_feature_is_the_class_token_and_normalized() -> None:
     encoder = tiny_encoder()
     assert trained_size(encoder) == 32
     images = torch.randint(0, 255, (3, 32, 32, 3), dtype=torch.uint8)
-    expected = encoder.backbone(normalize_images(images.permute(0, 3, 1, 2).float() / 255)).frame
+    expected = encoder.backbone(normalize(images.permute(0, 3, 1, 2).float() / 255)).frame
     found = image_features(encoder, images)
     assert torch.allclose(found, expected / expected.norm(dim=1, keepdim=True), atol=1e-6)
 

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from tcore.methods.batch import make_batch
 from tcore.methods.contrast import Contrast
 from tcore.methods.regions import Croc, RegionBatch
-from tcore.methods.settings_contrast import ContrastConfig, RegionConfig
-from tcore.methods.settings_distillation import TeacherConfig
+from tcore.methods.settings_groups import ContrastConfig, RegionConfig, TeacherConfig
 from tcore.model.clustering import (
     assign,
     carry_labels,
@@ -295,12 +294,12 @@ def check_croc_clusters(arrays: Arrays, settings: Mapping[str, Any]) -> Iterator
     places = places.transpose(0, 1).flatten(1, 2).repeat_interleave(heads, 0)
     share = seed_probability(tokens, keys[:, :, 0], settings["marginals_temp_r"])
     yield from compare(arrays, {"probability": share, "row_marginal": share})
-    clustering = croc_model(arrays, settings, fused=False).clustering
-    plans = cluster(tokens, places, share, tensor(arrays, "seeds"), clustering)
+    regions = croc_model(arrays, settings, fused=False).regions
+    plans = cluster(tokens, places, share, tensor(arrays, "seeds"), regions)
     for plan in plans:
         ours = {f"clusters_{plan.plan.shape[2]}/{name}": x for name, x in plan._asdict().items()}
         yield from compare(arrays, ours, CLUSTERINGS)
-    yield deviation("assignments", assign(plans, clustering.most), arrays["assignments"], CLUSTERINGS)
+    yield deviation("assignments", assign(plans, regions.most), arrays["assignments"], CLUSTERINGS)
     assert len(share) == videos * heads
 
 

@@ -12,7 +12,7 @@ from tcore.data import photometry
 from tcore.data.masking import block_mask, sample_masks
 from tcore.methods.batch import Batch, make_batch
 from tcore.methods.distillation import SelfDistillation
-from tcore.methods.settings_distillation import PatchTeacherConfig, Targets
+from tcore.methods.settings_groups import MaskingConfig, PatchTeacherConfig, Targets
 from tcore.model import losses
 from tcore.model.heads import ProjectionHead
 from tcore.model.vit import VisionTransformer
@@ -59,10 +59,12 @@ def distil_model(
         vit,
         head,
         settings.get("weights", {"dino": 1.0}),
-        teacher=PatchTeacherConfig(patch_center="all" if "patch_center_over" in settings else "masked"),
-        targets=targets,
+        teacher=PatchTeacherConfig(
+            targets=targets,
+            center_momentum=settings["center_momentum"],
+            patch_center="all" if "patch_center_over" in settings else "masked",
+        ),
         student_temperature=settings["student_temperature"],
-        center_momentum=settings["center_momentum"],
     )
     for network, prefix in ((model.student, "student/"), (model.teacher, "teacher/")):
         odd = network.load_state_dict(tensors(arrays, prefix), strict=False)
@@ -290,16 +292,19 @@ def check_ibot_masks(arrays: Arrays) -> Iterator[Deviation]:
             rng,
             DRAWS,
             grid,
-            ratio=(mean - spread, mean + spread),
-            kind="block" if kind == "block" else "random",
-            draw="independent",
-            smallest_block=smallest,
-            fill=False,
+            MaskingConfig(
+                ratio=(mean - spread, mean + spread),
+                kind="block" if kind == "block" else "random",
+                draw="independent",
+                smallest_block=smallest,
+                fill=False,
+            ),
         )
         yield kolmogorov(f"{name}/masked", masks.sum(axis=1), arrays[f"{name}/masked"])
         yield frequencies(f"{name}/frequency", masks, arrays[f"{name}/frequency"], settings["draws"])
     wanted = arrays["block/wanted"][:DRAWS]
-    masks = np.stack([block_mask(rng, grid, float(x), smallest, grid**2, False) for x in wanted])
+    blocks = MaskingConfig(smallest_block=smallest, fill=False)
+    masks = np.stack([block_mask(rng, grid, float(x), blocks) for x in wanted])
     shortfall = arrays["block/wanted"] - arrays["block/masked"]
     yield kolmogorov("block/wanted - masked", wanted - masks.sum(axis=1), shortfall)
 
@@ -307,12 +312,16 @@ def check_ibot_masks(arrays: Arrays) -> Iterator[Deviation]:
 def check_dinov2_masks(arrays: Arrays) -> Iterator[Deviation]:
     """DINOv2's masks, of which some fall short by a few patches."""
     settings = json.loads(str(arrays["settings"]))
-    grid, limits = settings["grid"], (settings["smallest_block"], settings["largest_block"])
+    smallest, largest = settings["smallest_block"], settings["largest_block"]
+    grid, blocks = settings["grid"], MaskingConfig(smallest_block=smallest, largest_block=largest, fill=False)
     rng, wanted = np.random.default_rng(0), arrays["wanted"]
-    masks = np.stack([block_mask(rng, grid, int(x), *limits, False) for x in wanted[:DRAWS]])
+    masks = np.stack([block_mask(rng, grid, int(x), blocks) for x in wanted[:DRAWS]])
     yield kolmogorov("wanted - masked", wanted[:DRAWS] - masks.sum(axis=1), wanted - arrays["masked"])
     yield frequencies("frequency", masks, arrays["frequency"], len(wanted))
-    drawn = [sample_masks(rng, 2, grid, ratio=tuple(settings["ratio"]), kind="random").sum() for _ in wanted]
+    drawn = [
+        sample_masks(rng, 2, grid, MaskingConfig(ratio=tuple(settings["ratio"]), kind="random")).sum()
+        for _ in wanted
+    ]
     yield kolmogorov("wanted", drawn, wanted)
 
 

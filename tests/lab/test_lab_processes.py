@@ -74,11 +74,11 @@ def test_only_a_training_that_names_its_encoder_is_finished(tmp_path: Path) -> N
     job = Job(Row("none"), 0, tmp_path)
     train = job.commands(PLAN)[0]
     whole = "encoder: run/encoder.safetensors\nsemaphores were leaked\n"
-    assert run_command(train, job, "train.log", "", Printing(whole)) >= 0
+    assert run_command(train, job, "train.log", "", Printing(whole), "tcore") >= 0
     with pytest.raises(InputError, match=r"ended with 0: SIGTERM: saved step 3 of 9"):
-        run_command(train, job, "train.log", "", Printing("SIGTERM: saved step 3 of 9\n"))
+        run_command(train, job, "train.log", "", Printing("SIGTERM: saved step 3 of 9\n"), "tcore")
     with pytest.raises(InputError, match=r"none, seed 0: `tcore train .*` ended with 2: no such store"):
-        run_command(train, job, "train.log", "", Printing(whole + "no such store\n", 2))
+        run_command(train, job, "train.log", "", Printing(whole + "no such store\n", 2), "tcore")
 
 
 def test_ctrl_c_ends_a_lab_whose_next_run_waits_for_the_gpu(

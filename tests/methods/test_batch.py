@@ -14,7 +14,7 @@ from tcore.data.views import NO_JITTER, ViewPlan, central_box
 from tcore.methods import build_source
 from tcore.methods.batch import Batch, make_batch
 from tcore.methods.settings import Auxiliary
-from tcore.methods.settings_distillation import MaskingConfig
+from tcore.methods.settings_groups import MaskingConfig
 from tests.data.painted import ALL_MASKED, GRID, TINY, Painted, colors_of, samples_of
 from tests.tiny import change
 

@@ -13,6 +13,7 @@ from tcore.data.masking import sample_masks
 from tcore.data.stores import FrameStore
 from tcore.methods.batch import Batch
 from tcore.methods.distillation import SelfDistillation
+from tcore.methods.settings_groups import MaskingConfig
 from tcore.training.optim import build_schedule
 from tests.tiny import shrunk
 
@@ -96,13 +97,17 @@ def test_without_masks_there_is_no_patch_term_and_no_mask_token_to_train() -> No
 
 def test_every_crop_draws_its_mask_for_itself_and_never_exceeds_it() -> None:
     rng = np.random.default_rng(0)
-    masks = sample_masks(rng, 600, 14, draw="independent", smallest_block=16, fill=False)
+    masks = sample_masks(rng, 600, 14, MaskingConfig(draw="independent", smallest_block=16, fill=False))
     counts = masks.sum(axis=1)
     assert 0.42 < (counts > 0).mean() < 0.58
     assert counts.max() <= 98
-    exact = sample_masks(rng, 40, 14, ratio=(0.3, 0.3), draw="independent", kind="random", probability=1.0)
+    exact = sample_masks(
+        rng, 40, 14, MaskingConfig(ratio=(0.3, 0.3), draw="independent", kind="random", probability=1.0)
+    )
     assert set(exact.sum(axis=1)) == {58}
-    small = sample_masks(rng, 300, 14, ratio=(0.5, 0.5), probability=1.0, largest_block=4, fill=False)
+    small = sample_masks(
+        rng, 300, 14, MaskingConfig(ratio=(0.5, 0.5), probability=1.0, largest_block=4, fill=False)
+    )
     assert small.sum(axis=1).max() <= 98
     assert small.sum(axis=1).mean() > 80
 

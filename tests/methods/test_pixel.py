@@ -12,8 +12,8 @@ from tcore import Config, InputError, load_encoder, methods, recipe, train
 from tcore.config import validate
 from tcore.data.loader import render_batch
 from tcore.data.render import MEAN, STD
-from tcore.data.source import Share
 from tcore.data.stores import FrameStore, open_mixture
+from tcore.device import World
 from tcore.methods.pixel_sampling import PixelSampling
 from tcore.methods.reconstruction import PixelBatch, PixelMethod, Reconstruction
 from tcore.model.pixels import fill, noise_seeds, normal_noise, patchify, uniform_noise, unpatchify
@@ -37,7 +37,7 @@ def build(config: Config) -> PixelMethod:
     return method
 
 
-def read(config: Config, step: int = 0, share: Share | None = None) -> PixelBatch:
+def read(config: Config, step: int = 0, share: World | None = None) -> PixelBatch:
     store = FrameStore.rendered(videos=5, frames=12, size=48)
     raw = methods.build_source(store, config, share).read(step, 0)
     found = render_batch(raw, torch.device("cpu"))
@@ -90,7 +90,7 @@ def test_two_halves_of_a_step_add_up_to_the_whole(name: str) -> None:
         return sums, {key: p.grad.clone() for key, p in method.named_parameters() if p.grad is not None}
 
     whole, whole_gradients = gradients([read(config)])
-    halves, half_gradients = gradients([read(config, share=Share(rank, 2)) for rank in range(2)])
+    halves, half_gradients = gradients([read(config, share=World(rank, 2)) for rank in range(2)])
     assert halves == pytest.approx(whole, rel=1e-5)
     for key, gradient in whole_gradients.items():
         largest = float(gradient.abs().max()) + 1e-6

@@ -26,7 +26,7 @@ def draw(
 ) -> list[Sandwich]:
     rng = np.random.default_rng(num_frames)
     return [
-        sample_sandwich(num_frames, rng, offset=offset, offset_frames=offset_frames, frames=frames)
+        sample_sandwich(num_frames, rng, SandwichConfig(offset=offset, frames=frames), offset_frames)
         for _ in range(count)
     ]
 
@@ -37,7 +37,7 @@ def between(first: int, last: int) -> set[int]:
 
 
 def is_usable(num_frames: int, offset: Range = (0.15, 0.25), seconds: tuple[int, int] | None = None) -> bool:
-    return bool(usable(np.array([num_frames]), offset=offset, offset_frames=seconds)[0])
+    return bool(usable(np.array([num_frames]), SandwichConfig(offset=offset), seconds)[0])
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,9 @@ def test_settings_that_keep_the_rule_never_leave_the_video(
     assume(current[1] + largest <= 1)
     rng = np.random.default_rng(num_frames)
     for _ in range(5):
-        drawn = sample_sandwich(num_frames, rng, current=current, offset=(largest / 2, largest))
+        drawn = sample_sandwich(
+            num_frames, rng, SandwichConfig(current=current, offset=(largest / 2, largest))
+        )
         if int(current[0] * num_frames) < int(current[1] * num_frames):
             assert all(0 <= frame < num_frames for frame in drawn)
 
@@ -115,7 +117,7 @@ def test_both_auxiliary_frames_can_come_from_one_side(frames: Sides, side: int) 
 @pytest.mark.parametrize(("offset", "longest_short"), [((0.15, 0.25), 6), ((0.05, 0.15), 19)])
 def test_videos_whose_smallest_offset_is_no_frame_are_short(offset: Range, longest_short: int) -> None:
     lengths = np.arange(1, 401)
-    assert np.array_equal(usable(lengths, offset=offset), lengths > longest_short)
+    assert np.array_equal(usable(lengths, SandwichConfig(offset=offset)), lengths > longest_short)
 
 
 @pytest.mark.parametrize(
@@ -150,12 +152,14 @@ def test_a_video_without_room_for_the_offsets_in_frames_is_short(
 
 
 def test_past_and_future_may_be_the_current_frame_itself() -> None:
-    moving, still = (sample_sandwich(20, np.random.default_rng(3), still=share) for share in (0.0, 1.0))
+    moving, still = (
+        sample_sandwich(20, np.random.default_rng(3), SandwichConfig(still=share)) for share in (0.0, 1.0)
+    )
     assert still == (moving.current,) * 3
-    assert moving == sample_sandwich(20, np.random.default_rng(3))
+    assert moving == sample_sandwich(20, np.random.default_rng(3), SandwichConfig())
     assert moving.past < moving.current < moving.future
     rng = np.random.default_rng(0)
-    drawn = [sample_sandwich(20, rng, still=0.3) for _ in range(500)]
+    drawn = [sample_sandwich(20, rng, SandwichConfig(still=0.3)) for _ in range(500)]
     assert 0.2 < np.mean([one.past == one.current for one in drawn]) < 0.4
     sampling = build_sampling(change(Config(), sandwich__still=1.0), 2.0)
     assert len(set(sampling.frames(20, np.random.default_rng(1)).values())) == 1

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from tcore.config import VitSpec
-from tcore.methods.schedules import Length
+from tcore.methods.method import Length
 from tcore.methods.tcore import AUXILIARY, FACTOR
 from tests.methods.tiny_models import (
     PATCH,

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tcore.methods.settings import Auxiliary, LossForm
-from tcore.methods.settings_distillation import Targets
+from tcore.methods.settings_groups import Targets
 from tcore.model.subset import Wanted
 from tests.methods.tiny_models import (
     MASKED,

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from tcore.methods.batch import Batch, make_batch
 from tcore.methods.matching import PatchMatchingModule
 from tcore.methods.settings import Auxiliary, LossForm
-from tcore.methods.settings_distillation import Targets
+from tcore.methods.settings_groups import Targets, TeacherConfig
 from tcore.methods.tcore import TCoRe
 from tcore.model.heads import ProjectionHead
 from tcore.model.vit import VisionTransformer
@@ -44,7 +44,8 @@ def model(
     for linear in (m for m in (*backbone.modules(), *head.modules()) if isinstance(m, nn.Linear)):
         nn.init.normal_(linear.weight, std=0.3)
     match = None if auxiliary == "none" else PatchMatchingModule(dim=DIM, num_heads=4)
-    return TCoRe(backbone, head, match, form=form, targets=targets, auxiliary_drop_path=auxiliary_drop_path)
+    teacher = TeacherConfig(targets=targets)
+    return TCoRe(backbone, head, match, teacher=teacher, form=form, auxiliary_drop_path=auxiliary_drop_path)
 
 
 def batch(

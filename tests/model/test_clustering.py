@@ -1,8 +1,8 @@
 import torch
 import torch.nn.functional as F
 
+from tcore.methods.settings_groups import RegionConfig
 from tcore.model.clustering import (
-    Clustering,
     cluster,
     draw_distinct,
     k_means,
@@ -40,11 +40,11 @@ def test_range_of_costs_by_image_makes_an_image_independent_of_the_others() -> N
     marginal = torch.rand(4, 18, generator=generator).softmax(dim=1)
     seeds = torch.tensor([[0, 3, 9, 12, 17]] * 4)
     given = (tokens, places, marginal, seeds)
-    whole = cluster(*given, Clustering(), images=2)  # two heads each
-    half = cluster(tokens[2:], places[2:], marginal[2:], seeds[2:], Clustering(), images=1)
+    whole = cluster(*given, RegionConfig(), images=2)  # two heads each
+    half = cluster(tokens[2:], places[2:], marginal[2:], seeds[2:], RegionConfig(), images=1)
     for a, b in zip(whole, half, strict=True):
         torch.testing.assert_close(a.plan[2:], b.plan)
-    coupled = cluster(*given, Clustering())
+    coupled = cluster(*given, RegionConfig())
     assert not torch.allclose(coupled[0].cost_matrix[2:], half[0].cost_matrix)
 
 

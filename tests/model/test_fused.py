@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tcore.methods.settings import Auxiliary, LossForm
-from tcore.methods.settings_distillation import Targets
+from tcore.methods.settings_groups import Targets
 from tcore.model import fused
 from tcore.model.losses import (
     TeacherTargets,

@@ -10,7 +10,6 @@ import pytest
 from tcore.cli.main import main
 from tcore.data.neighbors import beside, load_neighbors
 from tcore.data.stores import open_images
-from tcore.errors import InputError
 from tcore.show.samples import neighbors_figure, thumbnail
 from tests.data.photos import ring, save_images
 
@@ -31,8 +30,6 @@ def test_each_image_stands_beside_its_neighbors(tmp_path: Path, monkeypatch: pyt
         expected = thumbnail(store.read((image + column) % 9, [0])[0])
         assert np.array_equal(axes.get_images()[0].get_array(), expected)
         assert axes.get_title(loc="left").startswith("0." if column else "image")
-    with pytest.raises(InputError, match="images=0"):
-        neighbors_figure(folder, tmp_path / "n.png", number=0)
 
 
 def test_the_commands_find_neighbors_and_draw_them(

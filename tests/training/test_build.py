@@ -9,7 +9,7 @@ from tcore.config import Config, ViewsConfig, VitSpec
 from tcore.device import choose_device, choose_dtype
 from tcore.errors import InputError
 from tcore.methods.settings import LossConfig, MatchingConfig
-from tcore.methods.settings_distillation import HeadConfig, TeacherConfig
+from tcore.methods.settings_groups import HeadConfig, TeacherConfig
 from tcore.model.vit import Block, LayerScale
 from tests.methods.tiny_models import LOCALS, PATCH, SIZE, SMALL, STAY, batch, seeded
 from tests.tiny import build, change

@@ -16,7 +16,6 @@ import torch
 from safetensors.torch import load_file
 
 from tcore import InputError, load_encoder
-from tcore.data.source import Share
 from tcore.device import World, world
 from tcore.evaluation.trajectory import read_checkpoints
 from tcore.methods import build_source
@@ -199,7 +198,7 @@ def test_processes_share_out_what_one_would_see(processes: int, accumulate: int)
     size = 8 // accumulate
     for index in (0, 3):
         whole = build_source(store, config)[index]
-        parts = [build_source(store, config, Share(rank, processes))[index] for rank in range(processes)]
+        parts = [build_source(store, config, World(rank, processes))[index] for rank in range(processes)]
         masks = [part.mask.unflatten(0, (2, size // processes)) for part in parts]
         assert torch.equal(torch.cat(masks, dim=1).flatten(0, 1), whole.mask)
         assert torch.equal(torch.cat([part.frames for part in parts]), whole.frames)

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from tcore import InputError, train
-from tcore.data import workers
-from tcore.data.workers import LostWorkerError, missing_killed_workers
+from tcore.data import loader
+from tcore.data.loader import LostWorkerError, missing_killed_workers
 from tcore.rendezvous import LostPeerError
 from tcore.training.guard import SIGNALS, StopRequest
 from tcore.training.optim import Optimizer
@@ -290,7 +290,7 @@ def heard() -> Iterator[list[int]]:
 def test_the_late_word_of_a_killed_reading_process_does_not_come_up_later(
     heard: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(workers, "NOTICE_S", 30.0)
+    monkeypatch.setattr(loader, "NOTICE_S", 30.0)
     signal.setitimer(signal.ITIMER_REAL, 0.3)
     with pytest.raises(LostWorkerError, match="reading process"), missing_killed_workers():
         raise EOFError

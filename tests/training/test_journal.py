@@ -15,8 +15,7 @@ import torch
 from tcore import InputError, train
 from tcore.methods.health import Health
 from tcore.training import journal
-from tcore.training.journal import Journal, forget_after
-from tcore.training.trackers import open_tracker
+from tcore.training.journal import Journal, forget_after, open_tracker
 from tests.runs import metrics
 from tests.tiny import tiny
 from tests.training.jobs import StoppedError, stopping_at

@@ -13,7 +13,7 @@ from tcore.data.images import Frame
 from tcore.data.stores import FolderStore, FrameStore
 from tcore.device import num_cores
 from tcore.methods import build_source
-from tcore.training.monitor import WAIT_FEWEST, WAIT_PAUSE, WAIT_STEPS, BadSamples, DataWait
+from tcore.training.journal import WAIT_FEWEST, WAIT_PAUSE, WAIT_STEPS, BadSamples, DataWait
 from tests.data.packing import pack
 from tests.data.painted import Painted
 from tests.runs import metrics

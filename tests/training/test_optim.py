@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from tcore.methods import build
-from tcore.methods.schedules import warmup_cosine
+from tcore.methods.method import warmup_cosine
 from tcore.recipes import recipe
 from tcore.training.optim import Optimizer, Schedule, StepValues, build_schedule, parameter_rule
 from tests.tiny import tiny

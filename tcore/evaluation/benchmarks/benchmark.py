@@ -12,7 +12,7 @@ import numpy as np
 from tcore.data.findings import Findings
 from tcore.data.images import BAD_IMAGE, Frame, open_image, read_image
 from tcore.data.stores import list_images
-from tcore.errors import InputError
+from tcore.errors import InputError, reason
 from tcore.evaluation.encoder import Encoder
 from tcore.evaluation.masks import VOID, Ids, as_binary, read_ids
 from tcore.evaluation.protocols import TCORE, Protocol, corrected
@@ -309,6 +309,35 @@ class MaskBenchmark(Benchmark):
                 yield f"mask {path} is {format_size(*shape)}, its frame {format_size(*expected)}."
 
 
+class JointBenchmark(Benchmark):
+    """Points of a clip (x/y, point, frame): propagated from where they are given, and scored by PCK."""
+
+    score_names = ("PCK@0.1", "PCK@0.2")
+    kind = "joints"
+
+    @classmethod
+    @abstractmethod
+    def read_truth(cls, clip: Clip) -> np.ndarray:
+        """The true points; NaN where one is lost or not visible."""
+
+    @abstractmethod
+    def predict(self, encoder: Encoder, clip: Clip) -> tuple[np.ndarray, np.ndarray, Size]:
+        """Predicted and true points of a clip, and the input size."""
+
+    def label(self, encoder: Encoder, clip: Any) -> LabeledClip:
+        """Predicted and true points."""
+        found, truth, _ = self.predict(encoder, clip)
+        return LabeledClip(lambda index: read_image(clip.frames[index]), found, truth)
+
+    @classmethod
+    def check_truth(cls, clip: Any, sizes: dict[str, Size]) -> Iterator[str]:
+        """An annotation that cannot be read."""
+        try:
+            cls.read_truth(clip)
+        except InputError as error:
+            yield str(error)
+
+
 def spread(clips: list[Any], most: int | None) -> list[Any]:
     """At most this many, evenly spread over all.
 
@@ -339,7 +368,7 @@ def fingerprint(files: Iterable[Path]) -> str:
         try:
             digest.update(hashlib.sha256(read_bytes(path)).digest())
         except OSError as error:
-            raise InputError(f"cannot read {path}: {error.strerror or error}.") from error
+            raise InputError(f"cannot read {path}: {reason(error)}.") from error
     return digest.hexdigest()[:16]
 
 
@@ -359,7 +388,7 @@ def read_list(path: Path) -> list[str]:
     try:
         lines = [line.strip() for line in read_text(path).splitlines()]
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}.") from error
+        raise InputError(f"cannot read {path}: {reason(error)}.") from error
     for line in lines:
         if ".." in Path(line).parts or Path(line).is_absolute() or "\0" in line:
             raise InputError(f"{path} names {line!r}, which leads out of the dataset.")

@@ -16,12 +16,11 @@ from jaxtyping import Float
 from tcore.data.findings import Findings
 from tcore.data.images import ahead, read_image
 from tcore.data.stores import list_images
-from tcore.errors import InputError
+from tcore.errors import InputError, reason
 from tcore.evaluation import scores
 from tcore.evaluation.benchmarks.benchmark import (
-    Benchmark,
     Clip,
-    LabeledClip,
+    JointBenchmark,
     Layout,
     Result,
     Save,
@@ -46,12 +45,10 @@ MATRIX, COMPRESSED = 14, 15
 LARGEST = 1 << 28  # no annotation is larger; a header that says so is broken or hostile
 
 
-class Jhmdb(Benchmark):
+class Jhmdb(JointBenchmark):
     """Joints of the first frame, scored by the share that stays in place (PCK)."""
 
     name = "jhmdb"
-    score_names = ("PCK@0.1", "PCK@0.2")
-    kind = "joints"
     options = ("size", "count_lost", "round_border")
     official_clips = (268,)
     official_list = "splits/ACTION_test_split1.txt name 268"
@@ -80,9 +77,22 @@ class Jhmdb(Benchmark):
         """320x320, whatever the frame."""
         return self.protocol.finer((320, 320), patch_size)
 
+    @classmethod
+    def read_truth(cls, clip: Clip) -> Joints:
+        """True joints of a clip."""
+        positions = read_mat(clip.truth[0]).get("pos_img")
+        if positions is None or positions.ndim != 3 or positions.shape[:2] != (2, NUM_JOINTS):
+            shape = None if positions is None else positions.shape
+            raise InputError(f"{clip.truth[0]}: pos_img is {shape}, need (2, {NUM_JOINTS}, frames).")
+        if positions.shape[2] != len(clip.frames):
+            raise InputError(
+                f"clip {clip.name} has {len(clip.frames)} frames, but joints of {positions.shape[2]}."
+            )
+        return annotated_pixels(positions)
+
     def predict(self, encoder: Encoder, clip: Clip) -> tuple[Joints, Joints, Size]:
         """Predicted and true joints of a clip, and the input size."""
-        truth = read_truth(clip)
+        truth = self.read_truth(clip)
         image = frame_size(clip.frames[0])
         size = self.input_size(encoder, image)
         grid = (size[0] // encoder.patch_size, size[1] // encoder.patch_size)
@@ -110,21 +120,8 @@ class Jhmdb(Benchmark):
 
     def score_saved(self, clip: Any, predictions: Path) -> Result:
         """Read the joints.npz that an evaluation saves."""
-        truth = read_truth(clip)
+        truth = self.read_truth(clip)
         return describe_joints(truth, read_joints(predictions / clip.name / "joints.npz", truth.shape))
-
-    def label(self, encoder: Encoder, clip: Any) -> LabeledClip:
-        """Predicted and true joints."""
-        found, truth, _ = self.predict(encoder, clip)
-        return LabeledClip(lambda index: read_image(clip.frames[index]), found, truth)
-
-    @classmethod
-    def check_truth(cls, clip: Any, sizes: dict[str, Size]) -> Iterator[str]:
-        """An annotation that cannot be read."""
-        try:
-            read_truth(clip)
-        except InputError as error:
-            yield str(error)
 
     @classmethod
     def report(cls, findings: Findings, root: Path, clips: Sequence[Any]) -> None:
@@ -154,19 +151,6 @@ def _find_clip(name: str, images: Path, joints: Path) -> Clip:
         if not path.exists():
             raise InputError(f"clip {name} is not complete: {path} does not exist.")
     return Clip(name, list_images(images / name), (annotation,))
-
-
-def read_truth(clip: Clip) -> Joints:
-    """True joints of a clip."""
-    positions = read_mat(clip.truth[0]).get("pos_img")
-    if positions is None or positions.ndim != 3 or positions.shape[:2] != (2, NUM_JOINTS):
-        shape = None if positions is None else positions.shape
-        raise InputError(f"{clip.truth[0]}: pos_img is {shape}, need (2, {NUM_JOINTS}, frames).")
-    if positions.shape[2] != len(clip.frames):
-        raise InputError(
-            f"clip {clip.name} has {len(clip.frames)} frames, but joints of {positions.shape[2]}."
-        )
-    return annotated_pixels(positions)
 
 
 def read_joints(path: Path, shape: tuple[int, ...]) -> Joints:
@@ -211,7 +195,7 @@ def read_mat(path: Path) -> dict[str, np.ndarray]:
                 arrays[named[0]] = named[1]
         return arrays
     except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}.") from error
+        raise InputError(f"cannot read {path}: {reason(error)}.") from error
     except (KeyError, ValueError, IndexError, struct.error, zlib.error, UnicodeDecodeError) as error:
         raise InputError(f"cannot read {path}: no MATLAB 5 file, or a broken one.") from error
 

@@ -12,12 +12,11 @@ from jaxtyping import Float
 
 from tcore.data.images import ahead, read_image
 from tcore.data.stores import list_images
-from tcore.errors import InputError
+from tcore.errors import InputError, reason
 from tcore.evaluation import scores
 from tcore.evaluation.benchmarks.benchmark import (
-    Benchmark,
     Clip,
-    LabeledClip,
+    JointBenchmark,
     Layout,
     Result,
     Save,
@@ -39,12 +38,10 @@ SHORT_SIDE = 480
 Tracks = Float[np.ndarray, "2 points time"]  # x, y in pixels from 0, NaN where a point is not visible
 
 
-class Points(Benchmark):
+class Points(JointBenchmark):
     """Points from their first visible frame on, scored by the share that stays in place (PCK)."""
 
     name = "points"
-    score_names = ("PCK@0.1", "PCK@0.2")
-    kind = "joints"
     options = ("size",)
 
     @classmethod
@@ -70,9 +67,14 @@ class Points(Benchmark):
         height, width = (side * short // min(frame) for side in frame)
         return self.protocol.finer((height, width), patch_size)
 
+    @classmethod
+    def read_truth(cls, clip: Clip) -> Tracks:
+        """The points of a clip that are ever visible."""
+        return read_keypoints(clip)[1]
+
     def predict(self, encoder: Encoder, clip: Clip) -> tuple[Tracks, Tracks, Size]:
         """Found and true points of a clip, and the input size; points that start together go together."""
-        truth = read_keypoints(clip)[1]
+        truth = self.read_truth(clip)
         size = self.input_size(encoder, frame_size(clip.frames[0]))
         grid = (size[0] // encoder.patch_size, size[1] // encoder.patch_size)
         visible = ~np.isnan(truth[0])
@@ -117,21 +119,8 @@ class Points(Benchmark):
 
     def score_saved(self, clip: Any, predictions: Path) -> Result:
         """Read the joints.npz that an evaluation saves."""
-        shape = read_keypoints(clip)[1].shape
+        shape = self.read_truth(clip).shape
         return _score(clip, read_joints(predictions / clip.name / "joints.npz", shape))
-
-    def label(self, encoder: Encoder, clip: Any) -> LabeledClip:
-        """Found and true points."""
-        found, truth, _ = self.predict(encoder, clip)
-        return LabeledClip(lambda index: read_image(clip.frames[index]), found, truth)
-
-    @classmethod
-    def check_truth(cls, clip: Any, sizes: dict[str, Size]) -> Iterator[str]:
-        """A table that cannot be read."""
-        try:
-            read_keypoints(clip)
-        except InputError as error:
-            yield str(error)
 
 
 def individuals(names: Iterable[str]) -> list[str]:
@@ -166,7 +155,7 @@ def read_keypoints(clip: Clip) -> tuple[list[str], Tracks]:
                     )
                 seen[key] = (x, y)
     except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror or error}.") from error
+        raise InputError(f"cannot read {path}: {reason(error)}.") from error
     except (csv.Error, TypeError, ValueError) as error:
         if isinstance(error, InputError):
             raise
