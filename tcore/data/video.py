@@ -55,8 +55,9 @@ def open_stream(path: Path, container_format: str | None = None) -> Iterator[tup
         # Frames may be larger than the header says: the decoder refuses them before it takes the memory.
         options = {"max_pixels": str(LARGEST), "protocol_whitelist": "file"}
         name = os.fspath(path.absolute())
-        # Strange characters in the metadata do not matter.
-        with av.open(name, format=container_format, options=options, metadata_errors="ignore") as container:
+        # Strange characters in the metadata do not matter; from version 19 on PyAV ignores them by itself.
+        before = {} if int(av.__version__.partition(".")[0]) >= 19 else {"metadata_errors": "ignore"}
+        with av.open(name, format=container_format, options=options, **before) as container:
             stream = container.streams.best("video")
             if stream is None or stream.disposition & av.stream.Disposition.attached_pic:  # a cover picture
                 raise UnreadableError(path, "no video stream in the file (audio only?)")

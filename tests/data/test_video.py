@@ -102,6 +102,23 @@ def test_a_file_gives_the_frames_that_were_written_each_time(frames: np.ndarray,
         assert video.problem == ""
 
 
+def test_metadata_that_is_no_text_does_not_matter(frames: np.ndarray, tmp_path: Path) -> None:
+    import av
+
+    path = write_at(tmp_path / "plain.mp4", frames, range(0, 800, 100))
+    with av.open(str(path)) as found, av.open(str(tmp_path / "titled.mp4"), "w") as container:
+        stream = found.streams.video[0]
+        copy, container.metadata["title"] = container.add_stream_from_template(stream), "WORDS"
+        for packet in found.demux(stream):
+            if packet.dts is not None:
+                packet.stream = copy
+                container.mux(packet)
+    data = (tmp_path / "titled.mp4").read_bytes()
+    assert b"WORDS" in data
+    path.write_bytes(data.replace(b"WORDS", b"\xff\xfe\xc3\x28\x80"))
+    assert len(list(open_video(path))) == 8
+
+
 def test_rotated_videos_are_turned_upright(frames: np.ndarray, tmp_path: Path) -> None:
     path = turn(write_file(tmp_path / "clip.mp4", frames))
     clockwise = np.rot90(frames, -1, axes=(1, 2))
