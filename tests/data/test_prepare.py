@@ -352,21 +352,6 @@ def run_tcore(arguments: list[str], **environment: str) -> subprocess.Popen[str]
     )
 
 
-@pytest.mark.long
-def test_a_killed_preparation_ends_with_the_same_bytes(videos: Path, whole: Path, tmp_path: Path) -> None:
-    store = tmp_path / "store"
-    with run_tcore(["prepare", str(videos), str(store), "--workers", "1"]) as child:
-        while child.poll() is None and not list(store.glob("parts/000000.*")):  # the first shard has begun
-            time.sleep(0.002)
-        child.send_signal(signal.SIGKILL)
-    assert child.returncode == -signal.SIGKILL
-    assert not (store / "store.json").exists()
-    with run_tcore(["prepare", str(videos), str(store), "--workers", "2"]) as child:
-        child.communicate()
-    assert child.returncode == 0
-    assert contents(store) == contents(whole)
-
-
 def test_a_finished_store_keeps_nothing_of_what_killed_processes_were_writing(
     folders: Path, tmp_path: Path
 ) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import PIL
 import pytest
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Float32, UInt8
 from PIL import Image, ImageEnhance
 from torch import Tensor
@@ -15,6 +16,7 @@ from torch import Tensor
 from tcore.config import ViewsConfig
 from tcore.data import photometry
 from tcore.data import render as rendering
+from tcore.data.boxes import plain_views
 from tcore.data.render import (
     MEAN,
     STD,
@@ -210,3 +212,27 @@ def test_the_wide_blur_is_a_tenth_of_the_view_and_black_beyond_its_border() -> N
     image = noise(32, 32, 3)
     both = [draw(image, replace(plan, wide_blur=np.array([wide]))) for wide in (False, True)]
     assert np.abs(both[0] - both[1]).max() > 1
+
+
+def made(
+    frame: np.ndarray, box: tuple[int, int, int, int], size: int, filter_: str, flip: bool = False
+) -> np.ndarray:
+    plan = plain_views(np.zeros(1, dtype=np.int64), [box], np.array([flip]))
+    pixels = render_pixels(torch.from_numpy(frame)[None], plan, size, filter_=filter_)  # type: ignore[arg-type]
+    return 255 * pixels[0].permute(1, 2, 0).numpy()
+
+
+@pytest.mark.parametrize("size", [12, 40])
+def test_bilinear_is_pillows_and_sharp_is_torchs_without_antialias(size: int) -> None:
+    frame = np.random.default_rng(0).integers(0, 256, (30, 44, 3), dtype=np.uint8)
+    top, left, height, width = box = (3, 5, 20, 31)
+    cut = np.ascontiguousarray(frame[top : top + height, left : left + width])
+    pillow = np.asarray(
+        Image.fromarray(cut).resize((size, size), Image.Resampling.BILINEAR), dtype=np.float32
+    )
+    assert np.abs(made(frame, box, size, "bilinear") - pillow).max() < 1.01
+    plain = F.interpolate(torch.from_numpy(cut).permute(2, 0, 1)[None].float(), (size, size), mode="bilinear")
+    assert np.abs(made(frame, box, size, "sharp") - plain[0].permute(1, 2, 0).numpy()).max() < 1e-2
+    assert np.array_equal(
+        made(frame, box, size, "sharp", flip=True), made(frame, box, size, "sharp")[:, ::-1]
+    )

@@ -9,7 +9,6 @@ import torch
 from safetensors.torch import load_file
 
 from tcore import InputError, methods, train
-from tcore.config import validate
 from tcore.data.loader import render_batch
 from tcore.data.stores import FrameStore
 from tcore.methods.contrast import Contrast, alignment, measure_health, uniformity
@@ -17,28 +16,6 @@ from tcore.methods.regions import Croc, Odin, RegionBatch
 from tcore.methods.sampling import RegionSampling
 from tcore.training.optim import Optimizer, build_schedule
 from tests.tiny import change, shrunk
-
-
-@pytest.mark.parametrize(
-    ("name", "changes", "named"),
-    [
-        ("simclr", {"optim__accumulate": 2}, "optim.accumulate=2"),
-        ("odin", {"optim__accumulate": 2}, "optim.accumulate=2"),
-        ("mocov3", {"views__num_local": 2}, "views.num_local=2"),
-        ("mocov3", {"source": "images", "frame__current": (0.0, 1.0)}, "frame"),
-        ("croc", {"regions__most": 6}, "regions.seeds=5"),
-        ("odin", {"discovery__clusters": 17}, "discovery.clusters=17"),
-        ("odin", {"discovery__init": "runs/first"}, "discovery.momentum"),
-        (
-            "odin",
-            {"discovery__init": "runs/first", "discovery__momentum": (1.0, 1.0), "init": "default"},
-            "init",
-        ),
-    ],
-)
-def test_settings_that_cannot_work_are_refused(name: str, changes: dict[str, Any], named: str) -> None:
-    with pytest.raises(InputError, match=named):
-        validate(shrunk(f"vits16-{name}-k400", **changes))
 
 
 def test_norms_and_biases_of_projectors_are_decayed_only_where_everything_is() -> None:

@@ -1,4 +1,4 @@
-"""iBOT and DINOv2: masked patches, their prototypes, temperature and center."""
+"""DINO, iBOT and DINOv2: what they see; masked patches, their prototypes, temperature and center."""
 
 from typing import Any
 
@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from tcore import Config, InputError, methods
+from tcore import Config, methods
 from tcore.config import validate
 from tcore.data.loader import render_batch
 from tcore.data.masking import sample_masks
 from tcore.data.stores import FrameStore
 from tcore.methods.batch import Batch
 from tcore.methods.distillation import SelfDistillation
+from tcore.methods.sampling import FrameSampling
 from tcore.methods.settings_groups import MaskingConfig
 from tcore.training.optim import build_schedule
 from tests.tiny import shrunk
@@ -112,6 +113,28 @@ def test_every_crop_draws_its_mask_for_itself_and_never_exceeds_it() -> None:
     assert small.sum(axis=1).mean() > 80
 
 
-def test_blocks_whose_largest_is_below_their_smallest_are_refused() -> None:
-    with pytest.raises(InputError, match=r"masking\.largest_block=3"):
-        ibot(masking__smallest_block=4, masking__largest_block=3)
+def test_a_sample_is_one_frame_of_the_wanted_stretch_and_nothing_is_masked() -> None:
+    config = shrunk("vits16-dino-k400", frame__current=(0.2, 0.5))
+    source = methods.build_source(FrameStore.rendered(videos=4, frames=10, size=32), config)
+    assert isinstance(source.sampling, FrameSampling)
+    drawn = {source.sampling.frames(10, np.random.default_rng(seed))["current"] for seed in range(50)}
+    assert drawn == {2, 3, 4}
+    assert source.sampling.frames(1, np.random.default_rng(0)) == {"current": 0}
+    raw = source.read(0, 0)
+    assert len(raw.sizes) == config.optim.batch
+    batch = render_batch(raw, torch.device("cpu"))
+    assert batch.mask.shape == (8, 0)
+    assert batch.teacher_crops is batch.global_crops
+    flips = np.concatenate([source.read(step, 0).plans["global"].flip for step in range(20)])
+    assert 0.3 < flips.mean() < 0.7
+
+
+def test_without_local_crops_two_pairs_remain() -> None:
+    config = validate(shrunk("vits16-dino-k400", views__num_local=0, vit__drop_path=0.0))
+    model, batch = build(config), batch_of(config)
+    assert len(batch.local_crops) == 0
+    assert "mask_token" not in [name for part in model.parts().values() for name, _ in part.parameters]
+    found = []
+    for model.fused in (True, False):
+        found.append(model(batch, {"teacher_temperature": 0.05})["dino"].item())
+    assert found[0] == pytest.approx(found[1], rel=1e-5)

@@ -311,26 +311,6 @@ def test_teacher_follows_and_is_exported() -> None:
     assert torch.allclose(method.encoder().cls_token, before + 0.25)
 
 
-@pytest.mark.parametrize(
-    ("name", "changes", "said"),
-    [
-        ("mae", {"vit__num_registers": 4}, r"vit.num_registers=4: mae needs 0"),
-        ("mae", {"vit__positions": "learned"}, "vit.positions=learned: mae needs grid"),
-        ("videomae", {"vit__class_token": True}, "vit.class_token=True: videomae needs False"),
-        ("mae", {"views__num_local": 3}, "views.num_local=3 has no effect on mae"),
-        ("siammae", {"source": "images"}, "source=images: siammae needs videos"),
-        ("maest", {"clip__frames": 7}, "clip.frames=7"),
-        ("maest", {"init": "runs/mine"}, "init"),
-        ("siammae", {"mask_ratio": 0.99}, "mask_ratio=0.99"),
-        ("mae", {"decoder__num_heads": 3}, "decoder.num_heads=3"),
-        ("mae", {"vit__positions": "learned", "vit__position_resize": "exact"}, "vit.position_resize=exact"),
-    ],
-)
-def test_settings_that_cannot_work_are_refused(name: str, changes: dict[str, Any], said: str) -> None:
-    with pytest.raises(InputError, match=said):
-        validate(small(name, **changes))
-
-
 def test_images_can_be_reconstructed_too() -> None:
     for name in ("mae", "rcmae", "cropmae"):
         validate(small(name, source="images"))

@@ -18,7 +18,7 @@ from tcore.config import (
     validate,
 )
 from tcore.methods.settings import LossConfig, TCoReSettings
-from tests.tiny import change, settings_of
+from tests.tiny import change, settings_of, shrunk
 
 OLD = Path(__file__).parents[1] / "training" / "old_run" / "config.json"
 
@@ -89,6 +89,45 @@ def test_parts_of_a_step_are_refused_by_a_method_that_needs_all_of_it(
         validate(config)
 
 
-def test_sincos_positions_need_a_width_of_quarters() -> None:
-    with pytest.raises(InputError, match=r"vit\.dim=30"):
-        validate(change(Config(), vit__dim=30, vit__num_heads=2, vit__positions="sincos", auxiliary="none"))
+IMAGES = {"source": "images", "auxiliary": "past"}
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "named"),
+    [
+        ("dino", {"optim__matching_lr": 1.0}, "optim.matching_lr=1.0"),
+        ("dino", {"views__fixed_time": False}, "views.fixed_time=False"),
+        ("dino", {"source": "images", "frame__current": (0.0, 1.0)}, "frame"),
+        ("dino", {"auxiliary": "none"}, "auxiliary"),
+        ("ibot", {"masking__smallest_block": 4, "masking__largest_block": 3}, "masking.largest_block=3"),
+        ("simclr", {"optim__accumulate": 2}, "optim.accumulate=2"),
+        ("odin", {"optim__accumulate": 2}, "optim.accumulate=2"),
+        ("mocov3", {"views__num_local": 2}, "views.num_local=2"),
+        ("mocov3", {"source": "images", "frame__current": (0.0, 1.0)}, "frame"),
+        ("mocov3", {"vit__dim": 30, "vit__num_heads": 2}, "vit.dim=30"),
+        ("croc", {"regions__most": 6}, "regions.seeds=5"),
+        ("odin", {"discovery__clusters": 17}, "discovery.clusters=17"),
+        ("odin", {"discovery__init": "run"}, "discovery.momentum"),
+        ("odin", {"discovery__init": "run", "discovery__momentum": (1.0, 1.0), "init": "default"}, "init"),
+        ("mae", {"vit__num_registers": 4}, "vit.num_registers=4: mae needs 0"),
+        ("mae", {"vit__positions": "learned"}, "vit.positions=learned: mae needs grid"),
+        ("videomae", {"vit__class_token": True}, "vit.class_token=True: videomae needs False"),
+        ("mae", {"views__num_local": 3}, "views.num_local=3 has no effect on mae"),
+        ("siammae", {"source": "images"}, "source=images: siammae needs videos"),
+        ("maest", {"clip__frames": 7}, "clip.frames=7"),
+        ("maest", {"init": "runs/mine"}, "init"),
+        ("siammae", {"mask_ratio": 0.99}, "mask_ratio=0.99"),
+        ("mae", {"decoder__num_heads": 3}, "decoder.num_heads=3"),
+        ("mae", {"vit__positions": "learned", "vit__position_resize": "exact"}, "vit.position_resize=exact"),
+        ("", {"source": "images", "auxiliary": "both"}, "auxiliary=both: .*--auxiliary past"),
+        ("", {"source": "images", "auxiliary": "future"}, "auxiliary=future: with source=images"),
+        ("", IMAGES | {"sandwich__offset": (0.1, 0.2)}, "sandwich.* has no effect with source=images"),
+        ("", IMAGES | {"auxiliary": "none", "views__fixed_time": False}, "views.fixed_time .*source=images"),
+        ("", IMAGES | {"views__auxiliary_box": "current"}, "views.auxiliary_box .*source=images"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(name: str, changes: dict[str, Any], named: str) -> None:
+    recipe = f"vits16-{name}-k400" if name else "quickstart"
+    small = {"mask_ratio": 0.8} if name == "siammae" else {}
+    with pytest.raises(InputError, match=named):
+        validate(shrunk(recipe, **small | changes))

@@ -108,27 +108,18 @@ def test_two_processes_have_the_losses_and_gradient_norms_of_one_in_bf16(runs: P
 
 
 @pytest.mark.long
-def test_replicas_have_the_losses_of_one_with_sinkhorn_in_parts_too(runs: Path, tmp_path: Path) -> None:
-    work_together(2, [job(tmp_path / "run", "replicate", **VARIANTS["sinkhorn in parts"])])
-    assert_same_losses(tmp_path / "run", runs / "1-sinkhorn in parts")
-
-
-@pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
-def test_processes_that_torchrun_starts_train_what_forked_ones_do(
-    runs: Path, tmp_path: Path, kind: str
+@pytest.mark.parametrize(
+    ("processes", "way"),
+    [(2, ""), (2, "together"), (1, "exchanging")],
+    ids=["forked", "torchrun", "with itself"],
+)
+def test_processes_train_as_one_however_they_are_started(
+    runs: Path, tmp_path: Path, kind: str, processes: int, way: str
 ) -> None:
-    work_together(2, [job(tmp_path / "run", kind, **VARIANTS["centering"])], "together")
-    assert_same_losses(tmp_path / "run", runs / "1-centering")
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_process_that_exchanges_with_itself_is_as_if_it_were_alone(
-    runs: Path, tmp_path: Path, kind: str
-) -> None:
-    work_together(1, [job(tmp_path / "run", kind, **VARIANTS["centering"])], "exchanging")
-    assert_same_losses(tmp_path / "run", runs / "1-centering")
+    name = "centering" if way else "sinkhorn in parts"
+    work_together(processes, [job(tmp_path / "run", kind, **VARIANTS[name])], *([way] if way else []))
+    assert_same_losses(tmp_path / "run", runs / f"1-{name}")
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -85,23 +85,3 @@ def test_neighbors_that_are_not_there_or_of_other_images_are_said(tmp_path: Path
         open_source(tiny(), folder, "x")
     with pytest.raises(InputError, match="source=images needs --frames IMAGES"):
         open_source(settings(), None)
-
-
-@pytest.mark.parametrize(
-    ("changes", "says"),
-    [
-        ({"auxiliary": "both"}, "auxiliary=both: with source=images .* use --auxiliary past"),
-        ({"auxiliary": "future"}, "auxiliary=future: with source=images"),
-        ({"sandwich__offset": (0.1, 0.2)}, r"sandwich\.\* has no effect with source=images"),
-        (
-            {"auxiliary": "none", "views__fixed_time": False},
-            "views.fixed_time .* no effect with source=images",
-        ),
-        ({"views__auxiliary_box": "current"}, "views.auxiliary_box .*no effect with source=images"),
-    ],
-)
-def test_settings_that_images_cannot_have_are_refused(
-    changes: dict[str, Any], says: str, tmp_path: Path
-) -> None:
-    with pytest.raises(InputError, match=says):
-        train(tiny(**{"source": "images", "auxiliary": "past", **changes}), tmp_path / "run", tmp_path)
