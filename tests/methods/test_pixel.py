@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from tcore import Config, InputError, load_encoder, methods, recipe, train
 from tcore.config import validate
@@ -18,6 +17,7 @@ from tcore.methods.pixel_sampling import PixelSampling
 from tcore.methods.reconstruction import PixelBatch, PixelMethod, Reconstruction
 from tcore.model.pixels import fill, noise_seeds, normal_noise, patchify, uniform_noise, unpatchify
 from tcore.show.reconstruction import columns, reconstruction_figure
+from tests.evaluation.clips import write_folder
 from tests.methods.test_methods import OTHER_PIXELS, PIXELS, SAME, small_settings
 from tests.runs import checkpoint, metrics
 from tests.tiny import shrunk
@@ -235,9 +235,7 @@ def test_dropout_of_the_decoder_follows_from_the_seed_of_the_part() -> None:
 
 
 def write_frames(folder: Path, count: int, rate: str | None = None) -> None:
-    folder.mkdir(parents=True)
-    for number in range(count):
-        Image.new("RGB", (48, 48), (5 * number, 0, 0)).save(folder / f"{number:05d}.png")
+    write_folder(folder, np.zeros((count, 48, 48, 3), np.uint8))
     if rate is not None:
         (folder / "fps.txt").write_text(rate)
 
