@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -291,10 +292,15 @@ def test_a_process_without_a_new_frame_is_killed(
     videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task = one_task(videos, tmp_path / "store")
+
+    def stall(task: Task, item: Item, writer: ShardWriter, beat: Callable[[], None]) -> None:
+        packing.STALL_S = 0.1  # from now on: what comes before may take long on a busy machine
+        beat()
+        time.sleep(60)
+
     child = os.fork()
     if child == 0:
-        monkeypatch.setattr(packing, "STALL_S", 0.3)
-        monkeypatch.setattr(packing, "pack_item", lambda *_: time.sleep(60))
+        monkeypatch.setattr(packing, "pack_item", stall)
         write_guarded(task)
         os._exit(0)
     assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGALRM

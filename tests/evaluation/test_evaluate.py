@@ -113,20 +113,23 @@ def test_card_says_what_the_numbers_depend_on(card: Card) -> None:
     assert [len(worst_clips(card, count)) for count in (2, 0)] == [6, 0]
 
 
+def with_grid(card: Card, grid: tuple[int, int]) -> Card:
+    """A card of DAVIS alone, as if its clips had been on a grid."""
+    davis = card["benchmarks"]["davis"]
+    clips = {name: clip | {"grid": list(grid)} for name, clip in davis["clips"].items()}
+    return card | {"benchmarks": {"davis": davis | {"clips": clips}}}
+
+
 @pytest.mark.parametrize(
     ("lines", "shown"), [(30, ["64.7", "71.1"]), (60, ["79.7"]), (90, ["83.3"]), (45, [])]
 )
 def test_published_rows_are_those_of_the_same_grid(card: Card, lines: int, shown: list[str]) -> None:
-    davis = card["benchmarks"]["davis"]
-    clips = {name: clip | {"grid": [lines, 2 * lines]} for name, clip in davis["clips"].items()}
-    text = "\n".join(table(card | {"benchmarks": {"davis": davis | {"clips": clips}}}))
+    text = "\n".join(table(with_grid(card, (lines, 2 * lines))))
     assert [score for score in ("64.7", "71.1", "79.7", "83.3") if score in text] == shown
 
 
 def test_published_rows_say_the_protocol_they_were_measured_with(card: Card) -> None:
-    davis = card["benchmarks"]["davis"]
-    clips = {name: clip | {"grid": [30, 55]} for name, clip in davis["clips"].items()}
-    lines = table(card | {"benchmarks": {"davis": davis | {"clips": clips}}})
+    lines = table(with_grid(card, (30, 55)))
     ends = {line[: line.index("ep") + 2]: line.split()[-1] for line in lines if " ep " in line}
     assert ends["T-CoRe, K400, 400 ep"] == "tcore"
     assert ends["DINO, K400, 400 ep"] == "unknown"

@@ -21,6 +21,7 @@ from tests.evaluation.clips import tiny_encoder, write_folder
 from tests.evaluation.layouts import heldout_videos
 
 VIDEOS = heldout_videos(2, num_frames=5, size=64)
+STILL = replace(VIDEOS[0], frames=VIDEOS[0].frames[:1].repeat(5, 0), joints=VIDEOS[0].joints[:1].repeat(5, 0))
 
 
 def write_points(root: Path, videos: list[RenderedVideo], late: int = 2) -> Path:
@@ -117,11 +118,8 @@ def test_points_that_start_later_are_propagated_from_there_and_finer_grids_have_
 
 
 def test_frames_of_another_size_have_points_in_their_own_pixels(tmp_path: Path) -> None:
-    still = replace(
-        VIDEOS[0], frames=VIDEOS[0].frames[:1].repeat(5, 0), joints=VIDEOS[0].joints[:1].repeat(5, 0)
-    )
-    root = write_points(tmp_path / "set", [still], late=0)
-    large = still.frames[3].repeat(2, 0).repeat(3, 1)
+    root = write_points(tmp_path / "set", [STILL], late=0)
+    large = STILL.frames[3].repeat(2, 0).repeat(3, 1)
     Image.fromarray(large).save(root / "clip0" / "00003.png")
     benchmark = Points.open(root, replace(TCORE, topk=1), size=(64, 64))
     assert isinstance(benchmark, Points)
@@ -130,10 +128,7 @@ def test_frames_of_another_size_have_points_in_their_own_pixels(tmp_path: Path) 
 
 
 def test_copies_score_100_on_a_still_clip(tmp_path: Path) -> None:
-    still = replace(
-        VIDEOS[0], frames=VIDEOS[0].frames[:1].repeat(5, 0), joints=VIDEOS[0].joints[:1].repeat(5, 0)
-    )
-    root = write_points(tmp_path / "set", [still])
+    root = write_points(tmp_path / "set", [STILL])
     card = evaluate(load_encoder("control:copy"), points=root, size=(64, 64), out=tmp_path / "out", save=True)
     assert card["benchmarks"]["points"]["scores"]["PCK@0.1"] == 1
     assert (tmp_path / "out" / "predictions" / "points" / "clip0" / "joints.npz").exists()

@@ -1,6 +1,5 @@
 """Golden files of SimCLR, MoCo v3, CrOC and ODIN."""
 
-import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -25,7 +24,18 @@ from tcore.model.contrast import Projector, contrast_rows, object_contrast_rows
 from tcore.model.heads import ProjectionHead
 from tcore.model.positions import grid_positions
 from tcore.model.vit import VisionTransformer
-from tests.golden.compare import Arrays, Check, Deviation, compare, deviation, same_names, take_step, tensors
+from tests.golden.compare import (
+    Arrays,
+    Check,
+    Deviation,
+    compare,
+    deviation,
+    encoder_sizes,
+    read_settings,
+    same_names,
+    take_step,
+    tensors,
+)
 
 CLUSTERINGS = 2e-4  # they amplify rounding
 HEADS = ("region_prototypes", "patch_prototypes")  # theirs, ours
@@ -52,7 +62,7 @@ def gradients(
     arrays: Arrays, prefix: str, module: nn.Module, rename: Mapping[str, str] | None = None
 ) -> Iterator[Deviation]:
     """Every gradient of a module; those that vanish in exact arithmetic are compared absolutely."""
-    settings, grads = json.loads(str(arrays["settings"])), tensors(arrays, prefix)
+    settings, grads = read_settings(arrays), tensors(arrays, prefix)
     found = {(rename or {}).get(n, n): p.grad for n, p in module.named_parameters() if p.grad is not None}
     yield same_names(prefix, grads, (name for name, grad in found.items() if grad.numel()))
     for name, golden in grads.items():
@@ -68,16 +78,8 @@ def near(name: str, ours: Tensor, golden: Tensor, tolerance: float = 1e-5) -> De
 
 
 def frame_encoder(settings: Mapping[str, Any], **own: Any) -> VisionTransformer:
-    """The backbone of a golden file: no registers, no mask token that learns."""
-    sizes = {
-        "num_heads": "heads",
-        "patch_size": "patch",
-        "image_size": "image",
-        "dim": "dim",
-        "depth": "depth",
-    }
-    stored = {name: settings[key] for name, key in sizes.items()}
-    backbone = VisionTransformer(**stored, num_registers=0, layer_scale=None, **own)
+    """The backbone of a golden file: its mask token does not learn."""
+    backbone = VisionTransformer(**encoder_sizes(settings, **own))
     backbone.mask_token.requires_grad_(False)
     return backbone
 
@@ -87,7 +89,7 @@ def frame_encoder(settings: Mapping[str, Any], **own: Any) -> VisionTransformer:
 
 def check_simclr(arrays: Arrays) -> Iterator[Deviation]:
     """Layers of the projector, similarities, rows of the loss, and gradients."""
-    settings = json.loads(str(arrays["settings"]))
+    settings = read_settings(arrays)
     features = tensor(arrays, "features").requires_grad_()
     sizes = {"dim": settings["dim"], "hidden": settings["dim"], "out": settings["out"]}
     projector = Projector(**sizes, layers=3, last_norm="scale")
@@ -140,7 +142,7 @@ def moco_model(arrays: Arrays, settings: Mapping[str, Any]) -> Contrast:
 
 def check_mocov3(arrays: Arrays) -> Iterator[Deviation]:
     """Tokens, projections, queries, keys, losses, gradients, and every state after a step."""
-    settings = json.loads(str(arrays["settings"]))
+    settings = read_settings(arrays)
     model, views = moco_model(arrays, settings), ("first", "second")
     assert model.teacher is not None
     assert model.predictor is not None
@@ -203,7 +205,7 @@ def states(arrays: Arrays, prefix: str, module: nn.Module, tolerance: float) -> 
 
 def check_mocov3_parts(arrays: Arrays) -> Iterator[Deviation]:
     """Fixed positions of two sizes."""
-    settings = json.loads(str(arrays["settings"]))
+    settings = read_settings(arrays)
     for name, dim, side in (
         ("positions_small", settings["dim_small"], settings["grid_small"]),
         ("positions_224_dim16", 16, 14),
@@ -258,7 +260,7 @@ class FixedSeeds(Croc):
 
 def check_croc(arrays: Arrays) -> Iterator[Deviation]:
     """Positions, keys, clusters, regions, outputs, losses and gradients by both twins, centers."""
-    settings = json.loads(str(arrays["settings"]))
+    settings = read_settings(arrays)
     crops, boxes, flips = (tensor(arrays, name) for name in ("views/crops", "boxes", "flips"))
     views = make_batch(crops, None, torch.zeros(len(crops), 0, dtype=torch.bool))
     batch = RegionBatch(views, boxes, flips, torch.arange(settings["batch"]))
@@ -331,7 +333,7 @@ def check_croc_outputs(arrays: Arrays, model: FixedSeeds, batch: RegionBatch) ->
 
 def check_odin(arrays: Arrays) -> Iterator[Deviation]:
     """DetCon-B's loss, and every part of our reading of ODIN."""
-    settings = json.loads(str(arrays["settings"]))
+    settings = read_settings(arrays)
     predictions = both(arrays, "detcon/prediction").requires_grad_()
     targets, ids = F.normalize(both(arrays, "detcon/target"), dim=-1), both(arrays, "detcon/ids")
     once = torch.arange(ids.shape[2]).expand_as(ids)

@@ -1,6 +1,5 @@
 """Golden files of DINO, iBOT and DINOv2, and the schedules and views of all of `distil/`."""
 
-import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -24,7 +23,9 @@ from tests.golden.compare import (
     Deviation,
     compare,
     deviation,
+    encoder_sizes,
     logged_values,
+    read_settings,
     same_names,
     take_step,
     tensors,
@@ -37,16 +38,8 @@ def distil_model(
     arrays: Arrays, settings: Mapping[str, Any], targets: Targets = "centering"
 ) -> SelfDistillation:
     """Student, teacher and centers as stored; where the student has no mask token, none learns."""
-    sizes = {"num_heads": "heads", "patch_size": "patch", "image_size": "image"}
     layer_scale = 1.0 if "student/backbone.blocks.0.ls1.gamma" in arrays else None
-    vit = VisionTransformer(
-        dim=settings["dim"],
-        depth=settings["depth"],
-        num_registers=0,
-        layer_scale=layer_scale,
-        position_resize="factor",
-        **{name: settings[key] for name, key in sizes.items()},
-    )
+    vit = VisionTransformer(**encoder_sizes(settings, layer_scale=layer_scale, position_resize="factor"))
     own = "student/head.patch_prototypes.gains" in arrays
     head = ProjectionHead(
         **{name: settings[name] for name in ("dim", "hidden", "bottleneck")},
@@ -124,7 +117,7 @@ def check_losses(
 
 def check_dino(arrays: Arrays) -> Iterator[Deviation]:
     """DINO: positions, tokens, outputs, targets, loss and gradients by both twins, states after a step."""
-    settings = json.loads(str(arrays["settings"]))
+    settings = read_settings(arrays)
     crops, _ = distil_batch(arrays)
     yield from check_losses(arrays, settings)
     for frozen in (False, True):
@@ -134,7 +127,7 @@ def check_dino(arrays: Arrays) -> Iterator[Deviation]:
 
 def check_ibot(arrays: Arrays) -> Iterator[Deviation]:
     """iBOT: tokens, outputs, losses and gradients by both twins, centers, states after a step."""
-    settings = json.loads(str(arrays["settings"]))
+    settings = read_settings(arrays)
     yield from check_losses(arrays, settings)
     if any(name.startswith("after/student/") for name in arrays):
         yield from check_update(arrays, settings, frozen=False)
@@ -156,7 +149,7 @@ def check_ibot(arrays: Arrays) -> Iterator[Deviation]:
 
 def check_dinov2(arrays: Arrays) -> Iterator[Deviation]:
     """DINOv2: positions, tokens, outputs, and both kinds of targets with their losses; gradients, centers."""
-    settings = json.loads(str(arrays["settings"]))
+    settings = read_settings(arrays)
     crops, batch = distil_batch(arrays)
     kinds: tuple[Targets, ...] = ("centering", "sinkhorn")
     for kind in kinds:
@@ -220,7 +213,7 @@ def check_update(arrays: Arrays, settings: Mapping[str, Any], *, frozen: bool) -
 
 def check_schedules(arrays: Arrays) -> Iterator[Deviation]:
     """Learning rates, weight decay and momenta by step, temperatures by epoch, of all methods of the set."""
-    settings = json.loads(str(arrays["settings"]))
+    settings = read_settings(arrays)
     steps = settings["steps_per_epoch"]
     lengths = {"optim.epochs": settings["epochs"], "optim.warmup_epochs": settings["warmup_epochs"]}
 
@@ -284,7 +277,7 @@ def frequencies(name: str, ours: np.ndarray, golden: np.ndarray, draws: int) -> 
 
 def check_ibot_masks(arrays: Arrays) -> Iterator[Deviation]:
     """iBOT's masks: how many patches, by how much they fall short, which; the random numbers are others."""
-    settings = json.loads(str(arrays["settings"]))
+    settings = read_settings(arrays)
     grid, mean, spread = settings["grid"], settings["ratios"][1], settings["spread"][1]
     rng, smallest = np.random.default_rng(0), (grid // 3) ** 2
     for name, kind in (("block", "block"), ("rand", "random")):
@@ -311,7 +304,7 @@ def check_ibot_masks(arrays: Arrays) -> Iterator[Deviation]:
 
 def check_dinov2_masks(arrays: Arrays) -> Iterator[Deviation]:
     """DINOv2's masks, of which some fall short by a few patches."""
-    settings = json.loads(str(arrays["settings"]))
+    settings = read_settings(arrays)
     smallest, largest = settings["smallest_block"], settings["largest_block"]
     grid, blocks = settings["grid"], MaskingConfig(smallest_block=smallest, largest_block=largest, fill=False)
     rng, wanted = np.random.default_rng(0), arrays["wanted"]
@@ -328,7 +321,7 @@ def check_dinov2_masks(arrays: Arrays) -> Iterator[Deviation]:
 def check_views(arrays: Arrays) -> Iterator[Deviation]:
     """Blur of 9 taps with reflection, of 23 taps with zeros, and solarization."""
     image = torch.from_numpy(arrays["image"]).permute(2, 0, 1)[None].float() / 255
-    for sigma in json.loads(str(arrays["settings"]))["sigmas"]:
+    for sigma in read_settings(arrays)["sigmas"]:
         spread = torch.tensor([sigma])
         ours = {
             "9_taps_reflect": photometry.blur(image, spread),

@@ -1,6 +1,5 @@
 """Golden files of the methods that reconstruct pixels."""
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -33,28 +32,25 @@ from tcore.model.positions import grid_positions, line_positions
 from tcore.model.vit import VisionTransformer
 from tcore.recipes import recipe
 from tcore.training import optim
-from tests.golden.compare import Arrays, Check, Deviation, deviation, logged_values, same_names, tensors
+from tests.golden.compare import (
+    Arrays,
+    Check,
+    Deviation,
+    deviation,
+    encoder_sizes,
+    logged_values,
+    read_settings,
+    same_names,
+    tensors,
+)
 
 VALUES, GRADIENTS = 2e-5, 2e-4
 Settings = Mapping[str, Any]
 
 
-def read_settings(arrays: Arrays) -> Settings:
-    found: Settings = json.loads(str(arrays["settings"]))
-    return found
-
-
 def sizes_of(settings: Settings, **other: Any) -> dict[str, Any]:
-    """Arguments of the frame encoder."""
-    names = {
-        "dim": "dim",
-        "depth": "depth",
-        "num_heads": "heads",
-        "patch_size": "patch",
-        "image_size": "image",
-    }
-    sizes = {ours: settings[theirs] for ours, theirs in names.items()}
-    return sizes | {"num_registers": 0, "layer_scale": None, "positions": "grid"} | other
+    """Arguments of the frame encoder, whose positions are fixed."""
+    return encoder_sizes(settings, **{"positions": "grid"} | other)
 
 
 def decoder_of(settings: Settings, **other: Any) -> PixelDecoder:

@@ -1,6 +1,5 @@
 """T-CoRe's golden files: every value comes from the functions that training and evaluation call."""
 
-import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -28,6 +27,7 @@ from tests.golden.compare import (
     compare,
     deviation,
     logged_values,
+    read_settings,
     same_names,
     take_step,
     tensors,
@@ -179,7 +179,7 @@ def check_update(arrays: Arrays, settings: Mapping[str, Any]) -> Iterator[Deviat
 
 def check_training_step(arrays: Arrays) -> Iterator[Deviation]:
     """One whole step: losses and gradients in both forms, centers, parameters after the update."""
-    settings = json.loads(str(arrays["settings"]))
+    settings = read_settings(arrays)
     yield from check_losses_and_gradients(arrays, settings, "release", "grad")
     yield from check_losses_and_gradients(arrays, settings, "paper", "grad_paper")
     yield from check_update(arrays, settings)

@@ -1,5 +1,6 @@
 """What the checks of golden files share: deviations, names, a step of the optimizer, schedules."""
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -52,6 +53,19 @@ def same_names(what: str, golden: Iterable[str], ours: Iterable[str]) -> Deviati
 def tensors(arrays: Arrays, prefix: str) -> dict[str, Tensor]:
     """The arrays under a prefix as tensors, without it."""
     return {k[len(prefix) :]: torch.from_numpy(v) for k, v in arrays.items() if k.startswith(prefix)}
+
+
+def read_settings(arrays: Arrays) -> dict[str, Any]:
+    """The settings that a file was made with."""
+    found: dict[str, Any] = json.loads(str(arrays["settings"]))
+    return found
+
+
+def encoder_sizes(settings: Mapping[str, Any], **own: Any) -> dict[str, Any]:
+    """Arguments of the frame encoder of a file: no registers, no LayerScale."""
+    names = {"num_heads": "heads", "patch_size": "patch", "image_size": "image"}
+    sizes = {ours: settings[theirs] for ours, theirs in (names | {"dim": "dim", "depth": "depth"}).items()}
+    return sizes | {"num_registers": 0, "layer_scale": None} | own
 
 
 class Check(NamedTuple):

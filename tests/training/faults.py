@@ -158,7 +158,7 @@ def holds(run: Path, process: Process) -> bool:
 
 def gone(processes: list[int]) -> None:
     """Wait for processes to be gone."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while any(map(is_alive, processes)) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not any(map(is_alive, processes))

@@ -289,12 +289,18 @@ def free_port() -> int:
         return int(found.getsockname()[1])
 
 
+def waits(pid: int) -> bool:
+    """Whether a process sleeps: a script that has started another one and waits for its end."""
+    shown = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=True)
+    return shown.stdout.startswith("S")
+
+
 @pytest.mark.parametrize("asked", [signal.SIGTERM, signal.SIGUSR1])
 def test_slurm_job_that_is_asked_to_leave_stops_its_processes_and_is_requeued(
     tmp_path: Path, asked: signal.Signals
 ) -> None:
     # Stand-ins for SLURM's commands write down how they are called.
-    wait = "sleep 20 > /dev/null 2>&1 & wait"
+    wait = "sleep 60 > /dev/null 2>&1 & wait"
     commands = {
         "srun": f'trap "echo stopped >> log; exit 143" TERM\necho "srun $*" >> log\n{wait}',
         "scontrol": 'echo "scontrol $*" >> log\n[[ $1 != show ]] || printf "node1\\nnode2\\n"',
@@ -311,12 +317,12 @@ def test_slurm_job_that_is_asked_to_leave_stops_its_processes_and_is_requeued(
         stderr=subprocess.PIPE,
     )
     log = tmp_path / "log"
-    deadline = time.monotonic() + 20
-    while not (log.exists() and "srun" in log.read_text()) and time.monotonic() < deadline:
+    deadline = time.monotonic() + 60
+    while not (log.exists() and "srun" in log.read_text() and waits(job.pid)):
+        assert time.monotonic() < deadline, "srun was never called"
         time.sleep(0.02)
-    time.sleep(0.1)  # until the stand-in minds signals
     job.send_signal(asked)
-    said = job.communicate(timeout=20)[1].decode()
+    said = job.communicate(timeout=60)[1].decode()
     assert job.returncode == 0
     assert "job 20007" in said
     assert "back into the queue" in said

@@ -75,10 +75,7 @@ def test_a_run_killed_fifty_times_under_load_equals_one_that_never_was(tmp_path:
 
 @pytest.mark.parametrize("asked", [signal.SIGTERM, signal.SIGUSR1])
 def test_a_signal_saves_and_leaves_with_zero_and_the_same_command_goes_on(
-    asked: signal.Signals,
-    tmp_path: Path,
-    whole: Path,
-    capsys: pytest.CaptureFixture[str],
+    asked: signal.Signals, tmp_path: Path, whole: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run, config = tmp_path / "run", tiny(keep_every=3, checkpoint_every=100)
     with pytest.raises(SystemExit) as left:
@@ -108,9 +105,7 @@ def test_a_job_that_is_asked_to_leave_is_gone_within_thirty_seconds(
     assert_same_run(run, whole)
 
 
-def test_a_signal_to_all_processes_of_a_job_does_not_lose_the_reading_ones(
-    tmp_path: Path,
-) -> None:
+def test_a_signal_to_all_processes_of_a_job_does_not_lose_the_reading_ones(tmp_path: Path) -> None:
     run, store = tmp_path / "run", make_store(tmp_path / "store")
     strangers = children_of(os.getpid())  # what other tests of this process have left running
     workers: list[int] = []
@@ -240,9 +235,7 @@ def test_a_process_that_is_about_to_name_a_lost_one_is_not_ended_by_torchrun_bef
 # Reading processes
 
 
-def test_a_reading_process_that_is_killed_is_one_line_and_no_hang(
-    tmp_path: Path,
-) -> None:
+def test_a_reading_process_that_is_killed_is_one_line_and_no_hang(tmp_path: Path) -> None:
     run, store = tmp_path / "run", make_store(tmp_path / "store")
     strangers = children_of(os.getpid())  # what other tests of this process have left running
     victims: list[int] = []

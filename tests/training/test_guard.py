@@ -123,11 +123,11 @@ def test_the_place_of_a_thread_is_a_line_of_the_package() -> None:
 
     def stay() -> None:
         there.set()
-        done.wait(10)
+        done.wait(60)
 
     thread = threading.Thread(target=lambda: distributed.on_first(stay))
     thread.start()
-    there.wait(10)
+    assert there.wait(60)
     place = guard.place_of(thread.ident or 0)
     done.set()
     thread.join()

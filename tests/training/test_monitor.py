@@ -42,7 +42,7 @@ def test_a_slow_store_is_warned_of_once_during_a_run(
     usual = FolderStore.read
 
     def slow(self: FolderStore, video: int, frames: Sequence[int]) -> list[Frame]:
-        time.sleep(0.02)
+        time.sleep(0.05)  # more than a tenth of a step, on a busy machine too
         return usual(self, video, frames)
 
     monkeypatch.setattr(FolderStore, "read", slow)
