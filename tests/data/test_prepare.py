@@ -294,7 +294,7 @@ def test_a_process_without_a_new_frame_is_killed(
     task = one_task(videos, tmp_path / "store")
 
     def stall(task: Task, item: Item, writer: ShardWriter, beat: Callable[[], None]) -> None:
-        packing.STALL_S = 0.1  # from now on: what comes before may take long on a busy machine
+        monkeypatch.setattr(packing, "STALL_S", 0.1)  # what came before may take long on a busy machine
         beat()
         time.sleep(60)
 

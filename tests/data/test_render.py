@@ -17,13 +17,7 @@ from tcore.config import ViewsConfig
 from tcore.data import photometry
 from tcore.data import render as rendering
 from tcore.data.boxes import plain_views
-from tcore.data.render import (
-    MEAN,
-    STD,
-    render,
-    render_pixels,
-    shrinks_down_first,
-)
+from tcore.data.render import MEAN, STD, render, render_pixels, shrinks_down_first
 from tcore.data.views import NO_JITTER, ViewPlan, random_boxes, sample_views
 from tcore.errors import InputError
 

@@ -16,15 +16,7 @@ from tcore.errors import InputError
 from tcore.methods import build_sampling, build_source
 from tcore.methods.sampling import SandwichSampling
 from tcore.methods.settings import Auxiliary, SandwichConfig
-from tests.data.painted import (
-    ALL_MASKED,
-    TINY,
-    Painted,
-    paint,
-    samples_of,
-    sandwiches_of,
-    videos_of,
-)
+from tests.data.painted import ALL_MASKED, TINY, Painted, paint, samples_of, sandwiches_of, videos_of
 from tests.tiny import change
 
 # Epochs

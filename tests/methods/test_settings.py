@@ -8,15 +8,7 @@ from typing import Any
 import pytest
 
 from tcore import Config, InputError
-from tcore.config import (
-    METHODS,
-    differences,
-    flatten,
-    from_dict,
-    override,
-    to_dict,
-    validate,
-)
+from tcore.config import METHODS, differences, flatten, from_dict, override, to_dict, validate
 from tcore.methods.settings import LossConfig, TCoReSettings
 from tests.tiny import change, settings_of, shrunk
 

@@ -2,12 +2,7 @@ import torch
 import torch.nn.functional as F
 
 from tcore.methods.settings_groups import RegionConfig
-from tcore.model.clustering import (
-    cluster,
-    draw_distinct,
-    k_means,
-    sample_noise,
-)
+from tcore.model.clustering import cluster, draw_distinct, k_means, sample_noise
 
 
 def test_noise_is_a_function_of_the_samples_seed_and_uniform() -> None:

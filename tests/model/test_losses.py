@@ -6,11 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tcore.model.losses import (
-    cross_entropy,
-    koleo_loss,
-    sinkhorn_targets,
-)
+from tcore.model.losses import cross_entropy, koleo_loss, sinkhorn_targets
 
 PROTOTYPES = 7
 TEMPERATURE = 0.1

@@ -13,13 +13,7 @@ from tcore.errors import InputError
 from tcore.evaluation.benchmarks import find_benchmark
 from tcore.evaluation.protocols import TCORE
 from tcore.show.clips import Times, evenly, open_clip
-from tcore.show.propagation import (
-    PropagatedClip,
-    label_clip,
-    propagation_figure,
-    score_frames,
-    with_truth,
-)
+from tcore.show.propagation import PropagatedClip, label_clip, propagation_figure, score_frames, with_truth
 from tests.conftest import Refused
 from tests.evaluation.layouts import write_davis, write_jhmdb, write_vip
 
