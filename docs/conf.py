@@ -21,3 +21,5 @@ python_use_unqualified_type_names = True
 html_theme = "furo"  # light and dark, by the reader's system or a button
 html_title = f"tcore {version}"
 html_show_sphinx = False
+html_static_path = ["_static"]
+html_css_files = ["tables.css"]
