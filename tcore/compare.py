@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, get_args
 
 import numpy as np
 
-from tcore.config import Config, differences, flatten, from_dict, override, to_dict, validate
+from tcore.config import Config, differences, flatten, from_dict, override, to_dict
 from tcore.device import choose_device, num_cores
 from tcore.errors import InputError
 from tcore.evaluation.benchmarks import find_benchmark
@@ -34,12 +34,11 @@ from tcore.lab import (
     run_jobs,
     train_and_score,
 )
-from tcore.pretrain import read_init, train
+from tcore.pretrain import check_training, train
 from tcore.recipes import recipe
 from tcore.show.comparison import GRIDS, draw_scores, markdown
 from tcore.show.runs import read_run
 from tcore.text import Say, print_error, silent, to_stderr, to_stdout
-from tcore.training.loop import open_source
 from tcore.training.plan import measure_speed
 
 WORK, COST, SCORES, SPEED = "job.json", "cost.json", "scores.json", "speed.json"
@@ -117,12 +116,12 @@ class Entry:
 
 @dataclass(frozen=True)
 class Budget:
-    """How long every row is trained: one of three; without any, as long as its recipe says."""
+    """How long every row is trained, given in one of three ways; without any, as long as its recipe says."""
 
     steps: int | None = None
     samples: int | None = None
     minutes: float | None = None
-    """Of the device at hand, at the steady speed that is measured first."""
+    """Minutes of training on this device, at the steady speed that is measured first."""
 
     def steps_of(self, config: Config, samples_per_second: float | None) -> int | None:
         """The length of a run in steps."""
@@ -177,7 +176,7 @@ def compare(
         if Row(entry.name).folder != entry.name:
             raise InputError(f"row {entry.name!r} is no name of a folder: use letters, digits, . _ and -.")
         try:
-            check_entry(entry, shared)
+            check_training(entry.config, shared.frames)
         except InputError as error:
             raise InputError(f"row {entry.name}: {error}") from error
     if measure or budget.minutes is not None:
@@ -199,14 +198,6 @@ def compare(
     lines = write_table(out, names, draw=True)
     refuse_failed(failed, len(jobs), out)
     return lines
-
-
-def check_entry(entry: Entry, shared: Shared) -> None:
-    """Refuse a row whose training could not begin."""
-    config = validate(entry.config)
-    choose_device(config.runtime.device)
-    read_init(config)
-    open_source(config, shared.frames)
 
 
 def measure_rows(
@@ -253,7 +244,7 @@ def refuse_other(before: Config, now: Config, folder: Path) -> None:
 
 
 def prepare_job(entry: Entry, out: Path, shared: Shared) -> Job:
-    """Write what a run is to do; one with other settings is refused, one that was scored otherwise is not."""
+    """Write the settings of a run; a run with other settings is refused, one scored in another way is not."""
     folder = out / entry.name / f"seed-{entry.config.seed}"
     scoring = {"datasets": [list(each) for each in shared.datasets], "precision": shared.precision}
     work = {"recipe": entry.recipe, "frames": shared.frames, "config": to_dict(entry.config), **scoring}
@@ -272,7 +263,7 @@ def prepare_job(entry: Entry, out: Path, shared: Shared) -> Job:
 
 
 def read_work(folder: Path) -> dict[str, Any]:
-    """What a run is to do."""
+    """The settings of a run: how to train and score it."""
     found: dict[str, Any] = read_json(folder / WORK, "what to do from ", WORK_SHAPE, "remove it")
     return {"recipe": "", "frames": None, "datasets": [], "precision": "fp32"} | found
 
@@ -330,7 +321,7 @@ def speed_here(folder: Path, seconds: float) -> None:
 
 @contextmanager
 def among_others(path: Path) -> Iterator[Callable[[], Any]]:
-    """While entered, this process and others may be at work; what it gives waits until none of them is."""
+    """A shared lock: inside the block several processes may work; `alone` waits until no other one does."""
     import fcntl
 
     with path.open("w") as file:

@@ -78,7 +78,7 @@ class VitSpec:
     patch_size: Count = 16
     """Side of a patch, in pixels."""
     num_registers: AtLeastZero = 4
-    """Extra tokens that hold no place in the image."""
+    """Extra tokens that belong to no patch (registers)."""
     layer_scale: float | None = 1e-5
     """Initial gain of the residuals, or None for none; 1e-5 is T-CoRe's, the short recipes have 1."""
     drop_path: BelowOne = 0.1
@@ -86,7 +86,7 @@ class VitSpec:
     drop_path_rule: Literal["uniform", "linear"] = "uniform"
     """The same share in every block, or rising from 0 in the first to it in the last."""
     drop_path_form: Literal["subset", "sample"] = "subset"
-    """An exact share of the batch skips a residual, or each sample by itself with that probability."""
+    """An exact share of the batch skips a residual, or each sample independently with that probability."""
     auxiliary_drop_path: bool = True
     """Stochastic depth in the auxiliary branch too, as released."""
     position_std: Positive = 0.02
@@ -105,7 +105,7 @@ class VitSpec:
     train_patch_embed: bool = True
     """Train the projection of patches, or leave it as it starts (MoCo v3)."""
     reach: Count | None = None
-    """How far a patch looks, in patches up, down and to the sides, or everywhere, as published."""
+    """How far a patch attends, in patches up, down and to the sides, or everywhere, as published."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class OptimConfig:
     epochs: Count = 400
     """Length of the run; an epoch is one sandwich of every usable video."""
     steps: Count | None = None
-    """Length in steps; stands for epochs when given, and warm-ups become fractions of it."""
+    """Length in steps; replaces epochs when given, and warm-ups become fractions of it."""
     warmup_epochs: AtLeastZero = 20
     """Linear warm-up of the learning rate (5 % of the run where it is given in steps)."""
     warmup_peak: Literal["twice", "once"] = "twice"
@@ -141,7 +141,7 @@ class OptimConfig:
     clip: Positive = 3.0
     """Largest gradient norm."""
     clip_by: Literal["part", "parameter", "all", "none"] = "part"
-    """What is clipped by itself: each part (backbone, head, ...), each parameter, all as one, or nothing."""
+    """What is clipped separately: each part (backbone, head, ...), each parameter, all as one, or nothing."""
     betas: Betas = (0.9, 0.999)
     """Momenta of AdamW."""
     eps: Positive = 1e-8
@@ -201,7 +201,7 @@ class RuntimeConfig:
     log_every: Count = 10
     """Steps between two progress lines and health figures."""
     bad_samples: Share = 0.01
-    """Largest share of unreadable samples (others stand in for them) before training stops."""
+    """Largest share of unreadable samples (others replace them) before training stops."""
     verify_every: Count | None = None
     """Steps between two self-checks: a step is computed twice, bit for bit the same, or the run stops."""
     patience: Positive = 600.0
@@ -220,7 +220,7 @@ class Config:
 
     method: AnyMethod = field(default_factory=TCoReSettings)
     source: Literal["videos", "images"] = "videos"
-    """What samples are drawn from: videos, or single images whose neighbors stand in for the past."""
+    """What samples are drawn from: videos, or single images whose neighbors replace the past frame."""
     init: EncoderName | None = None
     """Encoder to start from: a run folder, a checkpoint or the word default (unset: random weights)."""
     seed: Seed = 0
@@ -232,7 +232,7 @@ class Config:
     checkpoint_every: Count = 500
     """Steps between two checkpoints."""
     keep_last: Count = 2
-    """Checkpoints that are kept; an older one stands in where the newest is damaged."""
+    """Checkpoints that are kept; an older one is used where the newest is damaged."""
     keep_every: Count | None = None
     """Steps between two encoders that are kept under encoders/ (default: 20 over the run)."""
     views: ViewsConfig = field(default_factory=ViewsConfig)

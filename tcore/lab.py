@@ -61,7 +61,7 @@ class Row(NamedTuple):
 
 
 ALONE = "--auxiliary none"
-# The masking setting that a row does not vary is the published one, whatever the recipe has.
+# The masking setting that a row does not vary is the published one, not the recipe's.
 PROBABILITY, RATIO = "--masking.probability 0.5", "--masking.ratio 0.1 0.5"
 
 # The T-CoRe paper's ablation tables: ViT-S/16, 100 epochs, DAVIS-2017.
@@ -313,7 +313,7 @@ def run_jobs(
     failed = []
     # A GPU can train the next run while one is scored; CPU cores cannot.
     pool, processes = ThreadPoolExecutor(sum(2 if device else 1 for device in devices)), Processes()
-    # A terminal interrupts all processes by itself; a scheduler or `kill` reaches only the lab.
+    # Ctrl-C in a terminal reaches all processes; a signal of a scheduler or of `kill` reaches only the lab.
     with on_signals((one.name for one in SIGNALS), signal.default_int_handler):
         try:
             futures = [pool.submit(run, job, free, processes) for job in jobs]

@@ -1,7 +1,7 @@
 """Recipes of the methods that reconstruct pixels: as published, and short twins; docs/methods.md has sources.
 
 Kinetics-400 has 239,789 videos. Published gaps and strides need a store of 8 frames per second
-(`tcore prepare VIDEOS STORE --fps 8`); the short twins count frames of whatever store there is.
+(`tcore prepare VIDEOS STORE --fps 8`); the short twins count frames of any store.
 """
 
 from dataclasses import replace
@@ -14,7 +14,6 @@ from tcore.methods.settings_pixel import (
     MaeSettings,
     MaeStSettings,
     PairConfig,
-    PixelMethodSettings,
     RcMaeSettings,
     RspSettings,
     SiamMaeSettings,
@@ -100,34 +99,20 @@ SHORT_PAIR, SHORT_CLIP = PairConfig(gap_frames=(1, 6)), ClipConfig(frames=8, str
 SHORT_BATCH = {"siammae": 256, "cropmae": 256, "rsp": 128, "dropmae": 128, "videomae": 128, "maest": 64}
 
 
-def short_settings(settings: PixelMethodSettings) -> PixelMethodSettings:
-    """The same method with a spacing that stores of few frames have."""
-    if isinstance(settings, SiamMaeSettings | RspSettings | DropMaeSettings):
-        return replace(settings, pair=SHORT_PAIR)
-    if isinstance(settings, VideoMaeSettings | MaeStSettings):
-        return replace(settings, clip=SHORT_CLIP)
-    return settings
-
-
 def short(name: str) -> tuple[Config, str]:
     """The short twin of a method: a few hundred clips, 1,000 steps."""
     config, _ = PUBLISHED[name]
-    assert isinstance(config.method, PixelMethodSettings)
-    batch = SHORT_BATCH.get(name, 512)
-    optim = replace(config.optim, steps=1000, batch=batch, base_lr=1e-3 * 256 / batch, repeat=1)
-    made = replace(
-        config,
-        method=short_settings(config.method),
-        optim=optim,
-        keep_every=500,
-        runtime=RuntimeConfig(log_every=25),
-    )
-    spacing = ""
-    if hasattr(made.method, "pair"):
+    method, spacing, batch = config.method, "", SHORT_BATCH.get(name, 512)
+    if isinstance(method, SiamMaeSettings | RspSettings | DropMaeSettings):
+        method = replace(method, pair=SHORT_PAIR)
         spacing = "; pairs 1 to 6 frames of the store apart, not the published spacing"
-    elif hasattr(made.method, "clip"):
+    elif isinstance(method, VideoMaeSettings | MaeStSettings):
+        method = replace(method, clip=SHORT_CLIP)
         spacing = "; clips of 8 consecutive frames of the store, not the published spacing"
-    return made, f"{config.method.name} on a few hundred clips of your own, minutes on one GPU{spacing}."
+    optim = replace(config.optim, steps=1000, batch=batch, base_lr=1e-3 * 256 / batch, repeat=1)
+    runtime = RuntimeConfig(log_every=25)
+    made = replace(config, method=method, optim=optim, keep_every=500, runtime=runtime)
+    return made, f"{method.name} on a few hundred clips of your own, minutes on one GPU{spacing}."
 
 
 PIXEL_RECIPES: dict[str, tuple[Config, str]] = {

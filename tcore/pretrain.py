@@ -12,9 +12,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from tcore.config import Config
+from tcore.config import Config, validate
 from tcore.data.images import Frame
 from tcore.data.stores import FrameStore
+from tcore.device import choose_device
 from tcore.errors import InputError
 from tcore.evaluation.benchmarks import find_benchmark
 from tcore.evaluation.card import Card
@@ -36,7 +37,7 @@ from tcore.methods.match_quality import (
 from tcore.model.vit import VisionTransformer, build_vit, save_safetensors
 from tcore.text import Say, format_seconds, silent
 from tcore.training.checkpoint import Init, encoder_card
-from tcore.training.loop import OnStep, ScoreNow, train_run
+from tcore.training.loop import OnStep, ScoreNow, open_source, train_run
 
 BEST, BEST_CARD = "encoder-best.safetensors", "encoder-best.json"
 # About half of the published 480x880, in whole patches of 8 or 16: a sixteenth of the pairs to compare.
@@ -147,7 +148,7 @@ class Scoring:
         )
 
     def cycle_clips(self) -> Iterator[Sequence[Frame]] | None:
-        """Clips for the cycle consistency; None stands for rendered ones."""
+        """Clips for the cycle consistency; None for rendered ones."""
         return None if self.cycle_frames is None else store_clips(FrameStore.open(self.cycle_frames))
 
     def clips_of(self) -> str:
@@ -164,13 +165,13 @@ class Scoring:
             best = self._keep_best(now, row)
         except AbandonedError:
             now.say(f"step {now.step}: stop requested; it is scored when the run resumes.")
-        except Exception as error:  # whatever it is, training is worth more
+        except Exception as error:  # of any kind: training must continue
             what = "" if isinstance(error, InputError) else f"{type(error).__name__}: "
             now.say(f"warning: step {now.step} could not be scored: {what}{' '.join(str(error).split())}")
         else:
             now.say(describe(now.step, row, best, time.perf_counter() - begun))
         if now.device.type == "cuda":
-            torch.cuda.empty_cache()  # what scoring needed is training's again
+            torch.cuda.empty_cache()  # return the memory of scoring to training
 
     def _row(self, now: ScoreNow, encoder: Encoder, folder: Path) -> Row:
         return score_step(encoder, folder, self._card(now), self.cycle_clips(), self.clips_of())
@@ -206,7 +207,7 @@ class Scoring:
 
 
 def _encoder(now: ScoreNow) -> Encoder:
-    """A copy of the encoder, so that nothing that is trained can notice."""
+    """A copy of the encoder, so that scoring cannot change what is trained."""
     with torch.random.fork_rng(devices=[]):
         vit = build_vit(now.config.vit, now.config.views.global_size)
     vit.load_state_dict(dict(now.weights))
@@ -245,7 +246,7 @@ def _matching_said(row: Row) -> str:
 
 
 def write_best(run: Path, weights: Mapping[str, Tensor], best: Best, row: Row, config: Config) -> None:
-    """Keep an encoder as the best. What it is stands in the file itself, so that the two never part."""
+    """Keep an encoder as the best; its step and score are in the metadata of the same file."""
     save_safetensors(weights, run / BEST, {"best": json.dumps(best._asdict())})
     scored = {name: row[name] for name in ("weights", "scores", "cycle")}
     card = encoder_card(config, best.step) | {"best": best._asdict() | scored}
@@ -295,6 +296,15 @@ def read_init(config: Config) -> Init | None:
         before, after = ("everywhere" if reach is None else f"up to {reach} patches away" for reach in both)
         lines.append(f"  its patches attended {before}, and now attend {after} (--vit.reach)")
     return Init(config.init, encoder.fingerprint(), state, lines)
+
+
+def check_training(config: Config, frames: str | None, neighbors: Path | None = None) -> Config:
+    """Refuse a training that could not begin; returns its settings, checked."""
+    config = validate(config)
+    choose_device(config.runtime.device)
+    read_init(config)
+    open_source(config, frames, neighbors)
+    return config
 
 
 def _check_sizes(vit: VisionTransformer, config: Config) -> None:

@@ -399,7 +399,7 @@ RECIPES |= {
 
 
 def recipe_of(method: str, family: str) -> str:
-    """The recipe of a method in the family that one of T-CoRe's recipes stands for.
+    """The recipe of a method that corresponds to one of T-CoRe's recipes.
 
     >>> recipe_of("dino", "vits16-short"), recipe_of("dino", "quickstart"), recipe_of("tcore", "quickstart")
     ('vits16-dino-short', 'quickstart-dino', 'quickstart')

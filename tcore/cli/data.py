@@ -99,7 +99,7 @@ class Check:
     config: Settings = field(default_factory=Config)
 
     def execute(self) -> None:
-        """Print the findings; exit code 1 if training, or the benchmark, would go wrong."""
+        """Print the findings; exit code 1 if training, or the benchmark, would fail."""
         from tcore.show.check import check as check_folder
 
         at_least(1, sample=self.sample)

@@ -198,7 +198,7 @@ class Propagate(WithProtocol):
     """Propagate a mask or points through a video: masks or tracks, an overlay, a confidence per frame."""
 
     video: Positional[tuple[Path, ...]]
-    """Video files or folders of frames, one or more; a folder of video files stands for all of them."""
+    """Video files or folders of frames, one or more; a folder of video files means all of them."""
     labels: UseAppendAction[tuple[tuple[Path, ...], ...]] = ()
     """PNG masks by frame number (00012.png; first.png: --start), CSV or JSON of points, or their folder."""
     box: UseAppendAction[tuple[tuple[str, float, float, float, float], ...]] = ()
@@ -214,7 +214,7 @@ class Propagate(WithProtocol):
     end: str | None = None
     """The last frame, included (unset: the end of the video)."""
     every: int = 1
-    """Take every so many frames."""
+    """Take every N-th frame."""
     out: Path | None = None
     """New folder (unset: propagated/NAME-OF-VIDEO); of several videos, it holds a folder each."""
     detail: Literal["coarse", "fine", "finest"] | None = None

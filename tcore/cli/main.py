@@ -1,4 +1,4 @@
-"""The command line: a verb, a command; one line and an exit code for whatever goes wrong."""
+"""The command line: from a verb to its command; errors are one line and an exit code."""
 
 import importlib
 import os

@@ -321,11 +321,8 @@ def lab(argv: list[str]) -> None:
 
 def check_row(row: "Row", plan: "Plan", command: Lab) -> None:
     """Refuse a row whose training could not begin, before the first one is trained."""
-    from tcore.config import validate
-    from tcore.device import choose_device
     from tcore.lab import Job
-    from tcore.pretrain import read_init
-    from tcore.training.loop import open_source
+    from tcore.pretrain import check_training
 
     job = Job(row, 0, Path(row.folder))
     train = checked_training(job.commands(plan)[0][1:])
@@ -333,17 +330,13 @@ def check_row(row: "Row", plan: "Plan", command: Lab) -> None:
         raise InputError("the lab gives --run and --seed itself; use --out and --seeds.")
     if command.size is not None and min(command.size) < train.config.vit.patch_size:
         raise InputError(f"--size {command.size}: smaller than a patch; try 240 432.")
-    config, scoring = validate(train.config), train.scoring()
-    choose_device(config.runtime.device)
-    read_init(config)
-    if scoring is not None:
+    config = check_training(train.config, train.store, train.neighbors)
+    if (scoring := train.scoring()) is not None:
         scoring.check(config.vit.patch_size)
-    if train.store is not None:
-        open_source(config, train.store, train.neighbors)
 
 
 def checked_training(words: list[str]) -> Train:
-    """The training that some words stand for, if it is one."""
+    """The training command that some words make, checked."""
     try:
         train = parse_train(words)
     except SystemExit as stop:  # tyro has said what is wrong

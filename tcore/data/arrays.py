@@ -1,4 +1,4 @@
-"""What callers from Python have, made into arrays: frames, masks, points."""
+"""Frames, masks and points of Python callers, converted to arrays."""
 
 from pathlib import Path
 from typing import Any

@@ -133,7 +133,7 @@ def num_starts(length: int, frames: int, stride: int) -> int:
 
 
 def spread_clip(length: int, frames: int, clip: float, uniform: float) -> list[int]:
-    """Frames spread evenly over a clip of so many frames (MAE-ST); beyond the end the last repeats."""
+    """Frames spread evenly over a clip of `clip` frames (MAE-ST); beyond the end the last repeats."""
     start = max(length - clip, 0) * uniform
     spread = np.linspace(start, start + clip - 1, frames)
     return np.clip(spread, 0, length - 1).astype(np.int64).tolist()

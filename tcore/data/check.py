@@ -71,7 +71,7 @@ def check_store(
     packed, usable, gaps = isinstance(store, PackedStore), np.ones(len(store), bool), dict[int, float]()
     chosen = choose_videos(len(store), sample, config.seed, full)
     if sampling is None:
-        findings = Findings(f"{'a packed store' if packed else 'a folder'} of images, each by itself", path)
+        findings = Findings(f"{'a packed store' if packed else 'a folder'} of single images", path)
         folders = len({name.rpartition("/")[0] for name in store.names})
         findings.say("images", f"{len(store):,} in {folders:,} folders", images=len(store), folders=folders)
     else:
@@ -378,7 +378,7 @@ def check_duplicates(findings: Findings, store: FrameStore, noun: str, config: C
 
 
 def look_at(store: FrameStore, video: int, distance: int, full: bool) -> Look:
-    """Decode frames of a video small; changes are measured between frames this far apart."""
+    """Decode frames of a video as thumbnails; changes are measured between frames this far apart."""
     length = int(store.lengths[video])
     distance = min(max(1, distance), max(1, length - 1))
     thumbs: dict[int, Thumb] = {}

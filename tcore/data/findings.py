@@ -1,4 +1,4 @@
-"""What a check found: lines for a person, figures for a machine, and whether training would go wrong."""
+"""The result of a check: lines for a person, figures for a program, and whether training would fail."""
 
 import itertools
 from collections import Counter
@@ -56,13 +56,13 @@ class Findings:
 
     @property
     def exit_code(self) -> int:
-        """1 where training (or the benchmark) would go wrong."""
+        """1 where training (or the benchmark) would fail."""
         return int(any(problem.level == "error" for problem in self.problems))
 
     def text(self) -> str:
         """The report for a person: errors last, where they are seen."""
         problems = sorted(self.problems, key=lambda problem: LEVELS.index(problem.level))
-        verdict = "something here would go wrong" if self.exit_code else "nothing here stands in the way"
+        verdict = "there are errors: see above" if self.exit_code else "no errors found"
         lines = [f"{problem.level}: {problem.text}" for problem in problems]
         return "\n".join([f"{self.path}: {self.kind}", "", *self.lines, "", *lines, verdict])
 

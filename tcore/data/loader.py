@@ -36,7 +36,7 @@ def render_batch(raw: RawBatch, device: torch.device, kernels: Kernels = PLAIN) 
     frames = pad(send_beside(raw.pixels, device), raw.sizes)
     crops: dict[str, Tensor] = {}
     for side in dict.fromkeys(sides.values()):
-        # Crops of one size in one go: a GPU makes them sooner than the host asks for one kind after another.
+        # All crops of one size at once: launching one kind after another takes longer than a GPU's work.
         plans = {name: raw.plans[name] for name in sides if sides[name] == side}
         together = ViewPlan.concatenate(list(plans.values()))
         made = render(frames, together, side, kernels, raw.sampling.filter).split(
@@ -65,7 +65,7 @@ def _copy_stream(device: torch.device) -> torch.cuda.Stream:
 
 
 class Carrier(Dataset[RawBatch | InputError]):
-    """Carries bad input out of a reading process as a value; raised there, it would become a traceback."""
+    """Returns bad input from a reading process as a value; raised there, it would become a traceback."""
 
     def __init__(self, source: Source) -> None:
         self.source = source
@@ -92,7 +92,7 @@ def load(
     indices = range(first_step * accumulate, num_steps * accumulate)
     workers = num_workers(source)
     with warnings.catch_warnings():
-        # More processes than cores have been asked for by name: no accident to be warned of, twice.
+        # The user set more processes than there are cores: PyTorch would warn about it twice.
         warnings.filterwarnings("ignore", message="This DataLoader will create")
         loader = DataLoader(
             Carrier(source),

@@ -135,7 +135,7 @@ class ImageSource(Source):
     def read_frames(
         self, step: int, slot: int, clip: int, rng: np.random.Generator, needed: Sequence[str]
     ) -> dict[str, Frame]:
-        """The image, and a neighbor for whatever else is needed."""
+        """The image itself as the current frame, and a neighbor for every other one."""
         image = int(self.clips.video[clip])
         videos = {name: image if name == "current" else self.neighbor(step, slot, image) for name in needed}
         return {name: self.store.read(video, [0])[0] for name, video in videos.items()}

@@ -275,7 +275,9 @@ class ShardWriter:
     def add(self, name: str, data: bytes) -> None:
         """Append the next frame of the current video, a JPEG or PNG file."""
         suffix = ".png" if data[:4] == b"\x89PNG" else ".jpg"
-        head = _header(f"{name}/{len(self._sizes):05d}{suffix}", len(data))
+        member = tarfile.TarInfo(f"{name}/{len(self._sizes):05d}{suffix}")
+        member.size, member.mode = len(data), 0o644  # the header depends on nothing else
+        head = member.tobuf(tarfile.GNU_FORMAT, "utf-8", "surrogateescape")
         self._file.write(head + data + bytes(_padded(len(data)) - len(data)))
         self._offsets.append(self._end + len(head))
         self._sizes.append(len(data))
@@ -337,13 +339,6 @@ def write_index(
         "shards": [{"bytes": shard.bytes, "sha256": shard.sha256} for shard in shards],
     }
     write_json(root / STORE, about)
-
-
-def _header(name: str, size: int) -> bytes:
-    """A tar header that depends on name and size alone."""
-    member = tarfile.TarInfo(name)
-    member.size, member.mode = size, 0o644
-    return member.tobuf(tarfile.GNU_FORMAT, "utf-8", "surrogateescape")
 
 
 def _padded(size: int) -> int:

@@ -1,4 +1,4 @@
-"""Part of a video: from one frame to another, every so many of them; and frames in memory."""
+"""Part of a video: from one frame to another, every n-th of them; and frames in memory."""
 
 import math
 import re
@@ -19,7 +19,7 @@ Clip = UInt8[np.ndarray, "time height width 3"]
 
 
 class PartOfVideo(Video):
-    """Every so many frames of a video from one to another, both included; `stems` has their own numbers."""
+    """Every n-th frame of a video from one to another, both included; `stems` has the original numbers."""
 
     def __init__(self, whole: Video, start: int, end: int | None, every: int) -> None:
         self.whole, self.start, self.every = whole, start, every

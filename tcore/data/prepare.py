@@ -341,7 +341,7 @@ def _clean(store: Path) -> None:
 def list_source(source: Path, images: bool) -> tuple[Path, str, list[Item]]:
     """The folder, the kind (videos, frames, images or rendered) and the videos that a source offers.
 
-    These are video files, or else folders of frames; with `images`, every image by itself.
+    These are video files, or else folders of frames; with `images`, every image is a video of one frame.
     """
     if str(source).startswith(("rendered:", "varied:")) and not source.exists():
         count = re.fullmatch(r"(rendered|varied):([0-9]{1,7})", str(source))

@@ -42,7 +42,7 @@ def render_varied(
     # The shutter is open for a part of the time between two frames.
     instants = np.linspace(0, rng.uniform(0.1, 0.8), 3) if rng.random() < 0.5 else np.zeros(1)
     frames = np.empty((len(instants), num_frames, size, size, 3), np.uint8)
-    ids = np.zeros((2, num_frames, size, size), np.uint8)  # nobody asks for them
+    ids = np.zeros((2, num_frames, size, size), np.uint8)  # not used
     for exposed, instant in zip(frames, instants, strict=True):
         t = np.arange(num_frames) + instant
         develop(paint(scene, stamps, t, ids[0], ids[1]), light, t, noise, starts, exposed)

@@ -310,7 +310,7 @@ def pad(pixels: UInt8[Tensor, " bytes"], sizes: list[Size]) -> UInt8[Tensor, "{l
     height, width = (max(sides) for sides in zip(*sizes, strict=True))
     padded = pixels.new_zeros(len(sizes), height, width, 3)
     first = 0
-    for (rows, columns), run in groupby(sizes):  # frames of one video in one go
+    for (rows, columns), run in groupby(sizes):  # frames of one video at once
         count = len(list(run))
         own, pixels = pixels.tensor_split([count * rows * columns * 3])
         padded[first : first + count, :rows, :columns] = own.view(count, rows, columns, 3)

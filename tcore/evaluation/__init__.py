@@ -1,1 +1,1 @@
-"""What the features are worth."""
+"""Label propagation, scores, benchmarks, encoders in and out."""

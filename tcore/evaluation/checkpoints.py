@@ -182,7 +182,7 @@ def load_strictly(module: nn.Module, state: dict[str, Tensor], source: Path) -> 
 
 
 def refuse_problems(problems: Sequence[str], source: str) -> None:
-    """Refuse weights of which some do not fit."""
+    """Refuse weights if some of them do not fit."""
     if problems:
         raise InputError(
             f"weights of {source} do not fit, {len(problems)} keys: {list_some(problems, 10, '; ')}."
@@ -362,7 +362,7 @@ SPACE = ("pos_embed_class", "pos_embed_spatial", "pos_embed_temporal")  # MAE-ST
 
 
 class Unified(NamedTuple):
-    """Weights by the names of a frame encoder, what follows for its sizes, and what was done."""
+    """Weights by the names of a frame encoder, sizes that they imply, and notes on what was done."""
 
     weights: Weights
     sizes: dict[str, Any]

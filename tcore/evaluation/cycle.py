@@ -75,7 +75,7 @@ def cycle_consistency(
     return float(np.mean(found))
 
 
-@lru_cache(maxsize=1)  # a run asks for them again and again
+@lru_cache(maxsize=1)  # a run uses them at every score
 def rendered_clips(side: int, count: int = CLIPS, frames: int = FRAMES) -> tuple[Sequence[Frame], ...]:
     """Rendered videos that training never sees."""
     return tuple(

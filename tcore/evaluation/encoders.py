@@ -350,7 +350,7 @@ def load_timm(name: str, pretrained: bool = True) -> Encoder:
 
 
 def _load_resnet(timm: Any, name: str, pretrained: bool) -> Encoder:
-    """The third stage of a ResNet, of stride 16, or of stride 8 with dilated convolutions in its place."""
+    """The third stage of a ResNet, of stride 16, or of stride 8 by dilated convolutions."""
     bare, _, stride = name.partition("@")
     if stride not in ("", "8", "16"):
         raise InputError(

@@ -10,9 +10,9 @@ from PIL import Image
 
 from tcore.data.images import BAD_IMAGE, image_problem, open_image
 from tcore.errors import InputError
+from tcore.evaluation.scores import VOID as VOID
 
 Ids = UInt8[np.ndarray, "height width"]
-VOID = 255
 
 
 def read_ids(path: Path) -> Ids:

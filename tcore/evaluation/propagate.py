@@ -133,7 +133,7 @@ class Propagator:
     def _means(
         self, features: Features
     ) -> tuple[Float[Tensor, "channels lines places"], Float[Tensor, "lines places 1"]]:
-        """Mean features of every four cells, lines first, and labels that nobody reads."""
+        """Mean features of every four cells, lines first, and labels that are not used."""
         unit = F.normalize(features.float(), dim=0)
         mean = F.avg_pool2d(unit[None], 2, ceil_mode=True, count_include_pad=False)[0]
         mean = mean.transpose(1, 2) if self._turned else mean

@@ -118,7 +118,7 @@ def encode(
     """Features of one frame at the input size.
 
     The benchmarks' protocols resize without antialiasing; `smooth` adds it where a frame shrinks by 1.5
-    or more, as for large videos of one's own.
+    or more, as for a user's large videos.
     """
     if smooth and frame.shape[0] >= 1.5 * size[0]:
         frame = np.asarray(Image.fromarray(frame).resize((size[1], size[0]), Image.Resampling.BILINEAR))

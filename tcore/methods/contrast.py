@@ -92,7 +92,7 @@ class Contrast(Method):
         return {"contrast": self.scale() * rows.sum() / videos}
 
     def _in_groups(self, projector: Projector, features: Float[Tensor, "two_b d"]) -> Float[Tensor, "2 b z"]:
-        """Projections by view; the norms see each view by itself, or both together."""
+        """Projections by view; batch norms are computed over each view separately, or over both."""
         groups = (1, -1) if self.settings.norm_over == "both" else (2, -1)
         return projector(features.unflatten(0, groups), None, self.peers).reshape(2, len(features) // 2, -1)
 

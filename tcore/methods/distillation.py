@@ -183,7 +183,7 @@ class SelfDistillation(Method):
     def teach(
         self, batch: Batch, seen: Tokens, values: Mapping[str, Warmth]
     ) -> tuple[TeacherTargets, TeacherTargets]:
-        """What the teacher asks for, of frames and at masked patches; its centers take note."""
+        """The teacher's targets for frames and masked patches; its centers note the outputs they need."""
         head, frames = self.teacher.head, seen.frame
         every = self.centers_all_patches or not len(seen.patches)
         patches = seen.patches.flatten(0, 1) if every else batch.at_masked(seen.patches)

@@ -1,11 +1,11 @@
-"""Kinds of settings: what a value must satisfy, and how to say so; no torch, no other room."""
+"""Kinds of settings: what a value must satisfy, and the error text; no torch, no other room."""
 
 from collections.abc import Callable
 from typing import Annotated, Any, NamedTuple
 
 
 class Limit(NamedTuple):
-    """What a value must satisfy, and how to say so."""
+    """What a value must satisfy, and the error text where it does not."""
 
     holds: Callable[[Any], bool]
     need: str

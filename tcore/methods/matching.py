@@ -48,7 +48,7 @@ class HeadedAttention(nn.Module):
     def forward(
         self, query: Float[Tensor, "b n d"], source: Float[Tensor, "b m d"]
     ) -> Float[Tensor, "b n d"]:
-        """Gather from the source what each query asks for."""
+        """Attention of the queries over the source."""
         q, k, v = self._project(query, source)
         x = scaled_attention(q, k, v, self.scale)
         return self.out_proj(x.transpose(1, 2).flatten(2))

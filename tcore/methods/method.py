@@ -1,4 +1,4 @@
-"""What a training method owes the trainer, and the data that it asks for."""
+"""The interface between a training method and the trainer; and schedules."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -115,7 +115,7 @@ class Method(nn.Module):
         return []
 
     def finish_step(self, values: Mapping[str, float]) -> None:
-        """Move what follows the student: teacher, centers, queues."""
+        """Update what moves after the optimizer: teacher, centers, queues."""
 
     def encoder(self) -> VisionTransformer:
         """What is exported and scored."""

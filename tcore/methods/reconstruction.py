@@ -100,7 +100,7 @@ class PixelMethod(Method):
         self.register_buffer("shift", (ours[0] - theirs[0]) / theirs[1], persistent=False)
         self.register_buffer("imagenet", ours, persistent=False)
         self.renormalizes = (tuple(mean), tuple(std)) != (MEAN, STD)
-        # Nothing stands in for a patch that the encoder does not see; empty tokens are not trained.
+        # The encoder has no mask token: it does not see masked patches at all; empty tokens are not trained.
         for token in (backbone.mask_token, backbone.register_tokens, backbone.cls_token):
             token.requires_grad_(token is backbone.cls_token and token.numel() > 0)
 

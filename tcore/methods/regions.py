@@ -179,7 +179,7 @@ class Croc(SelfDistillation):
 
     @torch.no_grad()
     def teach_regions(self, seen: Tokens, found: Found, values: Mapping[str, Warmth]) -> TeacherTargets:
-        """What the teacher asks for of each region: what it sees of it in the other view."""
+        """Targets of each region: what the teacher makes of it in the other view."""
         head = self.teacher.head
         bottleneck = head.project(self.region_vectors(seen, found)).to(working_dtype(seen.frame))
         prototypes, rows = head.weights()[1].to(bottleneck.dtype), found.rows()

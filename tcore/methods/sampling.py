@@ -319,7 +319,7 @@ class RegionSampling(FrameSampling):
 def sample_seeds(plan: ViewPlan) -> Int64[np.ndarray, "videos"]:
     """A seed for what is random about a sample later on: a checksum of how its two views were drawn.
 
-    So it follows from (seed, step, place in the batch), like the views, whatever process computes it.
+    So it depends on (seed, step, place in the batch) alone, like the views, on any number of processes.
     """
     drawn = np.concatenate([plan.box, plan.order, plan.jitter], axis=1, dtype=np.float64)
     by_sample = drawn.reshape(2, len(plan) // 2, -1).transpose(1, 0, 2)

@@ -1,7 +1,7 @@
 """Settings of the training methods, with their limits beside each field; no torch, no other room."""
 
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal, Protocol, Self, get_args, runtime_checkable
+from typing import TYPE_CHECKING, ClassVar, Literal, Self, get_args
 
 from tcore.errors import InputError
 from tcore.methods.limits import Count, Factors, Positive, Seconds, Share, Shares, Stretch, Weight
@@ -22,6 +22,9 @@ from tcore.methods.settings_groups import (
     TeacherConfig,
 )
 
+if TYPE_CHECKING:
+    from tcore.config import Config
+
 Sides = Literal["past-future", "past-past", "future-future"]
 Auxiliary = Literal["none", "past", "future", "both"]
 LossForm = Literal["paper", "release"]
@@ -29,29 +32,29 @@ AttentionForm = Literal["dot", "cosine"]
 AttentionStart = Literal["xavier", "identity"]
 
 
-@runtime_checkable
-class Shared(Protocol):
-    """The settings of a run that every method has, as far as methods check them against their own."""
+@dataclass(frozen=True)
+class AnySettings:
+    """What the settings of every method say about it."""
+
+    name: ClassVar[str]
+    unused: ClassVar[tuple[str, ...]] = ()
+    """Shared settings that have no effect on this method; a value other than the default is refused."""
+    whole_step: ClassVar[bool] = False
+    """Whether all samples of a step must be there at once, so that it cannot be computed in parts."""
 
     @property
-    def source(self) -> str:
-        """Videos or images."""
+    def notes(self) -> tuple[str, ...]:
+        """What a score card must say about how an encoder was trained."""
+        return ()
 
     @property
-    def init(self) -> str | None:
-        """Encoder to start from."""
+    def needs_neighbors(self) -> bool:
+        """Whether training on images needs their nearest neighbors."""
+        return False
 
-    @property
-    def views(self) -> Any:
-        """Crops."""
-
-    @property
-    def vit(self) -> Any:
-        """The encoder."""
-
-    @property
-    def optim(self) -> Any:
-        """Length, batch and optimizer."""
+    def without_neighbors(self) -> Self:
+        """The same for images whose neighbors are not known yet."""
+        return self
 
 
 @dataclass(frozen=True)
@@ -126,16 +129,10 @@ class LossConfig:
 
 
 @dataclass(frozen=True)
-class TCoReSettings:
+class TCoReSettings(AnySettings):
     """T-CoRe (CVPR 2025): sandwich sampling, patch matching across time, self-distillation."""
 
     name: ClassVar[str] = "tcore"
-    unused: ClassVar[tuple[str, ...]] = ()
-    """Shared settings that have no effect on this method; a value other than the default is refused."""
-    whole_step: ClassVar[bool] = False
-    """Whether all samples of a step must be there at once, so that it cannot be computed in parts."""
-    notes: ClassVar[tuple[str, ...]] = ()
-    """What a score card must say about how an encoder was trained."""
 
     auxiliary: Auxiliary = "both"
     """Sides that the auxiliary branch sees; none is the self-distillation baseline."""
@@ -151,11 +148,11 @@ class TCoReSettings:
         """Whether training on images needs their nearest neighbors."""
         return self.auxiliary != "none"
 
-    def without_neighbors(self) -> "TCoReSettings":
-        """The same for images whose neighbors are not known yet."""
+    def without_neighbors(self) -> Self:
+        """The same without the auxiliary branch."""
         return replace(self, auxiliary="none", sandwich=SandwichConfig())
 
-    def check(self, shared: Shared) -> None:
+    def check(self, shared: "Config") -> None:
         """Refuse combinations that cannot work."""
         if shared.source == "images":
             self._check_images(shared)
@@ -167,7 +164,7 @@ class TCoReSettings:
             )
         check_blocks(self.masking, shared)
 
-    def _check_images(self, shared: Shared) -> None:
+    def _check_images(self, shared: "Config") -> None:
         """An image has a neighbor in the place of the past: no future, no offsets, no other moment."""
         if self.auxiliary not in ("past", "none"):
             raise InputError(
@@ -182,7 +179,7 @@ class TCoReSettings:
                 "leave those settings out."
             )
 
-    def _check_sandwich(self, shared: Shared) -> None:
+    def _check_sandwich(self, shared: "Config") -> None:
         sandwich, views = self.sandwich, shared.views
         current, offset, seconds = sandwich.current, sandwich.offset, sandwich.offset_seconds
         inside = current[0] - offset[1] >= 0 and current[1] + offset[1] <= 1
@@ -221,10 +218,9 @@ class FrameConfig:
 
 
 @dataclass(frozen=True)
-class FrameSettings:
+class FrameSettings(AnySettings):
     """What methods share that know no time: a sample is one frame of a video, or an image."""
 
-    name: ClassVar[str]
     unused: ClassVar[tuple[str, ...]] = (
         "views.auxiliary_box",
         "views.fixed_space",
@@ -232,19 +228,12 @@ class FrameSettings:
         "vit.auxiliary_drop_path",
         "optim.matching_lr",
     )
-    whole_step: ClassVar[bool] = False
-    needs_neighbors: ClassVar[bool] = False
-    notes: ClassVar[tuple[str, ...]] = ()
     local_crops: ClassVar[bool] = True
     """Whether local crops have a use."""
 
     frame: FrameConfig = field(default_factory=FrameConfig)
 
-    def without_neighbors(self) -> Self:
-        """They never need any."""
-        return self
-
-    def check(self, shared: Shared) -> None:
+    def check(self, shared: "Config") -> None:
         """Refuse combinations that cannot work."""
         if shared.source == "images" and self.frame != FrameConfig():
             raise InputError("frame.* has no effect with source=images: leave those settings out.")
@@ -275,7 +264,7 @@ class MaskedSettings(FrameSettings):
     teacher: PatchTeacherConfig = field(default_factory=PatchTeacherConfig)
     loss: PatchLossConfig = field(default_factory=PatchLossConfig)
 
-    def check(self, shared: Shared) -> None:
+    def check(self, shared: "Config") -> None:
         """Refuse combinations that cannot work."""
         super().check(shared)
         check_blocks(self.masking, shared)
@@ -310,7 +299,7 @@ class Dinov2Settings(MaskedSettings):
     loss: PatchLossConfig = field(default_factory=lambda: PatchLossConfig(koleo=0.1))
 
 
-def check_blocks(masking: MaskingConfig, shared: Shared) -> None:
+def check_blocks(masking: MaskingConfig, shared: "Config") -> None:
     """Refuse blocks that no grid of the run has room for."""
     grid = shared.views.global_size // shared.vit.patch_size
     if masking.kind == "random" or not masking.probability:
@@ -348,7 +337,7 @@ class CrocSettings(FrameSettings):
     loss: PredictionConfig = field(default_factory=PredictionConfig)
     regions: RegionConfig = field(default_factory=RegionConfig)
 
-    def check(self, shared: Shared) -> None:
+    def check(self, shared: "Config") -> None:
         """Refuse combinations that cannot work."""
         super().check(shared)
         if self.teacher.patch_center != "masked":
@@ -374,7 +363,7 @@ class OdinSettings(FrameSettings):
     contrast: ObjectContrastConfig = field(default_factory=ObjectContrastConfig)
     discovery: DiscoveryConfig = field(default_factory=DiscoveryConfig)
 
-    def check(self, shared: Shared) -> None:
+    def check(self, shared: "Config") -> None:
         """Refuse combinations that cannot work."""
         super().check(shared)
         discovery, patches = self.discovery, (shared.views.global_size // shared.vit.patch_size) ** 2

@@ -33,7 +33,7 @@ class MaskingConfig:
     group: Count = 32
     """Videos that share one set of stratified masks."""
     draw: MaskDraw = "stratified"
-    """An exact share of the crops with evenly spread ratios, or every crop draws for itself (iBOT)."""
+    """An exact share of the crops with evenly spread ratios, or every crop draws independently (iBOT)."""
     smallest_block: Count = 4
     """Patches of the smallest block (iBOT: 16, on a grid of 14 x 14)."""
     largest_block: Count | None = None
@@ -58,7 +58,7 @@ class HeadConfig:
 
 @dataclass(frozen=True)
 class TeacherConfig:
-    """The teacher: how it follows the student, and what it asks for."""
+    """The teacher: how it follows the student, and how its targets are made."""
 
     momentum: Momenta = (0.992, 1.0)
     """Momentum of the moving average, first to last step."""
@@ -171,7 +171,7 @@ class ContrastConfig:
     negatives: Literal["other-view", "both-views"] = "other-view"
     """What a view is compared with: the other views of all samples (MoCo v3), or both (SimCLR)."""
     norm_over: Literal["view", "both"] = "view"
-    """Rows that a batch norm counts: those of each view by itself, or of both."""
+    """Rows that a batch norm is computed over: those of each view separately, or of both."""
     scale: Literal["mean", "2 tau"] = "2 tau"
     """The loss: mean over both views, or 2 * temperature times the sum of their means (MoCo v3)."""
     momentum: Momenta | None = (0.99, 1.0)

@@ -1,11 +1,14 @@
 """Settings of the methods that reconstruct pixels, with their limits beside each field; no torch."""
 
 from dataclasses import dataclass, field
-from typing import Annotated, ClassVar, Literal, Self, get_args
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, get_args
 
 from tcore.errors import InputError
 from tcore.methods.limits import Count, Limit, Momenta, Positive, Range, Seconds, Share, Weight
-from tcore.methods.settings import FrameConfig, Shared
+from tcore.methods.settings import AnySettings, FrameConfig
+
+if TYPE_CHECKING:
+    from tcore.config import Config
 
 Areas = Annotated[Range, Limit(lambda x: 0 < x[0] <= x[1] <= 1, "need two rising values above 0 and up to 1")]
 Masked = Annotated[float, Limit(lambda x: 0 < x < 1, "need a value between 0 and 1")]
@@ -22,14 +25,14 @@ class CropConfig:
     draw: Literal["ten-tries", "one-try", "multi-scale"] = "ten-tries"
     """How a box is drawn: tried until it fits, cut off where it does not, or one of a list (VideoMAE)."""
     flip: Literal["shared", "own", "none"] = "own"
-    """Mirror all views of a sample together, each by itself, or none; with probability 0.5."""
+    """Mirror all views of a sample together, each independently, or none; with probability 0.5."""
     filter: Filter = "bicubic"
     """How pixels are resized; bicubic and bilinear average over what shrinks, sharp is bilinear without."""
 
 
 @dataclass(frozen=True)
 class DecoderConfig:
-    """The decoder, which is thrown away after training."""
+    """The decoder, which only training uses."""
 
     width: Count = 256
     """Width of a token."""
@@ -68,10 +71,9 @@ class ClipConfig:
 
 
 @dataclass(frozen=True)
-class PixelSettings:
+class PixelSettings(AnySettings):
     """What the methods share that reconstruct pixels."""
 
-    name: ClassVar[str]
     unused: ClassVar[tuple[str, ...]] = (
         *(f"views.{name}" for name in ("local_size", "num_local", "local_area", "photometry", "flip_global")),
         *(f"views.{name}" for name in ("auxiliary_box", "color", "fixed_space", "fixed_time")),
@@ -79,8 +81,6 @@ class PixelSettings:
         *(f"vit.{name}" for name in ("position_std", "class_std", "train_patch_embed", "reach")),
         *(f"optim.{name}" for name in ("matching_lr", "freeze_last_layer_epochs", "freeze")),
     )
-    whole_step: ClassVar[bool] = False
-    needs_neighbors: ClassVar[bool] = False
     class_token: ClassVar[bool] = True
     positions: ClassVar[str] = "grid"
     """What the encoder has: settings that are fixed by the method."""
@@ -89,10 +89,6 @@ class PixelSettings:
     decoder: DecoderConfig = field(default_factory=DecoderConfig)
     mask_ratio: Masked = 0.75
     """Share of the patches that the encoder does not see."""
-
-    def without_neighbors(self) -> Self:
-        """They never need any."""
-        return self
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -107,7 +103,7 @@ class PixelSettings:
             what = f"clips of {spacing.frames} {apart} of its store"
         return (f"{self.name} was trained on {what}, which is not the published spacing",) if what else ()
 
-    def check(self, shared: Shared) -> None:
+    def check(self, shared: "Config") -> None:
         """Refuse combinations that cannot work."""
         vit, decoder, grid = shared.vit, self.decoder, shared.views.global_size // shared.vit.patch_size
         need: dict[str, object] = {"num_registers": 0, "drop_path": 0.0, "layer_scale": None}
@@ -162,7 +158,7 @@ class RcMaeSettings(MaeSettings):
 
 @dataclass(frozen=True)
 class CrossDecoderConfig(DecoderConfig):
-    """The decoder, which is thrown away after training."""
+    """The decoder, which only training uses."""
 
     hidden: Count = 2048
     """Width of its MLPs."""
@@ -259,7 +255,7 @@ class VideoMaeSettings(PixelSettings):
     """Share of the places that the encoder does not see, the same at all times."""
     clip: ClipConfig = field(default_factory=ClipConfig)
 
-    def check(self, shared: Shared) -> None:
+    def check(self, shared: "Config") -> None:
         """Refuse combinations that cannot work."""
         super().check(shared)
         check_clip(self.clip, shared)
@@ -282,17 +278,17 @@ class MaeStSettings(PixelSettings):
         """Of the whole clip."""
         return self.clip.frames // self.clip.tube * grid * grid
 
-    def check(self, shared: Shared) -> None:
+    def check(self, shared: "Config") -> None:
         """Refuse combinations that cannot work."""
         super().check(shared)
         check_clip(self.clip, shared)
 
 
-def check_clip(clip: ClipConfig, shared: Shared) -> None:
+def check_clip(clip: ClipConfig, shared: "Config") -> None:
     """Refuse clips that do not make whole tubes, and weights of frames for them."""
     if clip.frames % clip.tube or clip.frames < 2 * clip.tube:
         raise InputError(f"clip.frames={clip.frames}: need two or more times clip.tube={clip.tube}.")
-    if getattr(shared, "init", None) is not None:
+    if shared.init is not None:
         raise InputError("init: an encoder of frames cannot start one of clips; leave it out.")
 
 

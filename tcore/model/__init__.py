@@ -1,1 +1,1 @@
-"""The method: networks, losses and the three branches."""
+"""Networks and pure math: encoders, decoders, heads, losses, clustering."""

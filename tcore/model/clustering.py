@@ -87,7 +87,7 @@ def cluster(
 ) -> list[Plan]:
     """Plans for k, k - 1, ..., 2 centroids: those of the seeds, then always the two most alike made one.
 
-    Costs are brought to [0, 1] by their range over all rows, or by that of each of so many `images`.
+    Costs are brought to [0, 1] by their range over all rows, or, with `images`, in each of that many images.
     """
 
     def taken(values: Tensor) -> Tensor:

@@ -47,7 +47,7 @@ def center_rows(
 
 
 class BatchNorm(nn.Module):
-    """Batch norm in fp32 with the statistics of all processes, each group of rows by itself.
+    """Batch norm in fp32 with the statistics of all processes, each group of rows separately.
 
     Running statistics are kept as the originals keep them; training never reads them.
     """

@@ -232,7 +232,7 @@ class VisionTransformer(nn.Module):
     ) -> Tokens:
         """Encode images of any size that is a multiple of the patch; masked patches are not seen.
 
-        Patches and registers that nobody wants are not made by the last block, and are not there. Wanted
+        The last block computes only the tokens that are wanted; the others are not in the result. Wanted
         "keys" are all tokens and the keys of the last block.
         """
         height, width = images.shape[-2:]

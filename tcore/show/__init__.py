@@ -1,1 +1,1 @@
-"""Pictures and reports for people."""
+"""Figures and reports."""

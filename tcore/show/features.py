@@ -225,14 +225,6 @@ Sources = dict[Cell, list[LabelSource]]
 """Patches of the last frame of a clip, and the sources of each; their frames are indices into the clip."""
 
 
-def find_sources(encoder: Encoder, clip: Clip, patches: Sequence[Cell], protocol: Protocol) -> Sources:
-    """The sources of some patches of the last frame, as propagation from the first frame finds them."""
-    features = encode_clip(encoder, clip.frames)
-    grid = (features.shape[2], features.shape[3])
-    cells = tuple(patches) or choose_patches(clip.frames[-1], np.ones(grid, dtype=bool), 3)
-    return dict(zip(cells, label_sources(features, cells, protocol), strict=True))
-
-
 def correspondence_figure(
     encoder: Encoder,
     clip: Clip,
@@ -242,7 +234,10 @@ def correspondence_figure(
     protocol: Protocol = TCORE,
 ) -> Sources:
     """Draw the last frame with its patches, then the frames that hold their sources."""
-    found = find_sources(encoder, clip, patches, protocol)
+    features = encode_clip(encoder, clip.frames)
+    grid = (features.shape[2], features.shape[3])
+    cells = tuple(patches) or choose_patches(clip.frames[-1], np.ones(grid, dtype=bool), 3)
+    found = dict(zip(cells, label_sources(features, cells, protocol), strict=True))
     patch_size, title = encoder.patch_size, title_of(encoder.name, clip.source)
     weights: dict[int, float] = {}
     for source in chain(*found.values()):

@@ -14,9 +14,8 @@ from tcore.errors import InputError
 from tcore.methods.reconstruction import PixelBatch, PixelMethod
 from tcore.model.pixels import put, unpatchify
 from tcore.show.plotting import Picture, drawing, show_picture
-from tcore.show.samples import frames_of
+from tcore.show.samples import open_frames
 from tcore.training.checkpoint import CHECKPOINT, CONFIG, read_state
-from tcore.training.loop import open_store
 
 GRAY = 0.5  # of masked patches
 
@@ -34,8 +33,8 @@ def reconstruction_figure(
         raise InputError(f"no {CHECKPOINT} in {run}: the decoder is kept there alone; train it again.")
     method.load_state_dict(read_state(run / CHECKPOINT, "cpu")["model"])
     method.eval()
-    where = frames if frames is not None else frames_of(run / "environment.json")
-    source = methods.build_source(open_store(config, None if where == "rendered" else where), config)
+    where, store = open_frames(run, config, frames)
+    source = methods.build_source(store, config)
     raw = source.read_slots(0, range(min(rows, config.optim.samples)))
     batch = render_batch(raw, torch.device("cpu"))
     assert isinstance(batch, PixelBatch)

@@ -6,10 +6,10 @@ import numpy as np
 from jaxtyping import UInt8
 from PIL import Image, ImageOps
 
-from tcore.config import load_config
+from tcore.config import Config, load_config
 from tcore.data.images import Frame
 from tcore.data.neighbors import check_neighbors, find_neighbors, load_neighbors
-from tcore.data.stores import open_images
+from tcore.data.stores import FrameStore, open_images
 from tcore.errors import InputError
 from tcore.files import read_json
 from tcore.show.plotting import drawing, show_picture
@@ -25,9 +25,14 @@ def sandwich_figure(run: str | Path, out: Path, *, frames: str | None = None, ro
     config = load_config(run / "config.json")
     if config.source == "images" and config.method.needs_neighbors:
         raise InputError(f"run {run} trains on images: tcore figure neighbors shows what it reads.")
-    where = frames if frames is not None else frames_of(run / "environment.json")
-    store = open_store(config, None if where == "rendered" else where)
+    where, store = open_frames(run, config, frames)
     return draw_sheet(store, config, out, f"{run.name}: {where}", rows)
+
+
+def open_frames(run: Path, config: Config, frames: str | None) -> tuple[str, FrameStore]:
+    """The frames that a run was trained on, or others: where they are, and the store."""
+    where = frames_of(run / "environment.json") if frames is None else frames
+    return where, open_store(config, None if where == "rendered" else where)
 
 
 def frames_of(environment: Path) -> str:

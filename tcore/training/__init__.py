@@ -1,1 +1,1 @@
-"""The loop around the method."""
+"""Training: the loop, steps, checkpoints, several processes."""

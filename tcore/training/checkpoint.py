@@ -235,7 +235,7 @@ def write_generation(path: Path, save: Callable[[Path], str], keep: int = 2) -> 
 
 
 def load_newest(path: Path, load: Callable[[Path], T], say: Callable[[str], None]) -> T | None:
-    """What the newest intact checkpoint holds; None where there is none. `say` is told what was tried.
+    """What the newest intact checkpoint holds; None where there is none. `say` prints warnings.
 
     A checkpoint is intact if its SHA-256 is listed. Where the list itself is lost or wrong, and no checkpoint
     is listed, the checksums inside the files decide.

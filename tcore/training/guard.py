@@ -104,7 +104,7 @@ def reached(step: int | None = None) -> None:
 
 
 def heartbeat() -> None:
-    """Show that work goes on where no point is passed, such as while a checkpoint is written."""
+    """Show that work continues where no point is passed, such as while a checkpoint is written."""
     progress.beats += 1
 
 

@@ -44,7 +44,7 @@ PROJECT = "tcore"  # under which trackio and Weights & Biases list a run
 
 
 class Tracker(NamedTuple):
-    """A tool that draws curves: what it calls itself, and how it is told the figures of a step."""
+    """A tool that draws curves: its name, and how to log the figures of a step."""
 
     name: str
     log: Callable[[Mapping[str, float], int], object]
@@ -108,7 +108,7 @@ def _wandb(config: Config, run: Path) -> Tracker:
 
 
 def _identity(run: Path) -> str:
-    """The same name for the same folder, so that a resumed run goes on in its own curve."""
+    """The same name for the same folder, so that a resumed run continues its own curve."""
     return f"{run.name}-{zlib.crc32(str(run.resolve()).encode()):08x}"
 
 
@@ -189,7 +189,7 @@ class Journal:
             self._progress.update(self._task, said=speed)
 
     def _track(self, step: int, metrics: Mapping[str, Any], health: Health) -> None:
-        """Figures for the tracker; where it fails, whatever the reason, the run goes on without it."""
+        """Figures for the tracker; if it fails for any reason, the run continues without it."""
         if self._tracker is None:
             return
         named = {**metrics, **{f"health/{k}": v for k, v in health.logged().items()}}
@@ -197,7 +197,7 @@ class Journal:
             self._tracker.log({k: v for k, v in named.items() if isinstance(v, int | float)}, step)
         except Exception as error:
             self.say(
-                f"warning: step {step}: {self._tracker.name} fails ({reason(error)}); going on without it."
+                f"warning: step {step}: {self._tracker.name} fails ({reason(error)}); continuing without it."
             )
             self._tracker = None
 

@@ -50,7 +50,7 @@ OnStep = Callable[[int], None]
 
 
 class ScoreNow(NamedTuple):
-    """What is handed to whoever scores an encoder during training, on the first process."""
+    """What the first process hands over to have its encoder scored during training."""
 
     step: int
     weights: Mapping[str, Tensor]
@@ -61,7 +61,7 @@ class ScoreNow(NamedTuple):
     extras: Mapping[str, Mapping[str, Tensor]]
     """Weights of what the method saves beside its encoder, by name."""
     stopped: Callable[[], bool]
-    """Whether a stop is requested; to be called often, which also tells other processes that work goes on."""
+    """Whether a stop is requested; call it often: it also tells the other processes that work continues."""
     say: Callable[[str], None]
 
 

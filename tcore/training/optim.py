@@ -134,7 +134,7 @@ def _layer(name: str, depth: int) -> int:
 
 
 class Optimizer:
-    """AdamW over the parts of a method, each clipped by itself."""
+    """AdamW over the parts of a method, each clipped separately."""
 
     def __init__(self, parts: Mapping[str, Part], settings: OptimConfig, depth: int) -> None:
         self.settings = settings
@@ -164,7 +164,7 @@ class Optimizer:
         )
 
     def clip(self) -> dict[str, Tensor]:
-        """Clip the gradients of each part or parameter by itself, or all; norms are those of parts before."""
+        """Clip gradients per part, per parameter or all together; returns the parts' norms before that."""
         norms = {part: _norm(parameters) for part, parameters in self.parameters.items()}
         total = torch.stack(list(norms.values())).norm() if self.settings.clip_by == "all" else None
         for part, parameters in self.parameters.items():

@@ -89,7 +89,7 @@ def plan(
 def _report(
     config: Config, source: Source, init: Init | None, small: Cost, large: Cost, gpu_gib: float | None
 ) -> str:
-    """What was measured at two sizes, and what follows for the run."""
+    """What was measured at two sizes, and what that means for the run."""
     processes, batch = world().size, config.optim.samples
     num_steps = run_length(config, source.steps_per_epoch).num_steps
     memory = Line.through((small.at_a_time, small.gib), (large.at_a_time, large.gib))
@@ -202,7 +202,7 @@ def measure_speed(
     done = 0
 
     def make_steps(least: int, seconds: float = 0.0) -> tuple[int, float]:
-        """Make so many steps or more, for so long: how many, and in which time."""
+        """Make at least this many steps, for at least this long; returns their number and their time."""
         nonlocal done
         begun, first, before = time.perf_counter(), done, None
         while done < first + least or time.perf_counter() < begun + seconds:
@@ -219,7 +219,7 @@ def measure_speed(
     try:
         make_steps(source.steps_per_epoch if rendered else WARMUP_STEPS)
         with alone():
-            make_steps(2 * num_workers(source) + 1)  # what was read ahead while others were at work
+            make_steps(2 * num_workers(source) + 1)  # what was read ahead while other runs shared the machine
             count, took = make_steps(TIMED_STEPS, seconds)
     finally:
         parts.close()

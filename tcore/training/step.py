@@ -1,4 +1,4 @@
-"""One step of training: losses and gradients of its parts, clip, AdamW, what follows the student."""
+"""One step of training: losses and gradients, clipping, AdamW, then the teacher and its centers."""
 
 import math
 import time
@@ -82,7 +82,7 @@ class Trainer:
         return self.config.optim.samples // (self.config.optim.accumulate * self.world.size)
 
     def step(self, parts: Iterator[RawBatch], step: int, values: StepValues, look: bool = False) -> "Outcome":
-        """Make one step; a GPU may still be at work on it when this returns."""
+        """Make one step; a GPU may still be computing it when this returns."""
         self.method.observing = look
         self.timing = Timing(self.device, self.timing)
         reached(step + 1)
@@ -123,7 +123,7 @@ class Trainer:
             self.generator.manual_seed(drop_path_seed(self.config.seed, step, part, self.world.rank))
             last = part == self.config.optim.accumulate - 1
             with nullcontext() if last else before_last(self.losses):
-                # Passed on, not kept: whoever brings it into another form may forget this one.
+                # Not kept in a variable here, so that its memory can be freed once it has another form.
                 found = self._losses(render_batch(raw, self.device, self.render), values)
             for name, value in found.items():
                 losses[name] = losses[name] + value if name in losses else value

@@ -167,7 +167,7 @@ def test_a_tracker_that_fails_costs_a_warning_and_not_the_run(
     monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
     run = train(tiny(log="trackio"), tmp_path / "run")
     assert list(package.logged) == [2]
-    assert capsys.readouterr().err.count("step 4: trackio fails (no connection); going on without it") == 1
+    assert capsys.readouterr().err.count("step 4: trackio fails (no connection); continuing without it") == 1
     assert len(metrics(run)) == 6
 
 

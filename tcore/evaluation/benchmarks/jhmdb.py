@@ -74,7 +74,7 @@ class Jhmdb(JointBenchmark):
         return Layout(names, bool(splits), lambda name: _find_clip(name, images, joints))
 
     def own_size(self, frame: Size, patch_size: int) -> Size:
-        """320x320, whatever the frame."""
+        """320x320 for frames of any size."""
         return self.protocol.finer((320, 320), patch_size)
 
     @classmethod
@@ -181,7 +181,7 @@ def describe_joints(truth: Joints, joints: Joints) -> Result:
 
 
 def read_mat(path: Path) -> dict[str, np.ndarray]:
-    """The real numeric arrays of a MATLAB 5 file, by name; whatever else it holds is passed over."""
+    """The real numeric arrays of a MATLAB 5 file, by name; other contents are skipped."""
     try:
         data = read_bytes(path)
         arrays, position = {}, 128

@@ -1,4 +1,4 @@
-"""Points of one's own: folders of frames with a keypoints.csv, scored by PCK relative to each individual."""
+"""A user's own points: folders of frames with a keypoints.csv, scored by PCK relative to each individual."""
 
 import csv
 import io
