@@ -67,6 +67,14 @@ def test_attention_takes_any_three_images_and_chosen_patches(
     assert "similarity" in capsys.readouterr().out, "there is no matching module"
 
 
+@pytest.mark.parametrize(
+    ("words", "out", "named"),
+    [
+        ("pca no-such-encoder", "a.gif", ".png"),
+        ("attention RUN --patch 3 16", "a.png", "3 16"),
+        ("correspondence RUN --patch 3 16", "a.png", "3 16"),
+    ],
+)
 def test_what_cannot_be_drawn_is_named(
     words: str, out: str, named: str, run: Path, tmp_path: Path, refused: Refused
 ) -> None:
