@@ -22,7 +22,7 @@ from jaxtyping import UInt8
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from tcore.data.render import PLAIN, Kernels, render
+from tcore.data.render import PLAIN, Kernels, normalize, render_pixels
 from tcore.data.source import RawBatch, Source, pad
 from tcore.data.stores import RenderedStore
 from tcore.data.views import ViewPlan
@@ -39,10 +39,8 @@ def render_batch(raw: RawBatch, device: torch.device, kernels: Kernels = PLAIN) 
         # All crops of one size at once: launching one kind after another takes longer than a GPU's work.
         plans = {name: raw.plans[name] for name in sides if sides[name] == side}
         together = ViewPlan.concatenate(list(plans.values()))
-        made = render(frames, together, side, kernels, raw.sampling.filter).split(
-            [len(plan) for plan in plans.values()]
-        )
-        crops |= dict(zip(plans, made, strict=True))
+        made = normalize(render_pixels(frames, together, side, kernels, raw.sampling.filter))
+        crops |= dict(zip(plans, made.split([len(plan) for plan in plans.values()]), strict=True))
     return raw.sampling.batch(crops, raw)
 
 

@@ -58,17 +58,6 @@ def resampling_matrix(
 PLAIN = Kernels(resampling_matrix)
 
 
-def render(
-    frames: UInt8[Tensor, "f height width 3"],
-    plan: ViewPlan,
-    size: int,
-    kernels: Kernels = PLAIN,
-    filter_: Filter = "bicubic",
-) -> Float[Tensor, "n 3 {size} {size}"]:
-    """Make the views of a plan, normalized; padding that brings the frames to one size is not read."""
-    return normalize(render_pixels(frames, plan, size, kernels, filter_))
-
-
 def normalize(
     images: Float[Tensor, "*batch 3 height width"],
 ) -> Float[Tensor, "*batch 3 height width"]:
@@ -84,7 +73,7 @@ def render_pixels(
     kernels: Kernels = PLAIN,
     filter_: Filter = "bicubic",
 ) -> Float[Tensor, "n 3 {size} {size}"]:
-    """Make the views of a plan with values in [0, 1]."""
+    """Make the views of a plan with values in [0, 1]; padding around smaller frames is not read."""
     _check(frames, plan)
     # 8 bits of mantissa would be visible: keep the products out of a surrounding autocast.
     with torch.autocast(frames.device.type, enabled=False), products_of_pixels():

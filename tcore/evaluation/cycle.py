@@ -61,15 +61,13 @@ def random_regions(rows: int, columns: int) -> Bool[Tensor, "draws regions rows 
     return F.one_hot(nearest, REGIONS).movedim(-1, 1).bool()
 
 
-def cycle_consistency(
-    encoder: Encoder, clips: Iterable[Sequence[Frame]] | None = None, protocol: Protocol = RENDERED
-) -> float:
+def cycle_consistency(encoder: Encoder, clips: Iterable[Sequence[Frame]] | None = None) -> float:
     """Mean share that returns over some clips, in square frames of 16 patches; rendered ones by default."""
     side = GRID * encoder.patch_size
     found = []
     for frames in rendered_clips(side) if clips is None else clips:
-        features = [encode(encoder, frame, (side, side), protocol.precision) for frame in frames]
-        found.append(share_returned(torch.stack(features), protocol))
+        features = [encode(encoder, frame, (side, side)) for frame in frames]
+        found.append(share_returned(torch.stack(features)))
     if not found:
         raise InputError("no clips: cycle consistency needs at least one.")
     return float(np.mean(found))

@@ -184,10 +184,7 @@ def pck(
 
 
 def pck_of_points(
-    truth: JointsOfClip,
-    prediction: JointsOfClip,
-    individuals: Sequence[str],
-    thresholds: Sequence[float] = THRESHOLDS,
+    truth: JointsOfClip, prediction: JointsOfClip, individuals: Sequence[str]
 ) -> tuple[Float[np.ndarray, "thresholds joints"], Integer[np.ndarray, " joints"]]:
     """The share of the frames in which each point of a clip is right, and how many were scored.
 
@@ -207,7 +204,7 @@ def pck_of_points(
     distance = np.nan_to_num(np.hypot(*(prediction - truth)), nan=np.inf)
     counts = scored.sum(axis=1)
     # A box without extent has no unit of length: nothing but an exact hit can be right there.
-    right = np.stack([(distance <= threshold * unit) & scored for threshold in thresholds])
+    right = np.stack([(distance <= threshold * unit) & scored for threshold in THRESHOLDS])
     return right.sum(axis=2) / np.maximum(counts, 1), counts
 
 

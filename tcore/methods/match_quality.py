@@ -81,17 +81,15 @@ def build_matcher(config: Config, weights: Mapping[str, Tensor]) -> Matcher:
     return Matcher(backbone, match)
 
 
-def rendered_motion(
-    count: int, size: int, patch: int, seed: int = HELDOUT, *, first: int = 0
-) -> Iterator[KnownMotion]:
+def rendered_motion(count: int, size: int, patch: int) -> Iterator[KnownMotion]:
     """Held-out rendered videos, offsets as in training: a fifth of the video, give or take a frame."""
     side = size // patch
     middle = (np.arange(side) + 0.5) * patch - 0.5
     points = np.stack(np.meshgrid(middle, middle, indexing="xy"), -1).reshape(-1, 2)  # x, y
-    for number in range(first, first + count):
-        video = render_video(seed, number, split="heldout", num_frames=20, size=size)
-        scene = find_scene(seed, number, split="heldout")
-        rng = np.random.default_rng((seed, number))
+    for number in range(count):
+        video = render_video(HELDOUT, number, split="heldout", num_frames=20, size=size)
+        scene = find_scene(HELDOUT, number, split="heldout")
+        rng = np.random.default_rng((HELDOUT, number))
         now, before, after = 10, *(int(x) for x in rng.integers(3, 5, size=2, endpoint=True))
         chosen = (now - before, now, now + after)
         places = [follow(scene, video, now, chosen[side], points) for side in (0, 2)]

@@ -63,7 +63,7 @@ class TeacherTargets:
         return self.bottleneck[rows] @ self.prototypes.T if self.given is None else self.given[rows]
 
     def targets(self, rows: slice | Tensor = slice(None)) -> Float[Tensor, "r k"]:
-        """Probabilities of some rows."""
+        """Probabilities of some rows: centered so that no prototype wins for all, and sharpened."""
         return ((self.outputs(rows).float() - self.center) / self.temperature).softmax(dim=-1)
 
     def total(self, counted: Float[Tensor, "n"] | None = None) -> Float[Tensor, "k"]:
@@ -79,13 +79,6 @@ def given_targets(targets: Float[Tensor, "n k"]) -> TeacherTargets:
     """Targets that were made already, all rows together."""
     rows, prototypes = (targets.new_empty(side, 0) for side in targets.shape)
     return TeacherTargets(rows, prototypes, targets.new_zeros(targets.shape[1]), 1.0, targets.log())
-
-
-def centering_targets(
-    outputs: Float[Tensor, "n k"], center: Float[Tensor, "k"], temperature: Warmth
-) -> Float[Tensor, "n k"]:
-    """Teacher targets: centered against one prototype for all, sharpened against all prototypes for each."""
-    return ((outputs.float() - center) / temperature).softmax(dim=-1)
 
 
 def sinkhorn_targets(

@@ -40,6 +40,7 @@ MEANINGS: dict[Kind, str] = {
 BROKEN = 0.5  # a frame below this is broken
 LASTING = 3  # a clip breaks where this many frames in a row, or all that are left, are broken
 SHORTEST = 256  # a drawn frame is enlarged to this side, so that skeletons are fine lines
+RATE = Fraction(8)  # frames per second of a video
 RIGHT, LEFT, MIDDLE = (255, 159, 28), (46, 196, 182), (240, 240, 240)
 
 
@@ -192,7 +193,7 @@ def propagation_figure(rows: Sequence[Row], out: Path, *, columns: int = 6, titl
                 place.title.set_fontsize(8)
 
 
-def propagation_video(clips: Sequence[PropagatedClip], out: Path, *, rate: Fraction = Fraction(8)) -> int:
+def propagation_video(clips: Sequence[PropagatedClip], out: Path) -> int:
     """Write an mp4: truth left, prediction right, a row for each clip; returns the number of frames."""
     check_out(out, (".mp4",))
     if h264_encoder() is None:
@@ -206,7 +207,7 @@ def propagation_video(clips: Sequence[PropagatedClip], out: Path, *, rate: Fract
         return np.concatenate(rows)
 
     length, (height, width) = min(clip.length for clip in clips), compose(0).shape[:2]
-    with video_writer(out, rate, (height, width)) as write:
+    with video_writer(out, RATE, (height, width)) as write:
         for index in range(length):
             write(compose(index))
     return length

@@ -8,7 +8,7 @@ import torch
 
 from tcore.config import OptimConfig, RuntimeConfig
 from tcore.data.loader import load, render_batch
-from tcore.data.render import render
+from tcore.data.render import normalize, render_pixels
 from tcore.data.source import Counts, FrameBuffer, RawBatch, pad
 from tcore.data.stores import FrameStore
 from tcore.data.views import ViewPlan
@@ -120,7 +120,7 @@ def test_crops_that_are_made_together_are_those_of_their_plans(
             assert view not in raw.plans
         else:
             size = views.local_size if view == "local" else views.global_size
-            torch.testing.assert_close(found, render(raw.frames, raw.plans[view], size))
+            torch.testing.assert_close(found, normalize(render_pixels(raw.frames, raw.plans[view], size)))
 
 
 def test_auxiliary_views_of_a_masked_second_crop_keep_its_recipe() -> None:

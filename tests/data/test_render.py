@@ -17,7 +17,7 @@ from tcore.config import ViewsConfig
 from tcore.data import photometry
 from tcore.data import render as rendering
 from tcore.data.boxes import plain_views
-from tcore.data.render import MEAN, STD, render, render_pixels, shrinks_down_first
+from tcore.data.render import MEAN, STD, normalize, render_pixels, shrinks_down_first
 from tcore.data.views import NO_JITTER, ViewPlan, random_boxes, sample_views
 from tcore.errors import InputError
 
@@ -99,7 +99,12 @@ def test_padding_of_the_frames_changes_nothing() -> None:
     frames, plan = mixed_batch(2)
     padded = torch.full((6, 75, 130, 3), 255, dtype=torch.uint8)
     padded[:, :60, :80] = frames
-    torch.testing.assert_close(render(padded, plan, 16), render(frames, plan, 16), atol=1e-4, rtol=0)
+    torch.testing.assert_close(
+        normalize(render_pixels(padded, plan, 16)),
+        normalize(render_pixels(frames, plan, 16)),
+        atol=1e-4,
+        rtol=0,
+    )
 
 
 @pytest.mark.parametrize(
@@ -167,32 +172,32 @@ def test_flip_mirrors_and_gray_is_that_of_pillow_in_all_channels() -> None:
 def test_each_view_of_a_mixed_batch_equals_the_view_rendered_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     frames, plan = mixed_batch()
     assert {len(set(values)) > 1 for values in (plan.flip, plan.gray, plan.blur, plan.solarize)} == {True}
-    together = render(frames, plan, 16)
+    together = normalize(render_pixels(frames, plan, 16))
     for row in range(len(plan)):
-        alone = render(frames, plan.select(np.array([row])), 16)
+        alone = normalize(render_pixels(frames, plan.select(np.array([row])), 16))
         torch.testing.assert_close(together[row], alone[0], atol=2e-4, rtol=0)
     monkeypatch.setattr(rendering, "CPU_CHUNK", 5 * 60 * 80 * 3 * 4)
-    torch.testing.assert_close(render(frames, plan, 16), together, atol=2e-4, rtol=0)
+    torch.testing.assert_close(normalize(render_pixels(frames, plan, 16)), together, atol=2e-4, rtol=0)
 
 
 def test_render_is_normalized_float32_whatever_autocast_is_around_it() -> None:
     frames, plan = mixed_batch(1)
-    views, pixels = render(frames, plan, 16), render_pixels(frames, plan, 16)
+    views, pixels = normalize(render_pixels(frames, plan, 16)), render_pixels(frames, plan, 16)
     assert views.dtype == torch.float32
     assert views.is_contiguous()
     assert 0 <= pixels.min() <= pixels.max() <= 1 + 1e-6
     back = views * torch.tensor(STD)[:, None, None] + torch.tensor(MEAN)[:, None, None]
     torch.testing.assert_close(back, pixels)
     with torch.autocast("cpu", torch.bfloat16):
-        assert torch.equal(render(frames, plan, 16), views)
-    assert render(frames, plan.select(slice(0, 0)), 16).shape == (0, 3, 16, 16)
+        assert torch.equal(normalize(render_pixels(frames, plan, 16)), views)
+    assert normalize(render_pixels(frames, plan.select(slice(0, 0)), 16)).shape == (0, 3, 16, 16)
 
 
 @pytest.mark.parametrize(("box", "frame"), [((0, 0, 61, 10), 0), ((-1, 0, 5, 5), 0), ((0, 0, 5, 5), 3)])
 def test_a_box_outside_the_frames_is_refused(box: tuple[int, int, int, int], frame: int) -> None:
     frames = torch.zeros((3, 60, 80, 3), dtype=torch.uint8)
     with pytest.raises(InputError, match="inside one of the 3 frames of 60 x 80 pixels"):
-        render(frames, plain([box], frame), 16)
+        normalize(render_pixels(frames, plain([box], frame), 16))
 
 
 def test_the_wide_blur_is_a_tenth_of_the_view_and_black_beyond_its_border() -> None:

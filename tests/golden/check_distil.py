@@ -12,7 +12,6 @@ from tcore.data.masking import block_mask, sample_masks
 from tcore.methods.batch import Batch, make_batch
 from tcore.methods.distillation import SelfDistillation
 from tcore.methods.settings_groups import MaskingConfig, PatchTeacherConfig, Targets
-from tcore.model import losses
 from tcore.model.heads import ProjectionHead
 from tcore.model.vit import VisionTransformer
 from tcore.training.optim import Schedule
@@ -193,7 +192,8 @@ def check_dino_tokens(
                 yield from compare(arrays, {f"{name}_frame": tokens.frame, f"{name}_patches": tokens.patches})
     frames = [model.student.backbone(views).frame for views in crops.values()]
     outputs = model.teacher.head(model.teacher.backbone(crops["global"]).frame)
-    targets = losses.centering_targets(outputs, model.frame_center.value, settings["teacher_temperature"])
+    center, temperature = model.frame_center.value, settings["teacher_temperature"]
+    targets = ((outputs.float() - center) / temperature).softmax(dim=-1)
     student = model.student.head(torch.cat(frames))
     yield from compare(arrays, {"outputs/student": student, "outputs/teacher": outputs, "targets": targets})
 
