@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tcore.data.source import Counts
 from tcore.device import send
-from tcore.model.subset import Subset, Wanted
+from tcore.model.subset import Subset, Take, Wanted
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,19 @@ class Batch:
         n, places = patches.shape[1], self.masked_patches
         if len(patches) != len(self.masked):
             places = self.masked[places // n] * n + places % n
-        found = patches.flatten(0, 1)[places]
+        rows = patches.flatten(0, 1)
+        found = self._take(rows, places) if rows.requires_grad else rows[places]
         return found if self.counted is None else found * self.counted[:, None].to(found.dtype)
+
+    def _take(self, rows: Float[Tensor, "all d"], places: Int64[Tensor, "h"]) -> Float[Tensor, "h d"]:
+        """Rows by their places, with a gradient that is a gather: PyTorch's own would sort the places."""
+        # No patch is masked twice. Those that fill up are all the same one, and get a place beyond the end.
+        beyond = torch.full_like(places, len(rows))
+        target = places if self.counted is None else torch.where(self.counted > 0, places, beyond)
+        found = places.new_full((len(rows) + 1,), -1)
+        found.scatter_(0, target, torch.arange(len(places), device=places.device))
+        taken: Tensor = Take.apply(rows, places, found[:-1])  # type: ignore[no-untyped-call]
+        return taken
 
     def num_masked(self) -> int | Float[Tensor, ""]:
         """Masked patches of the whole step, at least 1; a number on the device where they are filled up."""

@@ -1,5 +1,6 @@
 """Attention of tokens among themselves, everywhere or within reach."""
 
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -50,6 +51,15 @@ def working_dtype(tensor: Tensor) -> torch.dtype:
 Seen = Bool[Tensor, "n n"] | Tiles | None  # which tokens each one looks at; None: all
 
 
+class FastAttention(NamedTuple):
+    """Kernels for a GPU that compute the same where they take the case."""
+
+    takes: Callable[[torch.dtype, int, int], bool]
+    """By precision, number of tokens and width of a head."""
+    attend: Callable[[Tensor, Tensor, int, Bool[Tensor, "n n"] | None], Tensor]
+    """From the joint projection, its bias (for the gradient), the number of heads, and what is seen."""
+
+
 class Attention(nn.Module):
     """Multi-head self-attention with one joint projection for queries, keys and values."""
 
@@ -58,6 +68,8 @@ class Attention(nn.Module):
         self.num_heads = num_heads
         self.qkv = nn.Linear(dim, 3 * dim)
         self.proj = nn.Linear(dim, dim)
+        self.fast: FastAttention | None = None
+        """Kernels for a GPU; the trainer sets them."""
 
     def forward(
         self, x: Float[Tensor, "b n d"], first_only: bool = False, seen: Seen = None
@@ -67,6 +79,11 @@ class Attention(nn.Module):
         width = d // self.num_heads
         if isinstance(seen, Tiles) and not first_only:
             return self.proj(tiled_attention(self.qkv(x), seen, self.num_heads))
+        if self.fast is not None and not first_only and self.fast.takes(working_dtype(x), n, width):
+            assert not isinstance(seen, Tiles)
+            # The kernels give the gradient of the bias, too.
+            joint = F.linear(x, self.qkv.weight, self.qkv.bias.detach())
+            return self.proj(self.fast.attend(joint, self.qkv.bias, self.num_heads, seen))
         if first_only:
             weight, bias = self.qkv.weight, self.qkv.bias
             q = F.linear(x[:, :1], weight[:d], bias[:d]).view(b, 1, self.num_heads, width).transpose(1, 2)

@@ -1,6 +1,6 @@
 """The frame encoder: a Vision Transformer with registers, masks and stochastic depth by subset."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -48,9 +48,13 @@ class Mlp(nn.Module):
         super().__init__()
         self.fc1 = nn.Linear(dim, hidden)
         self.fc2 = nn.Linear(hidden, dim)
+        self.fast: Callable[[Tensor, nn.Linear, nn.Linear], Tensor] | None = None
+        """The same by kernels for a GPU, in bf16; the trainer sets it."""
 
     def forward(self, x: Float[Tensor, "b n d"]) -> Float[Tensor, "b n d"]:
         """Transform each token by itself."""
+        if self.fast is not None and working_dtype(x) == torch.bfloat16:
+            return self.fast(x, self.fc1, self.fc2)
         return self.fc2(F.gelu(self.fc1(x)))
 
 

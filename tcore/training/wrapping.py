@@ -15,8 +15,9 @@ from tcore.data import render
 from tcore.device import world
 from tcore.errors import InputError
 from tcore.methods.method import Method
+from tcore.model.attention import Attention, FastAttention
 from tcore.model.fused import PLAIN, Kernels
-from tcore.model.vit import Block, run_block
+from tcore.model.vit import Block, Mlp, run_block
 from tcore.training import distributed
 
 
@@ -45,6 +46,23 @@ def compile_method(method: Method, *, fixed_shapes: bool = True, sharded: bool =
         module.forward = torch.compile(module.forward, dynamic=dynamic)
     if next(method.parameters()).is_cuda:
         method.kernels = loss_kernels()
+        if not sharded:
+            use_block_kernels(method)
+
+
+def use_block_kernels(method: Method, attention: bool = True, mlp: bool = True) -> None:
+    """Let the blocks of all encoders use our kernels for a GPU, or do without, where Triton is not there."""
+    try:
+        from tcore.model import attention_triton, gelu_triton
+    except ImportError:
+        return
+    for backbone in method.backbones():
+        for module in backbone.modules():
+            if isinstance(module, Attention):
+                own = FastAttention(attention_triton.takes, attention_triton.attend)
+                module.fast = own if attention else None
+            elif isinstance(module, Mlp):
+                module.fast = gelu_triton.mlp if mlp else None
 
 
 def loss_kernels() -> Kernels:
