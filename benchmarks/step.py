@@ -7,7 +7,7 @@
 import argparse
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -29,6 +29,7 @@ from tcore.training import step as step_module
 from tcore.training.loop import resolve
 from tcore.training.optim import build_schedule
 from tcore.training.step import Trainer
+from tcore.training.wrapping import use_block_kernels
 
 PEAK_TFLOPS = {"NVIDIA H200": 790.0}  # bf16 matrix products, measured
 HEIGHT, WIDTH = 256, 340
@@ -61,6 +62,13 @@ def main() -> None:
     parser.add_argument("--kernels", type=int, default=0, help="name so many kernels that take most time")
     parser.add_argument("--rendered", action="store_true", help="views are made before, once")
     parser.add_argument("--attention", choices=("any", "flash", "cudnn"), default="any", help="whose kernels")
+    parser.add_argument(
+        "--plain",
+        nargs="+",
+        choices=("attention", "mlp"),
+        default=[],
+        help="blocks without our kernels for it",
+    )
     options = parser.parse_args()
     config = recipe(options.recipe)
     if options.batch:
@@ -69,8 +77,10 @@ def main() -> None:
     config = resolve(replace(config, runtime=runtime))
     if options.rendered:
         render_once()
+    if options.attention != "any":  # torch's kernels, then
+        options.plain = [*options.plain, "attention"]
     with attention_of(options.attention):
-        report(config, options.recipe, options.steps, options.breakdown, options.kernels)
+        report(config, options.recipe, options.steps, options.breakdown, options.kernels, options.plain)
 
 
 def render_once() -> None:
@@ -93,10 +103,14 @@ def attention_of(whose: str) -> AbstractContextManager[Any]:
     return sdpa_kernel([backend, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH], set_priority=True)
 
 
-def report(config: Config, name: str, steps: int, breakdown: bool, kernels: int) -> None:
+def report(
+    config: Config, name: str, steps: int, breakdown: bool, kernels: int, plain: Sequence[str]
+) -> None:
     """Warm up, time, print."""
     source = methods.build_source(NoiseStore(2 * config.optim.batch), config)
     trainer = Trainer(config)
+    if plain:
+        use_block_kernels(trainer.method, attention="attention" not in plain, mlp="mlp" not in plain)
     schedule = build_schedule(config, trainer.method, 1000)
     raws = [pinned(source[index], trainer.device) for index in range(4 * config.optim.accumulate)]
     feed = itertools.cycle(raws)

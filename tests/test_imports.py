@@ -44,6 +44,7 @@ OPTIONAL = {
 }
 OPTIONAL |= {"torch.utils.tensorboard", "torchvision", "transformers", "triton"}
 OPTIONAL |= {"tcore.data.photometry_triton", "tcore.data.resample_triton", "tcore.model.fused_triton"}
+OPTIONAL |= {"tcore.model.attention_triton", "tcore.model.gelu_triton"}
 # Parts of torch that sharding alone needs, and that take seconds to import.
 OPTIONAL |= {"torch.distributed.fsdp", "torch.distributed.tensor"}
 

@@ -1,8 +1,9 @@
 """Attention among few tokens on a GPU: the twin of Attention's plain form, without a copy around it.
 
-All keys of a sample fit into one program, so a softmax sees its whole row at once. Queries, keys and values are
-read from the joint projection as it is, and their gradients are written as it wants them; the sums of these
-over tokens are the gradient of its bias. Nothing is added up by several programs: results are the same twice.
+All keys of a sample fit into one program, so a softmax sees its whole row at once. Queries, keys and values
+are read from the joint projection as it is, and their gradients are written as it wants them; the sums of
+these over tokens are the gradient of its bias. No number is added to by several programs: results are the
+same twice.
 """
 
 from typing import Any, NamedTuple
@@ -44,7 +45,8 @@ def key_parts(n: int) -> tuple[int, int, int]:
     >>> key_parts(201), key_parts(41), key_parts(21), key_parts(64)
     ((128, 64, 16), (32, 16, 0), (32, 0, 0), (64, 0, 0))
     """
-    parts, left = [], max(16, -(-n // 16) * 16)
+    parts: list[int] = []
+    left = max(16, -(-n // 16) * 16)
     while left > 0:
         whole = 1 << (left.bit_length() - 1)
         size = whole if len(parts) < 2 else triton.next_power_of_2(left)
@@ -94,7 +96,7 @@ def _forward_kernel(
     N: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr, MASKED: tl.constexpr,
     ROWS: tl.constexpr, BLOCKS: tl.constexpr, A: tl.constexpr, B: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
-    D: tl.constexpr = HEADS * WIDTH
+    D: tl.constexpr = HEADS * WIDTH  # noqa: N806, a constant
     sample, head = (tl.program_id(0) // HEADS).to(tl.int64), tl.program_id(0) % HEADS
     base = qkv + sample * N * 3 * D + head * WIDTH
     k_a = _tile(base + D, 0, 3 * D, N, A, WIDTH)
@@ -141,7 +143,7 @@ def _backward_kernel(
     N: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr, MASKED: tl.constexpr,
     QUERIES: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
-    D: tl.constexpr = HEADS * WIDTH
+    D: tl.constexpr = HEADS * WIDTH  # noqa: N806, a constant
     sample, head = (tl.program_id(0) // HEADS).to(tl.int64), tl.program_id(0) % HEADS
     base = qkv + sample * N * 3 * D + head * WIDTH
     made = to_qkv + sample * N * 3 * D + head * WIDTH

@@ -84,6 +84,31 @@ def test_boxes_are_cut_and_resized_as_by_the_plain_twin(filter_: Filter) -> None
     assert 0 < shrinks_down_first(plan.box[:, 2], plan.box[:, 3], 16).sum() < len(plan)
 
 
+@pytest.mark.parametrize(("side", "heads", "reach"), [(14, 6, None), (6, 6, None), (8, 12, 3), (4, 6, 1)])
+def test_attention_among_few_tokens_is_that_of_torch_and_the_same_twice(
+    side: int, heads: int, reach: int | None
+) -> None:
+    from tcore.model import attention_triton as own
+    from tcore.model.attention import tokens_seen
+
+    torch.manual_seed(0)
+    n, d = side * side + 5, 64 * heads
+    seen = None if reach is None else tokens_seen(reach, side, side, 5, torch.device("cuda"))
+    qkv = torch.randn(7, n, 3 * d, device="cuda").bfloat16().requires_grad_()
+    bias, pull = torch.zeros(3 * d, device="cuda", requires_grad=True), torch.randn(7, n, d, device="cuda")
+    out = own.attend(qkv, bias, heads, seen)
+    found = torch.autograd.grad(out, (qkv, bias), pull.bfloat16(), retain_graph=True)
+    again = torch.autograd.grad(out, (qkv, bias), pull.bfloat16())
+    exact = qkv.detach().double().requires_grad_()
+    q, k, v = exact.view(7, n, 3, heads, 64).permute(2, 0, 3, 1, 4)
+    expected = F.scaled_dot_product_attention(q, k, v, attn_mask=seen).transpose(1, 2).flatten(2)
+    (gradient,) = torch.autograd.grad(expected, exact, pull.bfloat16().double())
+    wanted = (expected, gradient, gradient.sum(dim=(0, 1)))
+    for made, right in zip((out, *found), wanted, strict=True):
+        assert (made.double() - right).norm() < 1e-2 * right.norm()
+    assert all(torch.equal(one, other) for one, other in zip(found, again, strict=True))
+
+
 @pytest.mark.filterwarnings("ignore")  # torch, of its own affairs, where it compiles
 @pytest.mark.parametrize("reach", [None, 3])
 def test_a_bf16_step_on_the_fast_path_is_near_an_fp32_step_on_the_plain_one(reach: int | None) -> None:

@@ -29,6 +29,21 @@ def assert_finite_gradients(tcore: TCoRe) -> None:
 # Branches
 
 
+@pytest.mark.parametrize("filled", [False, True])
+def test_masked_patches_get_the_gradients_of_plain_indexing(filled: bool) -> None:
+    made = batch()
+    if filled:  # by rows that count nothing
+        rows = len(made.masked_patches) + 5
+        made = made.in_fixed_shapes(rows, all_crops=False, dtype=torch.float32)
+    patches = torch.randn(len(made.masked), 16, tiny_models.DIM, requires_grad=True)
+    pull = torch.randn(len(made.masked_patches), tiny_models.DIM)
+    (found,) = torch.autograd.grad(made.at_masked(patches), patches, pull)
+    plain = patches.flatten(0, 1)[made.masked_patches]
+    counted = torch.ones(len(pull)) if made.counted is None else made.counted
+    assert torch.equal(found, torch.autograd.grad(plain, patches, pull * counted[:, None])[0])
+    assert counted.sum() == len(batch().masked_patches)
+
+
 def test_student_does_not_see_masked_pixels_but_the_teacher_does() -> None:
     tcore, made = model(), batch()
     hidden = (
