@@ -59,10 +59,11 @@ def atomic(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def new_folder(path: Path) -> Iterator[Path]:
+def new_folder(path: Path, *, replace: bool = False) -> Iterator[Path]:
     """A temporary folder beside `path` that takes its name when the block ends well; `path` may be empty.
 
-    What killed processes of this machine have left of the same folder is removed.
+    With `replace`, what `path` holds is removed then. What killed processes of this machine have left of the
+    same folder is removed.
     """
     temporary = _temporary(path.resolve())
     try:
@@ -71,13 +72,29 @@ def new_folder(path: Path) -> Iterator[Path]:
                 shutil.rmtree(old, ignore_errors=True)
         temporary.mkdir(parents=True)
         yield temporary
-        if os.name == "nt" and path.is_dir():
+        if replace and path.is_dir():
+            _swap(temporary, path.resolve())
+        elif os.name == "nt" and path.is_dir():
             path.rmdir()  # Windows replaces no folder, not even an empty one
-        temporary.replace(path.resolve())
+            temporary.replace(path.resolve())
+        else:
+            temporary.replace(path.resolve())
     except OSError as error:
         raise OSError(error.errno, error.strerror or str(error), str(path)) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _swap(new: Path, path: Path) -> None:
+    """Put a folder in the place of another one, which is removed."""
+    old = _temporary(path)
+    path.replace(old)
+    try:
+        new.replace(path)
+    except BaseException:  # a second Ctrl-C among them
+        old.replace(path)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def _sync_folder(folder: Path) -> None:

@@ -235,8 +235,10 @@ class Propagate(Command):
         return [lambda: main(["propagate", "random:vitti16", *words])]
 
     def check_killed(self, place: Path, codes: list[int], said: str) -> None:
-        if place.exists():  # all of it, or nothing
-            shutil.rmtree(place) if (place / "propagation.json").exists() else place.rmdir()
+        if (place / "propagation.json").exists():  # all of it, or nothing but what is needed to go on
+            shutil.rmtree(place)
+        names = {path.name for path in place.iterdir()} if place.is_dir() else set()
+        assert {name for name in names if name[0] != "."} <= {"unfinished.bin", "lock", "lock.json"}
 
 
 class Page(Command):

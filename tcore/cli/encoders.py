@@ -233,6 +233,7 @@ class Propagate(WithProtocol):
     def execute(self) -> None:
         """Propagate the labels through each video, and say where they are."""
         from tcore.device import encoder_device
+        from tcore.video.resume import DoneError
         from tcore.video.several import find_labels, find_videos
 
         at_least(1, every=self.every)
@@ -252,6 +253,10 @@ class Propagate(WithProtocol):
             try:
                 labels = find_labels(given[0], name, len(videos) == 1) if in_folder else given
                 self._propagate(encoder, video, labels, marks, out)
+            except DoneError as error:
+                if len(videos) == 1:
+                    raise
+                to_stderr(str(error))
             except InputError as error:
                 if len(videos) == 1 or error.exit_code == 130:
                     raise
@@ -266,7 +271,7 @@ class Propagate(WithProtocol):
         from tcore.evaluation.protocols import protocol
         from tcore.video.propagate_video import propagate_video_file
 
-        with first_interrupt("stopping after this frame; Ctrl-C again drops what was done.") as interrupted:
+        with first_interrupt("stopping after this frame; Ctrl-C again stops at once.") as interrupted:
             done = propagate_video_file(
                 encoder,
                 video,

@@ -103,6 +103,12 @@ class Propagator:
         if self._half is not None:
             self._half.skip(*self._means(features))
 
+    def pass_over(self) -> None:
+        """Count a frame of the past that has left the ring: nothing later looks at it."""
+        self._time += 1
+        if self._half is not None:
+            self._half.pass_over()
+
     @torch.no_grad()
     def sources(self, features: Features, row: int, column: int) -> list[LabelSource]:
         """Where the label of one cell of the next frame comes from, the largest share first.
@@ -288,16 +294,19 @@ def propagate_features(
     features: Iterable[Features],
     labels: Labels | GivenLabels,
     protocol: Protocol,
+    past: Propagator | None = None,
+    start: int = 0,
 ) -> Iterator[Labels]:
     """Soft labels of every frame: this is the one loop that drives a `Propagator`.
 
     `labels` are those of the first frame, or a function of a frame's index and of the labels propagated to
     it (None for the first frame) that returns the labels given for that frame, or None. Given labels
     restart the propagation: what was propagated up to there has just been corrected, and as part of the
-    context it would outvote the correction in the very next frame.
+    context it would outvote the correction in the very next frame. `past` has taken the frames before
+    `start`, and `features` are those of the frames from there on.
     """
-    propagator = Propagator(protocol)
-    for index, frame in enumerate(features):
+    propagator = past or Propagator(protocol)
+    for index, frame in enumerate(features, start):
         soft = propagator.step(frame) if index else None
         given = labels(index, soft) if callable(labels) else (None if index else labels)
         if given is not None:

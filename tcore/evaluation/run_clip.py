@@ -4,8 +4,9 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,12 +20,20 @@ from tcore.errors import InputError
 from tcore.evaluation.edges import labels_to_ids
 from tcore.evaluation.encoder import Encoder
 from tcore.evaluation.masks import VOID, Ids
-from tcore.evaluation.propagate import GivenLabels, Labels, propagate_features
+from tcore.evaluation.propagate import GivenLabels, Labels, Propagator, propagate_features
 from tcore.evaluation.protocols import Precision, Protocol
 from tcore.evaluation.resize import Size, ids_to_grid, resize_images
 from tcore.text import format_size
 
 PLAIN = ("480x880", "short480", "native", "up480")  # input sizes that are about those of the frames
+
+
+class Past(NamedTuple):
+    """Frames whose soft labels an earlier run has left: how many, the last given one, and their labels."""
+
+    frames: int
+    given: int
+    labels: Callable[[int], Labels]
 
 
 def run_clip(
@@ -35,11 +44,13 @@ def run_clip(
     protocol: Protocol,
     *,
     smooth: bool = False,
+    past: Past | None = None,
 ) -> Iterator[tuple[Frame, Labels]]:
     """Every frame with its soft labels; only the protocol's context is held in memory.
 
     `labels` as in `propagate_features`: those of the first frame, or a function that returns labels where
-    a frame has some. Frames go in at `size`; `smooth` as in `encode`.
+    a frame has some. Frames go in at `size`; `smooth` as in `encode`. Of the frames of the `past`, which keep
+    their labels, only those are encoded that later ones look at.
     """
     if encoder.copies:
         soft: Labels | None = None
@@ -50,13 +61,25 @@ def run_clip(
             yield frame, soft
         return
     shown: deque[Frame] = deque()  # at most one frame: encoded, its labels not there yet
+    incoming, propagator, known = same_size(frames), Propagator(protocol), past.frames if past else 0
+    device = next(encoder.parameters()).device
 
     def features() -> Iterator[Float[Tensor, "channels rows columns"]]:
-        for frame in same_size(frames):
+        for frame in incoming:
             shown.append(frame)
             yield encode(encoder, frame, size, protocol.precision, smooth=smooth)
 
-    for soft in propagate_features(features(), labels, protocol):
+    for index, frame in enumerate(islice(incoming, known)):
+        assert past is not None
+        soft = past.labels(index).to(device)
+        if index == past.given:
+            propagator.start(encode(encoder, frame, size, protocol.precision, smooth=smooth), soft)
+        elif index >= known - protocol.context and index > past.given:
+            propagator.skip(encode(encoder, frame, size, protocol.precision, smooth=smooth), soft)
+        elif index > past.given:
+            propagator.pass_over()
+        yield frame, soft
+    for soft in propagate_features(features(), labels, protocol, propagator, known):
         yield shown.popleft(), soft
 
 

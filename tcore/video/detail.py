@@ -81,8 +81,10 @@ def choose_detail(
         each, total = measure(detail)
     whole = "" if count is None else f", {format_seconds(total)} for {count} frames"
     ways = [] if detail == "coarse" else ["--detail coarse"]
-    ways += ["--every 2", "a smaller --long-side", *(["a GPU"] if on_cpu else [])]
-    say(f"detail {detail}: about {each:.2g} s a frame here{why}{whole}. Faster: {', '.join(ways)}.")
+    ways += [] if count is None else ["--every 2", "a smaller --long-side"]  # the page has neither
+    ways += ["a GPU"] if on_cpu else []
+    faster = f" Faster: {', '.join(ways)}." if ways else ""
+    say(f"detail {detail}: about {each:.2g} s a frame here{why}{whole}.{faster}")
     return detail
 
 

@@ -188,6 +188,9 @@ FORMATS: dict[str, Format] = {
     "dlc": Format(write_dlc, masks=False),
 }
 
+# Names of what they write into a folder.
+FILES = ("masks", "tracks.csv", "coco.json", "labels", "classes.txt", "annotations.xml", "dlc.csv")
+
 
 def run_lengths(labels: np.ndarray) -> tuple[Int[np.ndarray, " runs"], np.ndarray]:
     """Lengths and values of the runs of equal values, row by row.

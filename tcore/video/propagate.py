@@ -18,7 +18,7 @@ from tcore.evaluation.propagate import Labels
 from tcore.evaluation.protocols import TCORE, Detail, Protocol, Search
 from tcore.evaluation.resize import Size
 from tcore.evaluation.run_clip import run_clip, same_size
-from tcore.video.both_ways import both_ways
+from tcore.video.both_ways import AHEAD, BACK, SoftLabels, both_ways
 from tcore.video.detail import choose_detail, fit_size, suited
 from tcore.video.labels import Masks, as_labels
 from tcore.video.tracked import TrackedMasks, TrackedPoints, track_labels
@@ -151,11 +151,12 @@ def soft_labels(
     size: Size,
     inside: Size,
     number: Callable[[int], int] = int,
-    folder: Path | None = None,
+    kept: SoftLabels | None = None,
 ) -> Iterator[tuple[Frame, Labels] | None]:
     """Every frame with its soft labels, after None for every frame of a pass backward.
 
-    `number` is what a frame is called in an error, by its place among the frames.
+    `number` is what a frame is called in an error, by its place among the frames. Those that are `kept` are
+    not computed again, and those that are computed are kept.
     """
     first, last = track.frames[0], track.frames[-1]
 
@@ -163,9 +164,15 @@ def soft_labels(
         def given(index: int, propagated: Labels | None) -> Labels | None:
             return track.given(start + step * index, propagated)
 
-        return run_clip(encoder, frames, given, inside, track.protocol, smooth=True)
+        way = AHEAD if step > 0 else BACK
+        past = None if kept is None else kept.past(way, start, step, track.frames)
+        return run_clip(encoder, frames, given, inside, track.protocol, smooth=True, past=past)
 
     step = number(1) - number(0)
     incoming = same_size(frames, size, number(0), step)
-    back = (soft for _, soft in run(same_size(backward(last + 1), size, number(last), -step), last, -1))
-    return both_ways(track, back, incoming, run(incoming, first, 1), folder=folder)
+    if kept is not None and kept.count(BACK) == last + 1:  # no need to read the frames
+        back = (soft for soft in (kept.get(BACK, index) for index in range(last, -1, -1)) if soft is not None)
+    else:
+        back = (soft for _, soft in run(same_size(backward(last + 1), size, number(last), -step), last, -1))
+    ahead = run(incoming, first, 1)
+    return both_ways(track, back, incoming, ahead if kept is None else kept.note(first, ahead), kept=kept)

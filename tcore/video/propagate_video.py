@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 import json
+import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import chain, islice
@@ -15,18 +16,21 @@ from tcore.data.images import Frame
 from tcore.data.part import PartOfVideo, frame_at, open_part
 from tcore.data.video import FolderVideo, Video, h264_encoder, video_writer
 from tcore.errors import InputError
+from tcore.evaluation.card import versions
 from tcore.evaluation.encoder import Encoder
 from tcore.evaluation.masks import VOID
 from tcore.evaluation.propagate import Labels
 from tcore.evaluation.protocols import TCORE, Detail, Protocol, Search
 from tcore.evaluation.resize import Size
-from tcore.files import check_writable, new_folder, write_text
+from tcore.files import check_writable, new_folder, sha256, write_text
 from tcore.text import Progress, Say, format_size, short_path, silent
+from tcore.video.both_ways import AHEAD, BACK
 from tcore.video.detail import choose_detail, fit_size, suited
 from tcore.video.formats import About, choose_format, write_files
 from tcore.video.labels import Masks, Points, read_labels
 from tcore.video.mark import Mark, Marker
 from tcore.video.propagate import soft_labels
+from tcore.video.resume import CARD, UNFINISHED, digest, digest_video, find_unfinished, keep_unfinished
 from tcore.video.tracked import TrackedMasks, TrackedPoints, paint_labels, track_labels
 
 LISTED = 5  # losses that are listed
@@ -68,10 +72,11 @@ def propagate_video_file(
     interrupted: Callable[[], bool] = bool,
     say: Say = silent,
 ) -> Propagation:
-    """Propagate labels through a video file or a folder of images; `out` appears when all is written.
+    """Propagate labels through a video file or a folder of images; all of `out` appears at once.
 
     If a frame cannot be read, or `interrupted` says so, `out` holds the labels of those before it, and the
-    error is raised.
+    error is raised. After an interruption or a kill, `out` also holds what the same call needs to go on; it
+    ends with the same files as one that was never stopped. Other calls are refused there.
 
     One frame is in memory at a time, besides the context of the protocol, or a few where a file is read
     backward. Labels are given for any frames, which keep them, as files or as `marks` on frame `mark_at`
@@ -85,8 +90,12 @@ def propagate_video_file(
     protocol = dataclasses.replace(protocol, edges="guided" if edges else "off")
     paths = [Path(labels)] if isinstance(labels, (str, Path)) else [Path(path) for path in labels]
     source, folder = open_part(Path(video), start, end, every), Path(out)
-    _check_files(source, paths, folder)
     check_writable(folder)
+    _check_files(source, paths, folder)
+    parts = {"start": start, "end": end, "every": every, "mark-at": mark_at}
+    knobs = {"detail": detail, "long-side": long_side, "search": search, "overlay": overlay, "format": form}
+    asked = _asked(encoder, source, paths, marks, protocol) | parts | knobs
+    before = find_unfinished(folder, asked)
     read = read_labels(paths, source.stems, say, source.number(0)) if paths or not marks else Masks({})
     given = _places(read, source)
     if marks:
@@ -96,7 +105,7 @@ def propagate_video_file(
     frames = iter(source)
     first = next(frames)
     size = (first.shape[0], first.shape[1])
-    detail = choose_detail(encoder, first, source.count, protocol, long_side, search, say, detail)
+    detail = choose_detail(encoder, first, source.count, protocol, long_side, search, say, before or detail)
     inside = fit_size(size, encoder.patch_size, detail, long_side)
     protocol = suited(protocol, encoder, inside, search)
     track = track_labels(used, size, inside, encoder.patch_size, protocol)
@@ -107,8 +116,9 @@ def propagate_video_file(
     say(f"detail {detail}: " + "frames of {} go in at {}, a grid of {}.".format(*sizes))
     about = About(used, size, source.file_name)
     names = [f"point {name!r}" for name in about.names] or [f"object {label}" for label in about.objects]
-    with new_folder(folder) as made:
+    with new_folder(folder, replace=True) as made:
         with ExitStack() as files:
+            kept = files.enter_context(keep_unfinished(folder, asked, detail))
             table = files.enter_context(_open_table(made / "confidence.csv", names))
             draw = (
                 files.enter_context(video_writer(made / "overlay.mp4", source.rate, size))
@@ -116,29 +126,47 @@ def propagate_video_file(
                 else None
             )
             incoming = chain([first], frames)
-            soft = soft_labels(
-                encoder, incoming, source.backward, track, size, inside, source.number, folder=made
-            )
+            soft = soft_labels(encoder, incoming, source.backward, track, size, inside, source.number, kept)
             back = track.frames[-1] and 1 + track.frames[-1]  # frames that are also carried backward
-            total = source.count and source.count + back
-            run = _Run(
-                track, source.number, table, draw, Progress("frame", total, say=say), interrupted, names
-            )
+            total, past = source.count and source.count + back, kept.count(BACK) + kept.count(AHEAD)
+            progress = Progress("frame", total, past, say=say)
+            run = _Run(track, source.number, table, draw, progress, interrupted, names, past)
             if back:
                 say(f"two passes: {back} frames backward, then all of them forward.")
+            if past:
+                say(f"going on after {past} frames that are done{f' of {total}' if total else ''}.")
             write_files(made, chosen.write(about, run.labels(soft)))
         remarks, losses = list(_remarks(source, given, run.done)), list(run.losses())
-        if run.stopped is not None:
+        card = _card(source, paths, marks, encoder, track, detail, size, inside)
+        if run.stopped is None:
+            card["command"] = digest(asked)
+        else:
             there = f"stopped after {run.done} frames, whose labels are in {short_path(folder)}"
             remarks.append(f"{there}: {run.stopped}")
         for line in (*losses, *remarks):
             say(line)
-        card = _card(source, paths, marks, encoder, track, detail, size, inside)
         card |= {"frames": run.done, "losses": losses, "remarks": remarks}
-        write_text(made / "propagation.json", json.dumps(card, indent=1) + "\n")
+        write_text(made / CARD, json.dumps(card, indent=1) + "\n")
+        if isinstance(run.stopped, InterruptedRunError):
+            shutil.copyfile(folder / UNFINISHED, made / UNFINISHED)
     if run.stopped is not None:
         raise run.stopped
     return Propagation(run.done, run.confidence / run.done)
+
+
+def _asked(
+    encoder: Encoder, source: Video, paths: Sequence[Path], marks: Sequence[Mark], protocol: Protocol
+) -> dict[str, Any]:
+    """What labels depend on, by the names of the flags; the same command has the same."""
+    return {
+        "versions": versions(),
+        "encoder": digest(encoder.identity()),
+        "device": next(encoder.parameters()).device.type,
+        "video": digest_video(source),
+        "labels": digest([(path.name, sha256(path)) for path in paths]),
+        "box and click": digest([dataclasses.asdict(mark) for mark in marks]),
+        "protocol": digest(dataclasses.asdict(protocol)),
+    }
 
 
 def _card(
@@ -179,6 +207,8 @@ class _Run:
     interrupted: Callable[[], bool]
     names: Sequence[str]
     """Of the objects or points."""
+    past: int = 0
+    """Frames that an earlier run has done; the pass backward counts."""
     done: int = 0
     confidence: float = 0.0
     """Of all frames together."""
@@ -193,11 +223,14 @@ class _Run:
 
     def labels(self, soft: Iterable[tuple[Frame, Labels] | None]) -> Iterator[tuple[int, np.ndarray]]:
         """Number and labels of every frame, up to one that cannot be read, or to an interruption."""
+        seen = 0
         try:
             for labeled in soft:
                 if self.interrupted():
                     raise InterruptedRunError(self._how_to_go_on())
-                self.progress.advance()
+                seen += 1
+                if seen > self.past:
+                    self.progress.advance()
                 if labeled is None:  # a frame of the pass backward
                     continue
                 frame, label = labeled
@@ -215,10 +248,8 @@ class _Run:
             self.stopped = error  # what was done before is kept
 
     def _how_to_go_on(self) -> str:
-        if self.done == 0:
-            return "interrupted before the first frame was labeled: nothing was written."
-        last = self.number(self.done - 1)
-        return f"interrupted at frame {last}; to go on from there: --start {last} with its labels."
+        where = f"after frame {self.number(self.done - 1)}" if self.done else "before the first frame"
+        return f"interrupted {where}: repeat the same command to go on from there."
 
     def _note(self, number: int, each: Sequence[float]) -> None:
         for name, sure in zip(self.names, each, strict=True):
@@ -317,7 +348,7 @@ def _within(given: Masks | Points, source: Video) -> Masks | Points:
 
 
 def _check_files(source: Video, labels: Sequence[Path], out: Path) -> None:
-    """Refuse to overwrite what is there, and to read a mask as a frame."""
+    """Refuse to write over what is read, and to read a mask as a frame."""
     whole = source.whole if isinstance(source, PartOfVideo) else source
     if isinstance(whole, FolderVideo):
         frames = {file.resolve() for file in whole.files}
@@ -327,10 +358,6 @@ def _check_files(source: Video, labels: Sequence[Path], out: Path) -> None:
     for path in (source.path, *labels):
         if out.resolve() == path.resolve() or out.resolve() in path.resolve().parents:
             raise InputError(f"{path} lies in the out folder {out}: write to another folder.")
-    for path in out.iterdir() if out.is_dir() else ():
-        raise InputError(
-            f"out folder {out} already holds {path.name}: give a new or an empty folder as --out."
-        )
 
 
 def _remarks(source: Video, labels: Masks | Points, frames: int) -> Iterator[str]:

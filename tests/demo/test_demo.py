@@ -403,5 +403,8 @@ def test_the_command_serves_until_it_is_stopped() -> None:
         with urllib.request.urlopen(process.stdout.readline().split()[1]) as answer:
             assert b"app.js" in answer.read()
         process.terminate()
-        assert process.communicate()[1].endswith(" finest).\nstopped.\n")
+        said = process.communicate()[1]
+        assert said.endswith("\nstopped.\n")
+        assert "a frame here" in said
+        assert "--every" not in said  # a flag of another command
     assert process.returncode == 0

@@ -16,7 +16,7 @@ import tcore
 from tcore.cli import encoders
 from tcore.cli.main import main
 from tcore.data.part import open_part
-from tcore.data.rendered import RenderedVideo, render_video
+from tcore.data.rendered import RenderedVideo
 from tcore.errors import InputError
 from tcore.evaluation.encoder import Encoder
 from tcore.evaluation.masks import read_ids
@@ -24,24 +24,9 @@ from tcore.evaluation.protocols import RENDERED
 from tcore.video.propagate import propagate
 from tcore.video.propagate_video import propagate_video_file
 from tcore.video.tracked import sharpness
-from tests.evaluation.clips import need_av, tiny_encoder, write_file, write_folder
+from tests.evaluation.clips import need_av, write_file, write_folder
 
 Capture = pytest.CaptureFixture[str]
-
-
-@pytest.fixture(scope="module")
-def encoder() -> Encoder:
-    return tiny_encoder()
-
-
-@pytest.fixture(scope="module")
-def video() -> RenderedVideo:
-    return render_video(0, 1, split="heldout", num_frames=8, size=64)
-
-
-@pytest.fixture(scope="module")
-def clip(video: RenderedVideo, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_folder(tmp_path_factory.mktemp("clip") / "frames", video.frames)
 
 
 @pytest.fixture(autouse=True)
@@ -211,27 +196,6 @@ def test_a_folder_of_video_files_stands_for_all_of_them(video: RenderedVideo, tm
     words = ["--labels", str(tmp_path / "labels"), "--out", str(tmp_path / "out"), "--no-overlay"]
     main(["propagate", "tiny", str(tmp_path / "in"), *words])
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["a", "b"]
-
-
-def test_ctrl_c_keeps_what_was_done_and_a_second_run_goes_on_from_there(
-    encoder: Encoder, video: RenderedVideo, clip: Path, tmp_path: Path
-) -> None:
-    asked = iter([False, False, False, True])
-    first, knobs = mask(tmp_path / "first.png", video.objects[0]), {"protocol": RENDERED, "overlay": False}
-    with pytest.raises(InputError, match="--start 2") as stop:
-        propagate_video_file(
-            encoder,
-            clip,
-            first,
-            tmp_path / "a",
-            interrupted=lambda: next(asked),
-            **knobs,  # type: ignore[arg-type]
-        )
-    assert stop.value.exit_code == 130
-    assert [row["frame"] for row in rows(tmp_path / "a")] == ["0", "1", "2"]
-    last = tmp_path / "a" / "masks" / "00002.png"
-    propagate_video_file(encoder, clip, last, tmp_path / "b", start="2", **knobs)  # type: ignore[arg-type]
-    assert [row["frame"] for row in rows(tmp_path / "b")] == [str(number) for number in range(2, 8)]
 
 
 def test_only_the_second_ctrl_c_ends_the_program(capsys: Capture) -> None:

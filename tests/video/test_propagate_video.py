@@ -14,7 +14,7 @@ from PIL import Image
 from torch import Tensor
 
 from tcore.cli.main import main
-from tcore.data.rendered import JOINT_NAMES, RenderedVideo, render_video
+from tcore.data.rendered import JOINT_NAMES, RenderedVideo
 from tcore.data.stores import list_images
 from tcore.data.video import open_video
 from tcore.errors import InputError
@@ -24,29 +24,13 @@ from tcore.evaluation.masks import davis_palette, read_ids
 from tcore.evaluation.propagate import Propagator
 from tcore.evaluation.protocols import RENDERED, TCORE
 from tcore.evaluation.run_clip import run_clip, run_masks
-from tcore.text import Progress
 from tcore.video import detail as detail_module
 from tcore.video.detail import choose_detail, fit_size, suited
 from tcore.video.labels import Masks
 from tcore.video.propagate import propagate
 from tcore.video.propagate_video import propagate_video_file
 from tcore.video.tracked import TrackedMasks, share_of_forward
-from tests.evaluation.clips import cut, need_av, tiny_encoder, write_file, write_folder
-
-
-@pytest.fixture(scope="module")
-def encoder() -> Encoder:
-    return tiny_encoder()
-
-
-@pytest.fixture(scope="module")
-def video() -> RenderedVideo:
-    return render_video(0, 1, split="heldout", num_frames=8, size=64)
-
-
-@pytest.fixture(scope="module")
-def clip(video: RenderedVideo, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_folder(tmp_path_factory.mktemp("clip") / "frames", video.frames)
+from tests.evaluation.clips import cut, need_av, write_file, write_folder
 
 
 @pytest.fixture
@@ -480,23 +464,6 @@ def test_an_out_folder_with_anything_else_in_it_is_refused(
     for out in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(InputError, match=r"cannot write to .*file"):
             run(encoder, clip, first, out)
-
-
-def test_what_is_interrupted_leaves_nothing(
-    encoder: Encoder, clip: Path, first: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    labeled: list[Progress] = []
-
-    def interrupt(progress: Progress) -> None:
-        labeled.append(progress)
-        if len(labeled) == 4:
-            assert list(tmp_path.glob(".out.*/confidence.csv"))  # something is on disk
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(Progress, "advance", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        run(encoder, clip, first, tmp_path / "out", overlay=False)
-    assert list(tmp_path.iterdir()) == [first]
 
 
 def test_a_folder_that_will_not_do_is_one_line_before_anything_else_is_said(

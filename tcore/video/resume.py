@@ -1,0 +1,97 @@
+"""A run that was stopped or killed goes on where it was: the soft labels of its frames wait in its folder."""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from tcore.data.part import PartOfVideo
+from tcore.data.video import FolderVideo, Video
+from tcore.errors import InputError
+from tcore.evaluation.protocols import FINER, Detail
+from tcore.files import LOCKS, TEMPORARY, lock, open_regular, parse_line
+from tcore.video.both_ways import SoftLabels
+from tcore.video.formats import FILES
+
+UNFINISHED = "unfinished.bin"  # a line of JSON, then soft labels
+CARD = "propagation.json"
+OWN = {UNFINISHED, CARD, "confidence.csv", "overlay.mp4", *FILES}
+HEAD = 1 << 20  # bytes of that line at most
+Settings = Mapping[str, Any]
+
+
+class DoneError(InputError):
+    """The folder holds what the command would make."""
+
+
+def digest(settings: Any) -> str:
+    """One word for many values."""
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def digest_video(source: Video) -> str:
+    """One word for the files of a video: their names, sizes, and when they were changed."""
+    whole = source.whole if isinstance(source, PartOfVideo) else source
+    files = whole.files if isinstance(whole, FolderVideo) else [whole.path]
+    stats = [(file.name, file.stat()) for file in files]
+    return digest([(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats])
+
+
+def find_unfinished(folder: Path, settings: Settings) -> Detail | None:
+    """The detail of a run of the same command that was stopped; a folder with anything else is refused."""
+    names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    names -= {name for name in names if name in LOCKS or (name[0] == "." and name.endswith(TEMPORARY))}
+    head = _head(folder / UNFINISHED) if UNFINISHED in names else None
+    if head is None and CARD in names:
+        with suppress(OSError):
+            card = parse_line((folder / CARD).read_bytes(), {"command": str})
+            if card and card["command"] == digest(settings):
+                raise DoneError(f"out folder {folder} already holds the result of this very command.")
+    for name in sorted(names - ({UNFINISHED} if head is None else OWN)):
+        raise InputError(f"out folder {folder} already holds {name}: give a new or an empty folder as --out.")
+    if head is None:  # killed before there was anything to keep
+        return None
+    others = [name for name, value in settings.items() if head["settings"].get(name) != value]
+    if others:
+        raise InputError(
+            f"out folder {folder} holds an unfinished run with other settings ({', '.join(others)}): "
+            "repeat that command to go on with it, or give another --out."
+        )
+    return next(detail for detail in FINER if detail == head["detail"])
+
+
+@contextmanager
+def keep_unfinished(folder: Path, settings: Settings, detail: Detail) -> Iterator[SoftLabels]:
+    """The soft labels of a run, with those that an earlier one has left; nobody else can use the folder."""
+    was_there, path = folder.is_dir(), folder / UNFINISHED
+    head = json.loads(json.dumps({"detail": detail, "settings": settings}))
+    try:
+        with lock(folder / LOCKS[0], f"out folder {folder}", "give another --out"):
+            if not path.exists() or _head(path) != head:
+                path.write_text(json.dumps(head) + "\n", encoding="utf-8")
+            with path.open("r+b") as file:
+                file.readline()
+                kept = SoftLabels(file)
+                try:
+                    yield kept
+                except BaseException as error:
+                    with suppress(OSError):  # the disk may be full
+                        file.close()
+                    bad = isinstance(error, InputError) and error.exit_code != 130  # it stays bad
+                    if bad or kept.empty:
+                        path.unlink()
+                    raise
+    finally:
+        if not was_there:
+            with suppress(OSError):  # it is not empty
+                folder.rmdir()
+
+
+def _head(path: Path) -> Any:
+    """The first line of an unfinished run; None where it was cut off."""
+    with open_regular(path) as file:
+        line = file.readline(HEAD)
+    shape = {"detail": lambda one: one in tuple(FINER), "settings": {str: object}}
+    return parse_line(line, shape) if line.endswith(b"\n") else None
