@@ -1,28 +1,36 @@
-"""Does the confidence of an object say when it is wrong? `python benchmarks/lost.py $TCORE_DATA/davis2016`.
+"""Does confidence say when an object or a point is wrong? `python benchmarks/lost.py $TCORE_DATA/davis2016`.
 
 Propagates the first mask of every clip (layout of DAVIS, any id above 0 is the object) and compares, over all
 frames but the first, the object's confidence with its true J: rank correlation, area under the ROC curve for
-J < .3, and what a threshold catches.
+J < .3, and what a threshold catches. Of folders of clips with a keypoints.csv, it propagates the points of
+the first labeled frame, and compares confidence with their distance from the truth, in units of the larger
+side of the box around their individual; wrong is more than .2 of it.
 """
 
 import argparse
+import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
 from tcore.data.images import read_image
 from tcore.data.stores import list_images
+from tcore.evaluation.benchmarks.points import Points, individuals, read_keypoints
+from tcore.evaluation.encoder import Encoder
 from tcore.evaluation.encoders import load_encoder
 from tcore.evaluation.masks import read_ids
+from tcore.evaluation.protocols import Detail
 from tcore.video.propagate import propagate
-from tcore.video.propagate_video import LOST
+from tcore.video.tracked import LOST, LOST_POINT
 
 WRONG = 0.3  # J below which an object counts as lost
+FAR = 0.2  # of the box: a point beyond is wrong
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("roots", type=Path, nargs="+", help="folders with the layout of DAVIS")
+    parser.add_argument("roots", type=Path, nargs="+", help="layout of DAVIS, or clips with points")
     parser.add_argument("--encoder", default="default")
     parser.add_argument("--every", type=int, default=4, help="take every so many frames")
     parser.add_argument("--frames", type=int, default=18, help="at most this many of them")
@@ -30,7 +38,14 @@ def main() -> None:
     parser.add_argument("--long-side", type=int, default=None, help="shrink frames to this long side")
     options = parser.parse_args()
     encoder = load_encoder(options.encoder)
+    points = [root for root in options.roots if not (root / "Annotations").is_dir()]
+    if points:
+        pairs = [pair for root in points for pair in follow(encoder, root, options.detail)]
+        certain, near = (np.concatenate(values) for values in zip(*pairs, strict=True))
+        report("points", certain, near, 1 - FAR, LOST_POINT)
     for root in options.roots:
+        if root in points:
+            continue
         sure, right = list[float](), list[float]()
         for folder in sorted((root / "Annotations" / "480p").iterdir()):
             truths = list_images(folder)[:: options.every][: options.frames]
@@ -50,17 +65,50 @@ def main() -> None:
                 f"{folder.name:20} J {np.mean(right[before:]):.3f}  confidence {np.mean(sure[before:]):.3f}",
                 flush=True,
             )
-        report(root.name, np.array(sure), np.array(right))
+        report(root.name, np.array(sure), np.array(right), WRONG, LOST)
 
 
-def report(name: str, sure: np.ndarray, right: np.ndarray) -> None:
-    """Print how well confidence predicts J."""
-    wrong, flagged = right < WRONG, sure < LOST
+def follow(encoder: Encoder, root: Path, detail: Detail) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Confidence of the points of each clip in later frames, and 1 minus how far off they are."""
+    layout = Points.layout(root)
+    for name in layout.names:
+        clip = layout.find(name)
+        names, truth = read_keypoints(clip)
+        seen, owners = ~np.isnan(truth[0]), np.array(individuals(names))
+        first, last = np.flatnonzero(seen.any(axis=0))[[0, -1]]
+        some = seen[:, first]
+        images = [read_image(path) for path in clip.frames[first : last + 1]]
+        if len({image.shape for image in images}) > 1:
+            print(f"{name:20} left out: its frames have several sizes", flush=True)
+            continue
+        found = list(propagate(encoder, images, truth[:, some, first].T, detail=detail))[1:]
+        places = np.stack([one.labels for one in found]).transpose(2, 1, 0)
+        there = truth[:, :, first + 1 : last + 1]
+        box = np.zeros(there.shape[1:])
+        for owner in set(owners):
+            own = there[:, owners == owner]
+            with np.errstate(all="ignore"), warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # frames without labels
+                box[owners == owner] = (np.nanmax(own, axis=1) - np.nanmin(own, axis=1)).max(axis=0)
+        away = np.hypot(*(places - there[:, some])) / np.where(box[some] > 0, box[some], np.nan)
+        scored = seen[some, first + 1 : last + 1] & (box[some] > 0)
+        sure = np.array([one.each for one in found]).T[scored]
+        right = 1 - np.nan_to_num(away, nan=np.inf)[scored]  # a point without a place is wrong
+        print(
+            f"{name:20} within {FAR} {np.mean(right >= 1 - FAR):.3f}  confidence {sure.mean():.3f}",
+            flush=True,
+        )
+        yield sure, right
+
+
+def report(name: str, sure: np.ndarray, right: np.ndarray, least: float, lost: float) -> None:
+    """Print how well confidence predicts J, or 1 minus the error of a point."""
+    wrong, flagged = right < least, sure < lost
     linked, found = np.corrcoef(ranks(sure), ranks(right))[0, 1], auroc(sure, wrong)
-    print(f"{name}: {len(right)} frames, {wrong.mean():.0%} with J < {WRONG}")
-    print(f"  rank correlation with J {linked:.3f}, AUROC for J < {WRONG} {found:.3f}")
+    print(f"{name}: {len(right)}, {wrong.mean():.0%} of them wrong (below {least:g})")
+    print(f"  rank correlation {linked:.3f}, AUROC {found:.3f}")
     caught = f"{wrong[flagged].mean():.0%} of these are wrong, {flagged[wrong].mean():.0%} of the wrong ones"
-    print(f"  confidence < {LOST}: {flagged.mean():.0%} of the frames; {caught}", flush=True)
+    print(f"  confidence < {lost}: {flagged.mean():.0%} of all; {caught}", flush=True)
 
 
 def ranks(values: np.ndarray) -> np.ndarray:

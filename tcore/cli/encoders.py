@@ -341,7 +341,7 @@ class FrameOf:
             raise InputError(f"{self.out}: need a name that ends in .png or .jpg.")
         if self.out.exists():
             raise InputError(f"{self.out} already exists: give another name.")
-        video = open_part(self.video, self.at, None, 1)
+        video = open_part(self.video, self.at, start_is="--at")
         frame = next(iter(video))
         with atomic(self.out) as temporary:
             kind = "PNG" if self.out.suffix.lower() == ".png" else "JPEG"

@@ -56,15 +56,18 @@ class PartOfVideo(Video):
         return self.whole.file_name(number)
 
 
-def open_part(path: Path, start: str = "0", end: str | None = None, every: int = 1) -> Video:
+def open_part(
+    path: Path, start: str = "0", end: str | None = None, every: int = 1, *, start_is: str = "start"
+) -> Video:
     """A video file or a folder of images, or a part of it; no frame is read yet.
 
-    `start` and `end`, which is included, are numbers of frames, or times such as 3.5s.
+    `start` and `end`, which is included, are numbers of frames, or times such as 3.5s; an error calls `start`
+    by the name `start_is`.
     """
     video = open_video(path)
     if (start, end, every) == ("0", None, 1):
         return video
-    first = frame_at(start, video, "start")
+    first = frame_at(start, video, start_is)
     last = None if end is None else frame_at(end, video, "end")
     if last is not None and last < first:
         raise InputError(f"end {end} comes before start {start}.")

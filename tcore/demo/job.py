@@ -28,7 +28,7 @@ from tcore.evaluation.resize import Size
 from tcore.video.both_ways import both_ways
 from tcore.video.labels import Masks, Points
 from tcore.video.mark import Marker
-from tcore.video.tracked import Found, TrackedMasks, TrackedPoints, track_labels
+from tcore.video.tracked import LOST, LOST_POINT, Found, TrackedMasks, TrackedPoints, track_labels
 
 State = Literal["idle", "running", "done", "canceled", "failed"]
 LOG = logging.getLogger(__name__)
@@ -175,14 +175,19 @@ class Job:
 
 
 def lost_labels(given: Masks | Points | None, index: int, found: Found) -> tuple[int, ...]:
-    """Ids of the objects, or numbers of the points from 1, that are not in a frame; none in a given one."""
+    """Ids of the objects, or numbers of the points from 1, that a frame has lost; none in a given one."""
     if given is None or index in given.frames:
         return ()
+    least = LOST_POINT if isinstance(given, Points) else LOST
+    return tuple(name for name, sure in zip(numbers(given), found.each, strict=True) if sure < least)
+
+
+def numbers(given: Masks | Points) -> list[int]:
+    """Ids of the objects, or numbers of the points from 1, in the order of their confidences."""
     if isinstance(given, Points):
-        return tuple((1 + np.flatnonzero(np.isnan(found.values[:, 0]))).tolist())
-    objects = {int(one) for ids in given.frames.values() for one in np.flatnonzero(np.bincount(ids.ravel()))}
-    here = set(np.flatnonzero(np.bincount(found.values.ravel())).tolist())
-    return tuple(sorted(objects - here - {0}))
+        return list(range(1, 1 + len(given.names)))
+    ids = {int(one) for ids in given.frames.values() for one in np.flatnonzero(np.bincount(ids.ravel()))}
+    return sorted(ids - {0})
 
 
 class Visitor:

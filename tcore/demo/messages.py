@@ -1,6 +1,7 @@
 """What the page and the program tell each other: labels in; out the state of a job, and about one patch."""
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tcore.demo.clips import Clip
-from tcore.demo.job import Job
+from tcore.demo.job import Job, numbers
 from tcore.demo.limits import Limits
 from tcore.errors import InputError
 from tcore.evaluation.masks import Ids
@@ -154,12 +155,20 @@ def state(job: Job) -> dict[str, Any]:
 
 
 def _suggest(job: Job, done: int) -> dict[str, Any] | None:
-    """The next frame worth correcting: the first one that has lost something, and what."""
+    """The next frame worth correcting: the first one that has lost something, or else the least certain."""
     assert job.given is not None
-    for frame, numbers in enumerate(job.lost[:done]):
-        if numbers and frame not in job.given.frames:
-            return {"frame": frame, "object": numbers[0], "lost": True}
-    return None
+    for frame, lost in enumerate(job.lost[:done]):
+        if lost:
+            return {"frame": frame, "object": lost[0], "lost": True}
+    each = [(sure, frame, name) for frame in range(done) for name, sure in _each(job, frame)]
+    sure, frame, name = min(each, default=(1.0, 0, 0))
+    return {"frame": frame, "object": name, "lost": False} if sure < 1 else None
+
+
+def _each(job: Job, frame: int) -> Iterator[tuple[int, float]]:
+    """Every object or point of a frame that is not given, with its confidence."""
+    if job.given is not None and frame not in job.given.frames:
+        yield from zip(numbers(job.given), job.found[frame].each, strict=True)
 
 
 def _places(found: Found) -> list[list[float] | None]:

@@ -29,6 +29,8 @@ def fit_size(frame: Size, patch_size: int, detail: Detail = "coarse", long_side:
     >>> fit_size((1080, 1920), 14, "finest"), fit_size((1080, 1920), 16, "coarse", 448)
     ((1260, 2240), (240, 448))
     """
+    if long_side is not None and long_side < 1:
+        raise InputError(f"a long side of {long_side} pixels: need 1 or more.")
     before, after = (min(frame), SHORT_SIDE) if long_side is None else (max(frame), long_side)
     after = min(after, before)
     height, width = (side * after * FINER[detail] // (before * CELL) for side in frame)

@@ -31,11 +31,10 @@ from tcore.video.labels import Masks, Points, read_labels
 from tcore.video.mark import Mark, Marker
 from tcore.video.propagate import soft_labels
 from tcore.video.resume import CARD, UNFINISHED, digest, digest_video, find_unfinished, keep_unfinished
-from tcore.video.tracked import TrackedMasks, TrackedPoints, paint_labels, track_labels
+from tcore.video.tracked import LOST, LOST_POINT, TrackedMasks, TrackedPoints, paint_labels, track_labels
 
 LISTED = 5  # losses that are listed
 CONFIDENCE = ("frame", "confidence", "share", "given")
-LOST = 0.5  # an object is lost below: on DAVIS-2016, 43% of such frames have J < .3, of the others 11%
 
 
 class InterruptedRunError(InputError):
@@ -253,12 +252,17 @@ class _Run:
 
     def _note(self, number: int, each: Sequence[float]) -> None:
         for name, sure in zip(self.names, each, strict=True):
-            if sure >= LOST:
+            if sure >= self.least:
                 if name in self.lost:
                     self.gone.append((self.lost.pop(name), name, True))
             elif name not in self.lost:
                 self.lost[name] = number
             self.weakest = min(self.weakest, (sure, number, name))
+
+    @property
+    def least(self) -> float:
+        """The confidence below which something is lost."""
+        return LOST_POINT if isinstance(self.track, TrackedPoints) else LOST
 
     def losses(self) -> Iterator[str]:
         """What was lost where, and which frame to label next."""
@@ -266,7 +270,7 @@ class _Run:
         for number, name, again in gone[:LISTED]:
             yield f"{name} was lost at frame {number}{' for a while' if again else ''}: mark it there."
         if len(gone) > LISTED:
-            yield f"{len(gone) - LISTED} more losses are in confidence.csv (below {LOST})."
+            yield f"{len(gone) - LISTED} more losses are in confidence.csv (below {self.least})."
         sure, number, name = self.weakest
         if gone:
             number, name, _ = next((one for one in gone if not one[2]), gone[0])

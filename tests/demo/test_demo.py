@@ -24,11 +24,14 @@ from tcore.data.rendered import RenderedVideo, render_video
 from tcore.data.video import open_video
 from tcore.demo.clips import SAMPLES
 from tcore.demo.engine import Engine, load_engine
+from tcore.demo.job import lost_labels
 from tcore.demo.server import GUARD, PAGE, Demo
 from tcore.evaluation.propagate import label_sources
 from tcore.video.detail import fit_size
+from tcore.video.labels import Masks, Points
 from tcore.video.mark import mark
 from tcore.video.propagate import propagate
+from tcore.video.tracked import LOST, LOST_POINT, Found
 from tests.demo.visitor import Visitor, serve
 from tests.evaluation.clips import cut, need_av, tiny_encoder, write_file
 
@@ -319,6 +322,25 @@ def test_what_is_lost_is_listed_and_the_frame_to_correct_is_proposed(visitor: Vi
     state = visitor.run({1: speck}, changed=1)
     assert state["lost"] == [[2], [], [2], [2]]
     assert state["suggest"] == {"frame": 0, "object": 2, "lost": True}
+
+
+def test_lost_is_what_the_command_calls_lost_and_otherwise_the_least_certain_frame_is_proposed(
+    visitor: Visitor,
+) -> None:
+    ids = np.zeros((8, 8), np.uint8)
+    ids[:, 4:] = 7
+    ids[:, 2:4] = 3
+    masks, points = Masks({0: ids}), Points(("a", "b"), {0: {"a": (1.0, 1.0), "b": (2.0, 2.0)}})
+    unsure = Found(ids, 0.6, 1.0, (LOST + 0.01, LOST - 0.01))  # both are still in the frame
+    assert lost_labels(masks, 1, unsure) == (7,)
+    assert lost_labels(masks, 0, unsure) == ()
+    assert lost_labels(points, 1, Found(np.zeros((2, 3)), 0.6, 1.0, (LOST_POINT - 0.01, LOST - 0.01))) == (1,)
+    half = np.zeros((256, 256), np.uint8)
+    half[:, 128:] = 5
+    state = visitor.run({1: half}, changed=1)
+    assert state["lost"] == [[], [], [], []]
+    assert (state["suggest"]["object"], state["suggest"]["lost"]) == (5, False)
+    assert state["suggest"]["frame"] != 1
 
 
 def test_files_that_are_not_videos_are_refused_in_a_sentence(visitor: Visitor, tmp_path: Path) -> None:

@@ -118,6 +118,7 @@ def test_parts_of_files_and_folders_are_read_forward_and_backward(
         ("--start 3 --labels 00001.png", "frame 1"),
         ("--end 3 --labels 00005.png", "frame 5"),
         ("--device tpu", "tpu"),
+        ("--long-side -5", "long side of -5"),
         ("--mark-at 2", "--mark-at 2"),
         ("--box dog 1 2 3", "--box"),
         ("--box dog 90 2 3 4", "box 90 2 3 4"),
@@ -222,6 +223,7 @@ def test_a_frame_is_written_as_a_picture(
         ([str(out)], "already exists"),
         ([str(tmp_path / "frame.tiff")], ".png or .jpg"),
         ([str(tmp_path / "b.png"), "--at", "8"], "8 frames"),
+        ([str(tmp_path / "b.png"), "--at", "99s"], "error: --at 99s: "),
         ([str(tmp_path / "b.png"), "--at", "1e3"], "'1e3'"),
     ):
         assert said in fails(["frame", str(clip), *words], capsys)

@@ -106,7 +106,8 @@ export class Screen {
       view.path = hands.path;
       if (hands.corner) view.box = [hands.corner, hands.cursor || hands.hover || hands.corner];
     } else {
-      view.points = this.pointsHere();
+      const gone = this.lostHere();
+      view.points = this.pointsHere().map((place, index) => (gone.includes(index + 1) ? null : place));
       view.lost = this.lostPoints();
       view.selected = this.object - 1;
       view.cursor = hands.cursor;
