@@ -1,8 +1,9 @@
 """Marking an object: a box, clicks, a scribble or a rough brush becomes its mask.
 
-Colors and patch features of the frame are sorted into a few kinds each; how often a kind occurs on the
-object and around it says what a pixel looks like (as in GrabCut, Rother et al., SIGGRAPH 2004). A random walk
-between neighboring pixels (Grady, TPAMI 2006) carries that along, less across edges; both are repeated.
+Of a box, a small network says where in it the object is likely to be. Colors and patch features of the frame
+are sorted into a few kinds each; how often a kind occurs on the object and around it says what a pixel looks
+like (as in GrabCut, Rother et al., SIGGRAPH 2004). A random walk between neighboring pixels (Grady, TPAMI
+2006) carries that along, less across edges; both are repeated.
 """
 
 from collections.abc import Sequence
@@ -25,6 +26,7 @@ from tcore.evaluation.encoders import DEFAULT, as_encoder
 from tcore.evaluation.resize import Size, bilinear
 from tcore.evaluation.run_clip import encode
 from tcore.text import format_size
+from tcore.video.box_network import likely_in_box
 
 MaskPixels = Bool[np.ndarray, "rows columns"]
 Plane = Float[Tensor, "height width"]
@@ -64,6 +66,8 @@ class Hints:
     """Log odds of a place that is closer to what is not the object; 0 elsewhere."""
     is_object: MaskPixels
     is_not: MaskPixels
+    trust: float
+    """How much `likely` counts beside what a pixel looks like."""
 
 
 class Marker:
@@ -93,6 +97,9 @@ class Marker:
         clicks, clicks_not = as_points("clicks", clicks), as_points("clicks_not", clicks_not)
         scribble, brush = (None if one is None else as_mask(one) for one in (scribble, brush))
         hints = read_hints(size, boxes, clicks, clicks_not, scribble, brush)
+        if boxes and brush is None:
+            soft = np.max([likely_in_box(self._pixels, (x, y, w, h)) for x, y, w, h in boxes], axis=0)
+            hints = replace(hints, likely=np.where(hints.inside, soft, 0), trust=1.0)
         found = self._refine(hints, hints.inside)
         if box is None and brush is None and found.any():
             # Where the object is was not said: look once more, closely.
@@ -116,7 +123,7 @@ class Marker:
         inside, likely = small(hints.inside) > 0.5, small(hints.likely)
         sure, never = small(hints.is_object) > 0, small(hints.is_not) > 0
         leaning = small(hints.leaning)
-        soft = walk_rounds(pixels, features, inside, likely, leaning, sure, never & ~sure)
+        soft = walk_rounds(pixels, features, inside, likely, hints.trust, leaning, sure, never & ~sure)
         if sure.any():
             soft = soft * connected(soft > 0.5, sure)
         found = np.zeros(hints.inside.shape, dtype=bool)
@@ -207,7 +214,8 @@ def read_hints(
         inside &= brush
         likely = np.maximum(likely * brush, 0.9 * brush)
     likely = np.where(inside, likely, 0).astype(np.float32)
-    return Hints(inside, likely, leaning, spots[True] & inside, spots[False])
+    trust = 0.3 if boxes or brush is not None else 1.0
+    return Hints(inside, likely, leaning, spots[True] & inside, spots[False], trust)
 
 
 def spread(mask: MaskPixels, half: int) -> Float[np.ndarray, "rows columns"]:
@@ -244,6 +252,7 @@ def walk_rounds(
     features: Float[Tensor, "channels rows columns"],
     inside: Bool[Tensor, "rows columns"],
     likely: Float[Tensor, "rows columns"],
+    trust: float,
     leaning: Float[Tensor, "rows columns"],
     sure: Bool[Tensor, "rows columns"],
     never: Bool[Tensor, "rows columns"],
@@ -257,13 +266,13 @@ def walk_rounds(
     pull = torch.where(fixed, FIXED, PULL)
     on = torch.where(sure, 1.0, likely * inside * ~never)
     off = torch.where(inside & ~never, 0.0, 1.0)
-    if inside.all():  # nothing was said about the background: it is where the object is not expected
+    if trust == 1:  # background is where the object is not expected
         off = torch.where(sure, 0.0, 1 - on)
     found, sides = on, split_sides(inside)
-    # An object fills the middle of its box rather than the corners, or lies around its clicks.
-    place = (0.3 if sides else 1.0) * torch.logit(likely.clamp(0.05, 0.95)).flatten()
+    # An object lies around its clicks, or where the network expects it in the box.
+    place = trust * torch.logit(likely.clamp(0.05, 0.95)).flatten()
     for turn in range(ROUNDS):
-        offs = [off, *sides] if turn else (sides or [off])
+        offs = [off, *sides] if turn or trust == 1 else (sides or [off])
         by_color, by_feature = (
             compare(kind, on.flatten(), [one.flatten() for one in offs]) for kind in kinds
         )

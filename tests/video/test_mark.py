@@ -8,6 +8,7 @@ from PIL import Image
 import tcore
 from tcore.errors import InputError
 from tcore.evaluation.encoder import Encoder
+from tcore.video.box_network import likely_in_box
 from tcore.video.mark import STEPS_TO, Marker, link, walk
 from tests.evaluation.clips import tiny_encoder
 
@@ -46,6 +47,30 @@ def test_a_box_becomes_the_object_in_it(marker: Marker, disk: np.ndarray) -> Non
     found = marker.mark(box=(26, 20, 49, 49))
     assert overlap(found, disk) > 0.9
     assert not found[:20].any()  # nothing outside of the box
+
+
+def test_a_window_in_the_object_of_the_color_of_the_ground_belongs_to_it(encoder: Encoder) -> None:
+    noise = np.random.default_rng(1).integers(-20, 20, (120, 160, 3))
+    truth, window = np.zeros((120, 160), bool), np.zeros((120, 160), bool)
+    truth[30:90, 50:110], window[54:66, 74:86] = True, True
+    red = np.where((truth & ~window)[..., None], (200, 60, 50), (110, 110, 110)) + noise
+    found = tcore.mark(red.clip(0, 255).astype(np.uint8), encoder, box=(50, 30, 60, 60))
+    assert overlap(found, truth) > 0.95
+    assert found[window].mean() > 0.8
+
+
+def test_a_box_at_the_border_of_the_frame_is_as_good(encoder: Encoder, frame: np.ndarray) -> None:
+    half = frame[:, 50:]
+    y, x = np.mgrid[:96, :78]
+    truth = x**2 + (y - 44) ** 2 < 24**2
+    assert overlap(tcore.mark(half, encoder, box=(0, 20, 24, 49)), truth) > 0.85
+
+
+def test_the_mirror_image_of_a_frame_gives_the_mirror_image_of_what_is_likely(frame: np.ndarray) -> None:
+    pixels = torch.from_numpy(frame).permute(2, 0, 1) / 255
+    likely = likely_in_box(pixels, (26, 20, 50, 50))
+    np.testing.assert_allclose(likely_in_box(pixels.flip(2), (52, 20, 50, 50)), likely[:, ::-1], atol=1e-5)
+    assert likely[44, 50] > 0.9 > 0.1 > likely[22, 28]
 
 
 @pytest.mark.parametrize("how", ["click", "scribble", "brush"])
