@@ -5,9 +5,12 @@ import runpy
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file
 
+from experiments.box_scenes import Dice, draw_batch, draw_tiles, main
 from experiments.health_scores import ranks, spearman
 from tcore.files import write_text
+from tcore.video.box_network import EDGE, SIDE, BoxNetwork
 
 SCRIPT = Path(__file__).parent.parent / "experiments" / "health_scores.py"
 
@@ -48,3 +51,20 @@ def test_the_script_finds_the_runs_of_a_lab_and_names_the_figure_to_watch(
     assert "| patch_rank | +1.00 | 6 |" in printed
     assert "Watch patch_rank" in printed
     assert "state" not in printed
+
+
+def test_objects_of_drawn_scenes_reach_all_sides_of_their_box() -> None:
+    pictures, masks = draw_batch(Dice(0), 12, draw_tiles(1, 0))
+    assert pictures.shape[1:] == (3, SIDE, SIDE)
+    for mask in masks > 127:
+        for seen in (mask.any(dim=0).nonzero(), mask.any(dim=1).nonzero()):
+            assert abs(int(seen.min()) - EDGE) <= 4
+            assert abs(int(seen.max()) + 1 - (SIDE - EDGE)) <= 4
+
+
+def test_scenes_train_a_network_that_can_be_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "weights.safetensors"
+    options = f"--scenes 8 --steps 2 --batch 4 --tiles 2 {out}".split()
+    monkeypatch.setattr("sys.argv", ["box_scenes.py", *options])
+    main()
+    BoxNetwork().load_state_dict(load_file(out))

@@ -135,19 +135,21 @@ def load_box_network() -> BoxNetwork:
     return network.eval()
 
 
+def widen(first: float, last: float) -> tuple[int, int]:
+    """From and to, with what is seen around the box."""
+    margin = EDGE / (SIDE - 2 * EDGE) * (last - first)
+    return round(first - margin), max(round(last + margin), round(first - margin) + 1)
+
+
 @torch.no_grad()
 def likely_in_box(
     pixels: Float[Tensor, "3 height width"], box: tuple[float, float, float, float]
 ) -> Float[np.ndarray, "height width"]:
     """How likely every pixel of a frame belongs to the object in a box (x, y, width, height)."""
     left, top, wide, high = box
-    share = EDGE / (SIDE - 2 * EDGE)
-    x0, x1 = (
-        round(left - share * wide),
-        max(round(left + wide + share * wide), round(left - share * wide) + 1),
-    )
-    y0, y1 = round(top - share * high), max(round(top + high + share * high), round(top - share * high) + 1)
     height, width = pixels.shape[1:]
+    x0, x1 = widen(max(0.0, left), min(float(width), left + wide))
+    y0, y1 = widen(max(0.0, top), min(float(height), top + high))
     part = (slice(max(0, y0), min(height, y1)), slice(max(0, x0), min(width, x1)))
     whole = torch.zeros(1, 4, y1 - y0, x1 - x0)
     there = (slice(part[0].start - y0, part[0].stop - y0), slice(part[1].start - x0, part[1].stop - x0))

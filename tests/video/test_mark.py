@@ -49,14 +49,13 @@ def test_a_box_becomes_the_object_in_it(marker: Marker, disk: np.ndarray) -> Non
     assert not found[:20].any()  # nothing outside of the box
 
 
-def test_a_window_in_the_object_of_the_color_of_the_ground_belongs_to_it(encoder: Encoder) -> None:
+def test_the_network_finds_an_object_that_leaves_the_middle_of_its_box_free() -> None:
     noise = np.random.default_rng(1).integers(-20, 20, (120, 160, 3))
-    truth, window = np.zeros((120, 160), bool), np.zeros((120, 160), bool)
-    truth[30:90, 50:110], window[54:66, 74:86] = True, True
-    red = np.where((truth & ~window)[..., None], (200, 60, 50), (110, 110, 110)) + noise
-    found = tcore.mark(red.clip(0, 255).astype(np.uint8), encoder, box=(50, 30, 60, 60))
-    assert overlap(found, truth) > 0.95
-    assert found[window].mean() > 0.8
+    truth = np.zeros((120, 160), bool)
+    truth[30:90, 50:68] = truth[72:90, 50:110] = True
+    corner = (np.where(truth[..., None], (160, 90, 80), (110, 110, 110)) + noise).astype(np.uint8)
+    likely = likely_in_box(torch.from_numpy(corner).permute(2, 0, 1) / 255, (50, 30, 60, 60))
+    assert likely[truth].mean() > 0.7 > 0.2 > likely[30:72, 68:110].mean()
 
 
 def test_a_box_at_the_border_of_the_frame_is_as_good(encoder: Encoder, frame: np.ndarray) -> None:
@@ -71,6 +70,13 @@ def test_the_mirror_image_of_a_frame_gives_the_mirror_image_of_what_is_likely(fr
     likely = likely_in_box(pixels, (26, 20, 50, 50))
     np.testing.assert_allclose(likely_in_box(pixels.flip(2), (52, 20, 50, 50)), likely[:, ::-1], atol=1e-5)
     assert likely[44, 50] > 0.9 > 0.1 > likely[22, 28]
+
+
+@pytest.mark.parametrize("box", [(-1e7, -1e7, 2e7, 2e7), (-40, 20, 116, 49), (50.2, 44.1, 0.7, 0.8)])
+def test_boxes_larger_than_the_frame_across_its_border_or_of_one_pixel_are_fine(
+    box: tuple[float, ...], marker: Marker
+) -> None:
+    assert marker.mark(box=box).shape == (96, 128)
 
 
 @pytest.mark.parametrize("how", ["click", "scribble", "brush"])
