@@ -23,7 +23,7 @@ from tests.tiny import tiny
 
 # Hides what Windows lacks, then imports every module and runs the verbs that need no training.
 WITHOUT_POSIX = """
-import importlib, os, pkgutil, signal, sys, threading, urllib.request
+import importlib, os, pkgutil, shutil, signal, sys, threading, urllib.request
 
 POSIX = ("fcntl", "grp", "pwd", "resource", "termios")
 sys.modules |= dict.fromkeys(POSIX)
@@ -33,6 +33,8 @@ import multiprocessing, torch, filelock, uvicorn  # their own business, which di
 multiprocessing.get_all_start_methods = lambda: ["spawn"]
 for name in ("fork", "forkpty", "getuid", "sched_getaffinity", "statvfs", "sysconf", "killpg", "O_NONBLOCK"):
     delattr(os, name)
+os.process_cpu_count = os.cpu_count  # Python 3.13 itself asks for what is gone, but not on Windows
+shutil._use_fd_functions = False
 gone = "SIGKILL SIGUSR1 SIGHUP SIGQUIT SIGALRM setitimer ITIMER_REAL pthread_sigmask sigwaitinfo"
 for name in gone.split():
     delattr(signal, name)

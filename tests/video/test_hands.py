@@ -330,5 +330,7 @@ def test_help_of_the_package_is_short() -> None:
     import pydoc
 
     text = pydoc.plain(pydoc.render_doc(tcore))
-    assert len(text.splitlines()) < 250
-    assert "propagate(encoder" in text
+    assert (
+        len(text.splitlines()) < 300
+    )  # Python 3.13 says more about exceptions than 3.11, and breaks long lines
+    assert "propagate(encoder" in "".join(text.split())
