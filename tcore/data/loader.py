@@ -100,6 +100,8 @@ def load(
             pin_memory=device.type == "cuda",
             prefetch_factor=2 if workers else None,
             worker_init_fn=start_worker,
+            # Children of this process, which end with it; Python 3.14 would fork them from another one.
+            multiprocessing_context="fork" if workers and sys.platform == "linux" else None,
         )
         items = iter(loader)
     for item in items:

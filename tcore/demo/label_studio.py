@@ -211,6 +211,8 @@ class LabelStudio(Server):
                 content = answer.read(most + 1)
         except (urllib.error.URLError, TimeoutError, ValueError) as error:
             reason = getattr(error, "reason", error)
+            if isinstance(error, urllib.error.HTTPError):
+                error.close()  # it holds the connection
             raise InputError(f"cannot get image {address[:200]}: {reason}; is {TOKEN} set?") from None
         if len(content) > most:
             raise InputError(f"image {address[:200]} has more than {self.limits.upload_mb} MB.")
