@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import tempfile
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ from typing import Any
 os.environ["OMP_NUM_THREADS"] = "1"
 # Some virtual machines name AMX among their instructions and stop at the first one; tests need no such speed.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
+# Tests leave the user's cache of compiled kernels alone.
+os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(Path(tempfile.gettempdir()) / "tcore-tests-compiled"))
 # A process that a test starts says where it was when it crashes inside a library.
 os.environ["PYTHONFAULTHANDLER"] = "1"
 

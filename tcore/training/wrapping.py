@@ -1,9 +1,11 @@
 """The method on its device: compiled, and over several processes in torch's wrappers."""
 
 import inspect
+import os
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,12 +23,30 @@ from tcore.model.vit import Block, Mlp, run_block
 from tcore.training import distributed
 
 
+COMPILED = "TORCHINDUCTOR_CACHE_DIR"
+
+
+def keep_compiled() -> None:
+    """Keep compiled kernels in the user's cache: the first step of the next run comes sooner.
+
+    By default PyTorch keeps them in a temporary folder, which containers and restarts empty.
+    """
+    try:
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tcore" / "compiled"
+        cache.mkdir(parents=True, exist_ok=True)
+    except (OSError, RuntimeError):  # no home, or none to write to: PyTorch's own choice
+        return
+    if os.access(cache, os.W_OK):
+        os.environ.setdefault(COMPILED, str(cache))
+
+
 def compile_method(method: Method, *, fixed_shapes: bool = True, sharded: bool = False) -> None:
     """Compile what takes the time: blocks and further modules; what is random stays outside the graphs.
 
     Their shapes are few, and fixed where the method says so. The number of masked patches is not: the
     losses have their own kernels.
     """
+    keep_compiled()
     # Replicas gather gradients from hooks of their own; cutting graphs at their buckets would gain nothing.
     torch._dynamo.config.optimize_ddp = False
     # Up to seven graphs serve a step: four kinds of crops and three ends of the student; torch allows eight.

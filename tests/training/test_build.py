@@ -1,6 +1,8 @@
 """From settings to networks, schedule, device and precision."""
 
 import math
+import os
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ from tcore.errors import InputError
 from tcore.methods.settings import LossConfig, MatchingConfig
 from tcore.methods.settings_groups import HeadConfig, TeacherConfig
 from tcore.model.vit import Block, LayerScale
+from tcore.training.wrapping import COMPILED, keep_compiled
 from tests.methods.tiny_models import LOCALS, PATCH, SIZE, SMALL, STAY, batch, seeded
 from tests.tiny import build, change
 
@@ -94,3 +97,23 @@ def test_precision_follows_the_device_unless_given() -> None:
     cpu, gpu = torch.device("cpu"), torch.device("cuda")
     assert choose_dtype("auto", cpu) == choose_dtype("fp32", gpu) == torch.float32
     assert choose_dtype("auto", gpu) == choose_dtype("bf16", cpu) == torch.bfloat16
+
+
+def test_compiled_kernels_stay_in_the_users_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv(COMPILED, "own")
+    keep_compiled()
+    assert os.environ[COMPILED] == "own"
+    monkeypatch.delenv(COMPILED)
+    keep_compiled()
+    assert os.environ[COMPILED] == str(tmp_path / "tcore" / "compiled")
+
+
+def test_without_a_cache_to_write_to_pytorch_keeps_its_own(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    monkeypatch.delenv(COMPILED)
+    keep_compiled()
+    assert COMPILED not in os.environ
