@@ -22,7 +22,6 @@ from tcore.model.fused import PLAIN, Kernels
 from tcore.model.vit import Block, Mlp, run_block
 from tcore.training import distributed
 
-
 COMPILED = "TORCHINDUCTOR_CACHE_DIR"
 
 
