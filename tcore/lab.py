@@ -158,8 +158,9 @@ def read_table(name: str, only: Sequence[str] = ()) -> list[Row]:
     if name in TABLES:
         rows = list(TABLES[name])
     elif not Path(name).is_file():
+        known = ("methods", *TABLES)
         raise InputError(
-            f"no table {name!r}: give {', '.join(TABLES)}, or a JSON file.{did_you_mean(name, TABLES)}"
+            f"no table {name!r}: give {', '.join(known)}, or a JSON file.{did_you_mean(name, known)}"
         )
     else:
         rows = _read_rows(Path(name))
@@ -220,7 +221,7 @@ def train_and_score(
     module: str = "tcore",
 ) -> list[InputError]:
     """Run the two commands of every job that is not done yet; returns the errors of those that failed."""
-    say(f"{total} runs, {total - len(commands)} of them already done; {len(devices)} at a time")
+    say(f"runs: {total}, {total - len(commands)} of them already done; {len(devices)} at a time")
 
     def run(job: Job, free: "SimpleQueue[str]", processes: Processes) -> None:
         run_job(job, commands[job], free, say, processes, module)

@@ -422,5 +422,5 @@ def recipe(name: str, overrides: Mapping[str, Any] | None = None) -> Config:
     64
     """
     if name not in RECIPES:
-        raise InputError(f"no recipe {name!r}: use {', '.join(RECIPES)}.{did_you_mean(name, RECIPES)}")
+        raise InputError(f"no recipe {name!r}: tcore --help lists them.{did_you_mean(name, RECIPES)}")
     return override(RECIPES[name].config, overrides or {})

@@ -13,6 +13,7 @@ from tyro.conf import Positional, UseAppendAction
 
 from tcore.cli.parsing import Switch, WithDatasets, at_least
 from tcore.config import Reach, Resize
+from tcore.data.findings import count
 from tcore.errors import InputError
 from tcore.text import Say, print_error, to_stderr, to_stdout
 
@@ -189,7 +190,7 @@ class Score:
         opened = benchmark.open(self.truth, protocol, binary=self.binary)
         total, found = opened.score(self.predictions)
         line = "  ".join(f"{name} {100 * value:.2f}" for name, value in total.items())
-        to_stderr(f"{line}  ({len(opened.clips)} clips)")
+        to_stderr(f"{line}  ({count(len(opened.clips), 'clip')})")
         print(json.dumps(found, indent=1))
 
 

@@ -78,12 +78,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             raise
         _fail(f"the GPU is out of memory: use {LIGHTER.get(words[0], 'smaller inputs')}.", 1)
     except KeyboardInterrupt:
-        again = (
-            "nothing was kept"
-            if words[:1] == ["propagate"]
-            else "rerun the same command to resume from what was saved"
-        )
-        _fail(f"interrupted; {again}.", 130)
+        _fail("interrupted; rerun the same command to resume from what was saved.", 130)
 
 
 def _fail(text: str, code: int) -> NoReturn:

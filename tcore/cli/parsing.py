@@ -13,7 +13,7 @@ from tyro.conf import DisallowNone, FlagCreatePairsOff, PositionalMetavarFromFie
 from tcore.config import Config
 from tcore.errors import InputError, PeerError
 from tcore.evaluation import benchmarks
-from tcore.text import to_stderr
+from tcore.text import did_you_mean, to_stderr
 
 Switch = FlagCreatePairsOff[bool]
 """A flag that is off unless it is given."""
@@ -40,6 +40,11 @@ def parse(kind: Any, argv: list[str], prog: str) -> Any:
     """A command, or one of a union of them, from its arguments; tyro says what is wrong, with exit code 2."""
     first = os.environ.get("RANK", "0") == "0"
     argv = [_current(word, quiet=not first) for word in argv]
+    names = [one.__name__.lower() for one in get_args(kind)]
+    if names and argv and argv[0] not in names and not argv[0].startswith("-"):
+        raise InputError(
+            f"no {prog.split()[-1]} {argv[0]!r}: there are {', '.join(names)}.{did_you_mean(argv[0], names)}"
+        )
     kind = reduce(or_, map(_with_datasets, get_args(kind) or (kind,)))
     markers = (PositionalMetavarFromFieldName, *(() if hasattr(kind, "config") else (DisallowNone,)))
     try:

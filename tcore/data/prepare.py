@@ -39,7 +39,7 @@ from tcore.data.packing import (
 from tcore.data.stores import VIDEO_SUFFIXES, PackedStore, natural, walk_files, walk_frames
 from tcore.errors import InputError, import_package, reason
 from tcore.files import TEMPORARY, lock, misfit, number, read_json, read_text, whole, write_json, write_text
-from tcore.text import Progress, Say, csv_text, list_some, printable, silent
+from tcore.text import Progress, Say, csv_text, format_seconds, list_some, printable, silent
 
 PLAN = "plan.json"
 SKIPPED = "skipped.csv"
@@ -146,9 +146,10 @@ def merge(store: Path) -> PackedStore:
 def summarize(store: PackedStore) -> list[str]:
     """What a finished store holds, and what it does not, for a person."""
     root, frames = store.root, int(store.lengths.sum())
-    size = sum(shard["bytes"] for shard in store.about["shards"]) / 1e9
-    hours = f"{frames / store.fps / 3600:.3g} hours, " if store.fps else ""
-    lines = [f"{root}: {len(store):,} videos, {frames:,} frames, {hours}{size:.3g} GB"]
+    size = sum(shard["bytes"] for shard in store.about["shards"]) / 1e6
+    stored = f"{size:,.1f} MB" if size < 1000 else f"{size / 1000:,.1f} GB"
+    rate = f"{format_seconds(frames / store.fps)} at {store.fps:g} frames per second, " if store.fps else ""
+    lines = [f"{root}: {len(store):,} videos, {frames:,} frames, {rate}{stored}"]
     try:
         rows = list(csv.DictReader(io.StringIO(read_text(root / SKIPPED), newline="")))
         wrong = misfit(rows, [{"file": str, "outcome": str, "reason": str}])

@@ -16,7 +16,7 @@ from tcore.device import peak_memory_gib
 from tcore.errors import InputError
 from tcore.evaluation.benchmarks import find_benchmark
 from tcore.evaluation.benchmarks.benchmark import Benchmark
-from tcore.evaluation.protocols import TCORE
+from tcore.evaluation.protocols import PROTOCOLS, TCORE
 from tcore.evaluation.published import LINES, PUBLISHED, SHOWN, published_on
 from tcore.files import misfit, number, number_or_nan, read_json, whole
 from tcore.text import to_stderr
@@ -178,7 +178,9 @@ def differences(benchmark: Benchmark) -> list[str]:
         found.append("input {}x{}".format(*benchmark.fixed_size))  # height first, as protocols have it
     if benchmark.binary:
         found.append("one object per clip (binary)")
-    usual = asdict(benchmark.adapt(TCORE))
+    named = next((known for known in PROTOCOLS if known.name == benchmark.protocol.name), TCORE)
+    found += [] if named is TCORE else [f"protocol {named.name}"]
+    usual = asdict(benchmark.adapt(named))
     knobs = asdict(benchmark.protocol).items()
     return found + [f"{knob} {value}" for knob, value in knobs if knob != "name" and value != usual[knob]]
 

@@ -46,8 +46,8 @@ def check_benchmark(name: str, root: Path) -> Findings:
     if official and not (len(whole) == count and count in official):
         findings.add(
             "warning",
-            f"{len(whole):,} of {official[0]} clips are here and whole: {benchmark.official_list}; "
-            "scores on other clips are not comparable with published ones.",
+            f"{len(whole):,} of {official[0]} clips are here and whole: the official "
+            f"{benchmark.official_list}; scores on other clips are not comparable with published ones.",
         )
     frames = sum(clip.length for clip, _, _ in checks if clip)
     sizes = [format_size(*size) for _, _, found in checks for size in sorted(set(found.values()))]

@@ -22,6 +22,7 @@ from tcore.evaluation import benchmarks
 from tcore.evaluation.benchmarks.benchmark import Benchmark, Result, Source
 from tcore.evaluation.card import Card, device_name, differences, peak_memory, versions
 from tcore.evaluation.encoder import Encoder
+from tcore.evaluation.encoders import as_encoder
 from tcore.evaluation.masks import encode_ids
 from tcore.evaluation.protocols import TCORE, Protocol
 from tcore.evaluation.resize import Size
@@ -36,7 +37,7 @@ WAIT = timedelta(hours=12)  # how long a process that has finished waits for the
 
 
 def evaluate(
-    encoder: Encoder,
+    encoder: Encoder | str | Path,
     *,
     clips: int | None = None,
     protocol: Protocol = TCORE,
@@ -50,7 +51,7 @@ def evaluate(
 ) -> Card:
     """Score an encoder on benchmarks by their names; with `out`, clip by clip on disk, so that it can resume.
 
-    `evaluate(encoder, davis="DAVIS", vip="VIP", jhmdb="JHMDB", rendered=24)`: folders of datasets, and a
+    `evaluate("default", davis="DAVIS", vip="VIP", jhmdb="JHMDB", rendered=24)`: folders of datasets, and a
     number of held-out rendered videos. `clips` takes at most this many clips of a dataset, evenly spread.
     Processes started by torchrun share the clips, unless this one works `alone`.
     """
@@ -75,6 +76,7 @@ def evaluate(
     if folder is not None:
         check_writable(folder)
     rank, count = place = (0, 1) if alone else join()
+    encoder = as_encoder(encoder)
     device, identity = next(encoder.parameters()).device, encoder.identity()
     found = {b.name: run_benchmark(b, encoder, identity, folder, save, say, place) for b in opened}
     card: Card = {

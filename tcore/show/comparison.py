@@ -40,7 +40,7 @@ def grid_table(
     mains = [next(filter(None, (at(row, label, grid) for row in rows)))["main"] for label in labels]
     names = [f"{label} {main}" for label, main in zip(labels, mains, strict=True)]
     over = ("95% over seeds", "95% over clips")
-    columns = ("row", "seeds", names[0], *over, *names[1:], "paper J&F, protocol")
+    columns = ("row", "seeds", names[0], *over, *names[1:], "paper's J&F on DAVIS-2017, protocol")
     table = []
     for row in rows:
         first, *rest = (at(row, label, grid) for label in labels)

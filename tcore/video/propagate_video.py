@@ -137,13 +137,14 @@ def propagate_video_file(
             write_files(made, chosen.write(about, run.labels(soft)))
         remarks, losses = list(_remarks(source, given, run.done)), list(run.losses())
         card = _card(source, paths, marks, encoder, track, detail, size, inside)
-        if run.stopped is None:
-            card["command"] = digest(asked)
-        else:
-            there = f"stopped after {run.done} frames, whose labels are in {short_path(folder)}"
-            remarks.append(f"{there}: {run.stopped}")
         for line in (*losses, *remarks):
             say(line)
+        if run.stopped is None:
+            card["command"] = digest(asked)
+        else:  # why it stopped is said by the error
+            there = f"stopped after {run.done} frames, whose labels are in {short_path(folder)}"
+            say(f"{there}.")
+            remarks.append(f"{there}: {run.stopped}")
         card |= {"frames": run.done, "losses": losses, "remarks": remarks}
         write_text(made / CARD, json.dumps(card, indent=1) + "\n")
         if isinstance(run.stopped, InterruptedRunError):

@@ -48,7 +48,10 @@ def find_unfinished(folder: Path, settings: Settings) -> Detail | None:
         with suppress(OSError):
             card = parse_line((folder / CARD).read_bytes(), {"command": str})
             if card and card["command"] == digest(settings):
-                raise DoneError(f"out folder {folder} already holds the result of this very command.")
+                raise DoneError(
+                    f"out folder {folder} already holds the result of this very command: "
+                    "give another --out to repeat it."
+                )
     for name in sorted(names - ({UNFINISHED} if head is None else OWN)):
         raise InputError(f"out folder {folder} already holds {name}: give a new or an empty folder as --out.")
     if head is None:  # killed before there was anything to keep

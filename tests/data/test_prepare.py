@@ -144,7 +144,8 @@ def test_a_finished_store_is_described_not_made_again_and_another_one_is_refused
     before = contents(whole)
     main(["prepare", str(videos), str(whole)])
     said = capsys.readouterr().out
-    for words in ("5 videos, ", "skipped: 3 (", "kept in part: 1 (", "empty.mp4: the file is empty"):
+    found = ("5 videos, ", " at 2 frames per second, ", "skipped: 3 (", "kept in part: 1 (")
+    for words in (*found, "empty.mp4: the file is empty"):
         assert words in said
     assert f"next: tcore train quickstart --frames {whole} --run RUN" in said
     for source, changes, difference in (

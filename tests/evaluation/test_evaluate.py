@@ -181,6 +181,7 @@ def test_evaluation_resumes_and_reuses_only_what_would_come_out_again(
         other = run(name, encoded=2 * FRAMES)["benchmarks"]["davis"]
         assert 0 < other["scores"]["J&F"] < 1
         assert other["protocol"]["name"] == name
+        assert other["differs"] == ["2 instead of 30 clips", "input {}x{}".format(*SIZE), f"protocol {name}"]
     run(encoded=2 * FRAMES)
     Image.fromarray(np.zeros((64, 64, 3), np.uint8)).save(root / "JPEGImages/480p/clip0/00002.png")
     run(encoded=FRAMES)
@@ -232,6 +233,8 @@ def test_bad_requests_are_named(videos: list[RenderedVideo], encoder: Encoder, t
     for message, options in bad.items():
         with pytest.raises(InputError, match=message):
             evaluate(encoder, **options)
+    with pytest.raises(InputError, match="encoder nowhere does not exist"):
+        evaluate("nowhere", rendered=1)
     root = write_davis(tmp_path, videos[:1])
     empty = root / "Annotations" / "480p" / "clip0" / "00000.png"
     Image.fromarray(np.zeros((64, 64), np.uint8)).save(empty)

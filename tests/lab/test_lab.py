@@ -272,7 +272,7 @@ def test_a_file_that_is_not_a_table_is_refused(text: str, named: str, tmp_path: 
     (tmp_path / "bad.json").write_text(text)
     with pytest.raises(InputError, match=named):
         read_table(str(tmp_path / "bad.json"))
-    with pytest.raises(InputError, match=r"'brunch'.*branch"):
+    with pytest.raises(InputError, match=r"'brunch': give methods, .*Did you mean branch"):
         read_table("brunch")
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from tcore.data.findings import Findings
+from tcore.data.findings import Findings, count
 from tcore.data.images import read_image
 from tcore.errors import InputError
 from tcore.evaluation import scores
@@ -57,10 +57,10 @@ class Davis(MaskBenchmark):
         if len(clip.frames) < 3 or len(clip.truth) < 3:
             raise InputError(f"clip {clip.name} has {len(clip.truth)} masks; J and F need at least 3.")
         first = self.read_truth(clip, 0)
-        count = scores.num_objects(first)
-        if count == 0:
+        objects = scores.num_objects(first)
+        if objects == 0:
             raise InputError(f"clip {clip.name}: the first mask {clip.truth[0]} is all background.")
-        return first, count + 1
+        return first, objects + 1
 
     def is_scored(self, clip: Clip, index: int) -> bool:
         """All frames but the first and the last."""
@@ -95,7 +95,10 @@ class Davis(MaskBenchmark):
         objects = binary + sum(max(ids - {VOID}, default=0) for ids in first)
         findings.say("objects", f"{objects:,} in the first masks", objects=objects, binary=binary)
         if binary:
-            findings.add("advice", f"{binary:,} clips hold only 0 and 255, as DAVIS-2016: use --binary.")
+            findings.add(
+                "advice",
+                f"masks of {count(binary, 'clip')} hold only 0 and 255, as DAVIS-2016: use --binary.",
+            )
         if first_only := sum(len(clip.truth) == 1 for clip in clips):
             findings.add(
                 "warning",
