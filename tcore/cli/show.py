@@ -415,6 +415,8 @@ class Served:
             raise InputError(f"--port {self.port}: need 0 to 65535.")
         at_least(1, max_upload_mb=self.max_upload_mb, max_frames=self.max_frames)
         at_least(1, max_visitors=self.max_visitors, max_disk_gb=self.max_disk_gb)
+        # Importing torch, loading and timing a frame take seconds, or a minute on a busy machine.
+        to_stderr(f"loading the encoder {self.encoder}; the address follows.")
         from tcore.demo.engine import load_engine
 
         try:

@@ -407,7 +407,9 @@ def test_a_taken_port_and_a_missing_package_are_named(
     command = f"demo random:vitti16 --no-browser --detail coarse --port {demo.port}".split()
     with pytest.raises(SystemExit):
         main(command)
-    assert f"cannot listen on 127.0.0.1:{demo.port}" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert said.startswith("loading the encoder random:vitti16")  # before the seconds that it takes
+    assert f"cannot listen on 127.0.0.1:{demo.port}" in said
     for name in ("server", "http"):
         monkeypatch.delitem(sys.modules, f"tcore.demo.{name}")
     monkeypatch.setitem(sys.modules, "uvicorn", None)  # importing it fails

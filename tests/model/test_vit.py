@@ -200,8 +200,14 @@ def test_what_is_wanted_is_as_if_all_had_been_made(masked: list[int], drop_path:
         return tokens.frame.detach(), patches.detach(), gradients
 
     lean, plain = outcome(wanted_of(masked, 6)), outcome("all")
-    torch.testing.assert_close(lean, plain, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(lean[:2], plain[:2], rtol=1e-4, atol=1e-6)
     assert len(lean[2]) > 20
+    for one, other in zip(lean[2], plain[2], strict=True):
+        # Gradients are sums over 6 x 21 tokens. Adding n numbers in another order changes their sum by up
+        # to n x 2^-24 times the sum of their sizes, for which the largest entry stands: in small ones they
+        # cancel.
+        floor = 6 * 21 * 2**-24 * float(other.abs().max())
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=floor)
 
 
 @pytest.mark.parametrize("drop_path", [0.0, 0.5])
