@@ -115,8 +115,12 @@ def check_writable(folder: Path) -> None:
         raise InputError(f"cannot write to {folder}: {reason(error)}.") from error
     if not there.is_dir():
         raise InputError(f"cannot write to {folder}: {there} is a file.")
-    if not os.access(there, os.W_OK | os.X_OK):
-        raise InputError(f"cannot write to {folder}: you may not write to {there}.")
+    try:  # permissions tell only a part: a file system may be read-only, or its folders made by the system
+        probe = _temporary(there / "probe")
+        probe.mkdir()
+        probe.rmdir()
+    except OSError as error:
+        raise InputError(f"cannot write to {folder}: no folder can be made in {there} ({reason(error)}).") from error
 
 
 def write_text(path: Path, text: str) -> None:

@@ -72,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise SystemExit(0) from None
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
-        _fail(f"{where}{reason(error)}. What was saved before is intact.", 2)
+        _fail(f"{where}{reason(error)}. What was saved before, if anything, is intact.", 2)
     except RuntimeError as error:
         if type(error).__name__ != "OutOfMemoryError":  # torch's own, which may not be imported
             raise

@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Float
 from PIL import Image
 
+from tcore.data.images import encode_jpeg
 from tcore.data.video import h264_encoder, video_writer
 from tcore.demo.job import RUNNING, Job
 from tcore.errors import InputError
@@ -19,9 +20,11 @@ from tcore.video.formats import About, choose_format, write_files
 from tcore.video.labels import Points
 from tcore.video.tracked import paint_labels
 
+JPEG_QUALITY = 95
 
-def write_export(job: Job, name: str, stop: Event) -> Path:
-    """Write a file beside the folder of the clip; setting `stop` gives it up."""
+
+def write_export(job: Job, name: str, stop: Event, largest_mb: float) -> Path:
+    """Write a file beside the folder of the clip; setting `stop` gives it up, and so does its size."""
     if name not in EXPORTS:
         raise InputError(f"no download {name!r}: there are {', '.join(EXPORTS)}.")
     if job.state == "running":
@@ -33,6 +36,8 @@ def write_export(job: Job, name: str, stop: Event) -> Path:
         for index in range(job.done):
             if stop.is_set():
                 raise InputError("the download was given up.")
+            if path.exists() and path.stat().st_size > largest_mb * 10**6:
+                raise InputError(f"the download takes more than {largest_mb:g} MB: use a shorter video.")
             yield index
 
     path = job.clip.folder.with_name(f"{secrets.token_hex(8)}-{name}")  # it outlives the clip
@@ -59,6 +64,21 @@ def write_file(form: str, job: Job, frames: Iterable[int], path: Path) -> None:
         write_files(path.parent, ((path.name, content) for _, content in files))
 
 
+def write_coco_with_frames(job: Job, frames: Iterable[int], path: Path) -> None:
+    """A zip of coco.json and the frames that it names, both at the size of the page: no others are kept."""
+    assert job.given is not None
+    about = About(job.given, job.clip.size, lambda index: f"{index:05d}.jpg")
+    with zipfile.ZipFile(path, "w") as archive:
+
+        def labeled() -> Iterator[tuple[int, np.ndarray]]:
+            for index in frames:
+                archive.writestr(about.file_name(index), encode_jpeg(job.clip.frame(index), JPEG_QUALITY))
+                yield index, job.labels(index)
+
+        content = b"".join(part for _, part in choose_format("coco", job.given).write(about, labeled()))
+        archive.writestr("coco.json", content, zipfile.ZIP_DEFLATED)
+
+
 def write_overlay(job: Job, frames: Iterable[int], path: Path) -> None:
     """An mp4 of the frames with their labels over them, at the size of the page."""
     if h264_encoder() is None:
@@ -72,6 +92,7 @@ EXPORTS: dict[str, Callable[[Job, Iterable[int], Path], None]] = {
     "masks.zip": partial(write_file, "davis"),
     "tracks.csv": partial(write_file, "tracks"),
     "coco.json": partial(write_file, "coco"),
+    "coco.zip": write_coco_with_frames,
     "yolo.zip": partial(write_file, "yolo"),
     "cvat.xml": partial(write_file, "cvat"),
     "dlc.csv": partial(write_file, "dlc"),

@@ -25,6 +25,8 @@ class Limits:
     """A connection on which no request begins is closed after this time, or up to twice as long."""
     request_s: float = 900
     """A request that takes longer, upload and download included, is given up."""
+    download_mb: float = 400
+    """Size of a download."""
     json_mb: float = 4
     """Size of a request that is not an upload."""
     marked: int = 100

@@ -281,7 +281,7 @@ class Demo(Server):
         async with self._exporting:  # one at a time: others wait, and give up with their connection
             if await request.is_disconnected():
                 raise HTTPException(408, "the request was given up.")
-            work = asyncio.to_thread(write_export, _job(request), name, stop)
+            work = asyncio.to_thread(write_export, _job(request), name, stop, self.limits.download_mb)
             path = await finish(request, asyncio.ensure_future(work), stop.set)
         remove = BackgroundTask(path.unlink, missing_ok=True)
         return FileResponse(path, filename=name, background=remove)

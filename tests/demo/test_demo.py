@@ -132,6 +132,32 @@ def test_masks_are_those_of_the_library_and_downloads_hold_every_frame(visitor: 
     assert "dlc" in visitor.get("download/dlc.csv")["error"]
 
 
+def test_coco_comes_with_the_frames_that_it_names(visitor: Visitor) -> None:
+    ids = rendered("walker").objects[0]
+    visitor.run({0: ids})
+    with zipfile.ZipFile(io.BytesIO(visitor.fetch("download/coco.zip"))) as archive:
+        coco = json.loads(archive.read("coco.json"))
+        names = [image["file_name"] for image in coco["images"]]
+        assert sorted(archive.namelist()) == sorted([*names, "coco.json"])
+        for index, (name, image) in enumerate(zip(names, coco["images"], strict=True)):
+            frame = np.asarray(Image.open(io.BytesIO(archive.read(name))))
+            assert frame.shape == (image["height"], image["width"], 3)
+            away = np.abs(rendered("walker").frames.astype(float) - frame).mean(axis=(1, 2, 3))
+            assert away.argmin() == index
+    first = [one["area"] for one in coco["annotations"] if one["image_id"] == 1]
+    assert first == [(ids == label).sum() for label in np.unique(ids)[1:]]
+
+
+def test_a_download_that_is_too_large_is_given_up() -> None:
+    with serve(Engine(tiny_encoder()), frames=FRAMES, download_mb=0.02) as server:
+        visitor = Visitor(server)
+        visitor.post("sample", {"sample": "walker"})
+        visitor.run({0: rendered("walker").objects[0]})
+        assert "more than 0.02 MB" in visitor.get("download/coco.zip")["error"]
+        assert len(visitor.fetch("download/tracks.csv")) > 0
+        assert not list(server.folder.rglob("*-coco.zip"))
+
+
 def test_a_corrected_frame_changes_those_around_it_and_earlier_ones_stay(visitor: Visitor) -> None:
     first, later = rendered("walker").objects[0], np.zeros_like(rendered("walker").objects[0])
     later[40:120, 60:140] = 2
@@ -272,6 +298,9 @@ def test_an_uploaded_video_is_shortened_shrunk_and_exported_at_its_own_size(
     ids[89:178, 89:267] = 1
     visitor.run({0: ids})
     assert image_in(visitor.fetch("download/masks.zip"), FRAMES - 1).size == (720, 540)
+    with zipfile.ZipFile(io.BytesIO(archive := visitor.fetch("download/coco.zip"))) as opened:
+        named = json.loads(opened.read("coco.json"))["images"][0]
+    assert image_in(archive, 0).size == (named["width"], named["height"]) == (640, 480)
     (tmp_path / "overlay.mp4").write_bytes(visitor.fetch("download/overlay.mp4"))
     overlay = list(open_video(tmp_path / "overlay.mp4"))
     assert len(overlay) == FRAMES

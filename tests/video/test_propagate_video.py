@@ -466,6 +466,17 @@ def test_an_out_folder_with_anything_else_in_it_is_refused(
             run(encoder, clip, first, out)
 
 
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a folder that nobody can write to")
+def test_an_out_folder_that_cannot_be_made_is_refused_before_anything_is_measured(
+    encoder: Encoder, clip: Path, first: Path
+) -> None:
+    said = list[str]()
+    with pytest.raises(InputError, match=r"cannot write to /proc/a/b: no folder can be made in /proc \(") as no:
+        propagate_video_file(encoder, clip, first, Path("/proc/a/b"), say=said.append)
+    assert not said
+    assert "\n" not in str(no.value)
+
+
 def test_a_folder_that_will_not_do_is_one_line_before_anything_else_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], video: RenderedVideo
 ) -> None:
