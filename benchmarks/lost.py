@@ -4,7 +4,8 @@ Propagates the first mask of every clip (layout of DAVIS, any id above 0 is the 
 frames but the first, the object's confidence with its true J: rank correlation, area under the ROC curve for
 J < .3, and what a threshold catches. Of folders of clips with a keypoints.csv, it propagates the points of
 the first labeled frame, and compares confidence with their distance from the truth, in units of the larger
-side of the box around their individual; wrong is more than .2 of it.
+side of the box around their individual; wrong is more than .2 of it. Figures of points are for all clips, for
+every folder, and for clips of a folder whose names begin alike (dance_00, dance_02).
 """
 
 import argparse
@@ -32,6 +33,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("roots", type=Path, nargs="+", help="layout of DAVIS, or clips with points")
     parser.add_argument("--encoder", default="default")
+    parser.add_argument("--clips", nargs="+", help="only these, of clips with points")
     parser.add_argument("--every", type=int, default=4, help="take every so many frames")
     parser.add_argument("--frames", type=int, default=18, help="at most this many of them")
     parser.add_argument("--detail", default="coarse", choices=("coarse", "fine", "finest"))
@@ -40,9 +42,15 @@ def main() -> None:
     encoder = load_encoder(options.encoder)
     points = [root for root in options.roots if not (root / "Annotations").is_dir()]
     if points:
-        pairs = [pair for root in points for pair in follow(encoder, root, options.detail)]
-        certain, near = (np.concatenate(values) for values in zip(*pairs, strict=True))
-        report("points", certain, near, 1 - FAR, LOST_POINT)
+        groups = dict[str, list[tuple[np.ndarray, np.ndarray]]]()
+        for root in points:
+            for name, *pair in follow(encoder, root, options.detail, options.clips):
+                family, _, number = name.partition("_")
+                for group in {"all points", root.name, f"{root.name} {family}" if number else root.name}:
+                    groups.setdefault(group, []).append((pair[0], pair[1]))
+        for group, pairs in sorted(groups.items()):
+            certain, near = (np.concatenate(values) for values in zip(*pairs, strict=True))
+            report(group, certain, near, 1 - FAR, LOST_POINT)
     for root in options.roots:
         if root in points:
             continue
@@ -68,10 +76,14 @@ def main() -> None:
         report(root.name, np.array(sure), np.array(right), WRONG, LOST)
 
 
-def follow(encoder: Encoder, root: Path, detail: Detail) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Confidence of the points of each clip in later frames, and 1 minus how far off they are."""
+def follow(
+    encoder: Encoder, root: Path, detail: Detail, clips: list[str] | None
+) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+    """Name of each clip, confidence of its points in later frames, and 1 minus how far off they are."""
     layout = Points.layout(root)
     for name in layout.names:
+        if clips and name not in clips:
+            continue
         clip = layout.find(name)
         names, truth = read_keypoints(clip)
         seen, owners = ~np.isnan(truth[0]), np.array(individuals(names))
@@ -98,7 +110,7 @@ def follow(encoder: Encoder, root: Path, detail: Detail) -> Iterator[tuple[np.nd
             f"{name:20} within {FAR} {np.mean(right >= 1 - FAR):.3f}  confidence {sure.mean():.3f}",
             flush=True,
         )
-        yield sure, right
+        yield name, sure, right
 
 
 def report(name: str, sure: np.ndarray, right: np.ndarray, least: float, lost: float) -> None:

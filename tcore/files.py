@@ -120,7 +120,9 @@ def check_writable(folder: Path) -> None:
         probe.mkdir()
         probe.rmdir()
     except OSError as error:
-        raise InputError(f"cannot write to {folder}: no folder can be made in {there} ({reason(error)}).") from error
+        raise InputError(
+            f"cannot write to {folder}: no folder can be made in {there} ({reason(error)})."
+        ) from error
 
 
 def write_text(path: Path, text: str) -> None:

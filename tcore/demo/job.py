@@ -22,7 +22,7 @@ from tcore.demo.clips import Claim, Clip, save_array
 from tcore.demo.engine import Engine
 from tcore.demo.limits import Limits
 from tcore.errors import InputError
-from tcore.evaluation.propagate import Labels, propagate_features
+from tcore.evaluation.propagate import Features, Labels, propagate_features
 from tcore.evaluation.protocols import Detail
 from tcore.evaluation.resize import Size
 from tcore.video.both_ways import both_ways
@@ -125,7 +125,10 @@ class Job:
             def given(index: int, propagated: Labels | None) -> Labels | None:
                 return track.given(frames[index], propagated)
 
-            return propagate_features(map(self.features, frames), given, track.protocol)
+            def watch(index: int, soft: Labels, features: Features) -> None:
+                track.watch(frames.step, frames[index], soft, features)
+
+            return propagate_features(map(self.features, frames), given, track.protocol, watch=watch)
 
         start = next(frame for frame in track.frames if frame >= first)
         ahead = ((None, soft) for soft in run(range(start, self.clip.count)))

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
+from tcore.evaluation.propagate import Features
 from tcore.evaluation.protocols import TCORE, Protocol
 from tcore.evaluation.resize import Size, doubled
 
@@ -17,6 +18,7 @@ Points = Float[np.ndarray, "2 *rest"]
 Maps = Float[Tensor, "height width channels"]
 
 POINT_RADIUS = 0.2  # of the shorter side of the grid
+RETURN_RADIUS, RETURN_TEMPERATURE = 1 / 8, 0.05  # of the shorter side; both chosen on five clips
 LOST = -1.0
 """Annotations and read-outs mark a lost joint by this value in both coordinates."""
 
@@ -122,7 +124,7 @@ def stamp_points(points: Float[np.ndarray, "points 2"], grid: Size) -> Float[Ten
 def locate_points(label_maps: Maps, reach: int = 2) -> Float[Tensor, "channels-1 3"]:
     """Locate each point (x, y in cells) by the mean of the cells around its strongest one; NaN if empty.
 
-    The third number is its confidence: how much of the label lies there.
+    The third number is how much of the label lies there.
     """
     width = label_maps.shape[1]
     points = doubled(label_maps[:, :, 1:].movedim(2, 0))
@@ -137,6 +139,33 @@ def locate_points(label_maps: Maps, reach: int = 2) -> Float[Tensor, "channels-1
         for at, shape in ((column, (1, -1)), (row, (-1, 1)))
     )
     return torch.stack([x, y, mass.clamp(max=1)], dim=1)
+
+
+class Origin:
+    """Where points were given: whether those of a later frame still lead back to it."""
+
+    def __init__(self, features: Features, points: Float[Tensor, "points 2"]) -> None:
+        _, height, width = features.shape
+        y, x = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
+        away = torch.hypot(*(to - at.cpu()[:, None, None] for to, at in zip((x, y), points.T, strict=True)))
+        self._around = (away <= max(1.5, RETURN_RADIUS * min(height, width))).flatten(1).to(features.device)
+        self._unit = F.normalize(features.float(), dim=0).flatten(1)
+
+    def returns(self, features: Features, points: Float[Tensor, "points 2"]) -> Float[Tensor, " points"]:
+        """How sure each point leads back to where it was given, from 0 to 1.
+
+        That is the root of the share of the cells around that place in all cells that look like the point.
+        """
+        scores = features_at(features, points) @ self._unit / RETURN_TEMPERATURE
+        return (scores.softmax(dim=1) * self._around).sum(dim=1).clamp(0, 1).sqrt().cpu()
+
+
+def features_at(features: Features, points: Float[Tensor, "points 2"]) -> Float[Tensor, "points channels"]:
+    """Unit features at points (x, y in cells), interpolated between cells; a lost one is at the corner."""
+    unit = F.normalize(features.float(), dim=0)
+    places = (points.nan_to_num().to(unit) + 0.5) / unit.new_tensor([unit.shape[2], unit.shape[1]]) * 2 - 1
+    found = F.grid_sample(unit[None], places[None, :, None], padding_mode="border", align_corners=False)
+    return F.normalize(found[0, :, :, 0].T, dim=1)
 
 
 def _spline(positions: Float[np.ndarray, " points"], cells: int) -> Float[np.ndarray, "points cells"]:

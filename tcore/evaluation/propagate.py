@@ -17,6 +17,8 @@ Features = Float[Tensor, "channels height width"]
 Labels = Float[Tensor, "height width classes"]
 Lines = Float[Tensor, "pixels channels"]
 GivenLabels = Callable[[int, Labels | None], Labels | None]
+Watch = Callable[[int, Labels, Features], None]
+"""Called with the index, soft labels and features of a frame."""
 
 CANDIDATES = 16  # cells of the halved grid whose four cells each are compared
 
@@ -296,6 +298,7 @@ def propagate_features(
     protocol: Protocol,
     past: Propagator | None = None,
     start: int = 0,
+    watch: Watch | None = None,
 ) -> Iterator[Labels]:
     """Soft labels of every frame: this is the one loop that drives a `Propagator`.
 
@@ -303,7 +306,7 @@ def propagate_features(
     it (None for the first frame) that returns the labels given for that frame, or None. Given labels
     restart the propagation: what was propagated up to there has just been corrected, and as part of the
     context it would outvote the correction in the very next frame. `past` has taken the frames before
-    `start`, and `features` are those of the frames from there on.
+    `start`, and `features` are those of the frames from there on. `watch` sees every frame.
     """
     propagator = past or Propagator(protocol)
     for index, frame in enumerate(features, start):
@@ -314,6 +317,8 @@ def propagate_features(
             propagator.start(frame, soft)
         if soft is None:
             raise InputError("the first frame has no labels: propagation starts from them.")
+        if watch is not None:
+            watch(index, soft, frame)
         yield soft
 
 

@@ -20,7 +20,7 @@ from tcore.errors import InputError
 from tcore.evaluation.edges import labels_to_ids
 from tcore.evaluation.encoder import Encoder
 from tcore.evaluation.masks import VOID, Ids
-from tcore.evaluation.propagate import GivenLabels, Labels, Propagator, propagate_features
+from tcore.evaluation.propagate import GivenLabels, Labels, Propagator, Watch, propagate_features
 from tcore.evaluation.protocols import Precision, Protocol
 from tcore.evaluation.resize import Size, ids_to_grid, resize_images
 from tcore.text import format_size
@@ -45,12 +45,14 @@ def run_clip(
     *,
     smooth: bool = False,
     past: Past | None = None,
+    watch: Watch | None = None,
 ) -> Iterator[tuple[Frame, Labels]]:
     """Every frame with its soft labels; only the protocol's context is held in memory.
 
     `labels` as in `propagate_features`: those of the first frame, or a function that returns labels where
     a frame has some. Frames go in at `size`; `smooth` as in `encode`. Of the frames of the `past`, which keep
-    their labels, only those are encoded that later ones look at.
+    their labels, only those are encoded that later ones look at. `watch` as in `propagate_features`; of the
+    past, it sees the last given frame.
     """
     if encoder.copies:
         soft: Labels | None = None
@@ -73,13 +75,16 @@ def run_clip(
         assert past is not None
         soft = past.labels(index).to(device)
         if index == past.given:
-            propagator.start(encode(encoder, frame, size, protocol.precision, smooth=smooth), soft)
+            here = encode(encoder, frame, size, protocol.precision, smooth=smooth)
+            propagator.start(here, soft)
+            if watch is not None:
+                watch(index, soft, here)
         elif index >= known - protocol.context and index > past.given:
             propagator.skip(encode(encoder, frame, size, protocol.precision, smooth=smooth), soft)
         elif index > past.given:
             propagator.pass_over()
         yield frame, soft
-    for soft in propagate_features(features(), labels, protocol, propagator, known):
+    for soft in propagate_features(features(), labels, protocol, propagator, known, watch):
         yield shown.popleft(), soft
 
 

@@ -11,6 +11,8 @@ from typing import IO, TypeVar
 
 import numpy as np
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from tcore.errors import InputError
 from tcore.evaluation.propagate import Labels
@@ -19,6 +21,7 @@ from tcore.video.tracked import TrackedMasks, TrackedPoints
 
 Item = TypeVar("Item")
 BACK, AHEAD = 0, 1  # the two passes
+SURE = 2  # above: how sure points are in a pass
 RECORD = struct.Struct("<BIIIIII")  # pass, frame, shape, bytes, checksum
 
 
@@ -70,6 +73,16 @@ class SoftLabels:
     def count(self, way: int) -> int:
         """How many frames of a pass are kept."""
         return sum(kept == way for kept, _ in self._places)
+
+    def put_sure(self, way: int, index: int, sure: Float[Tensor, " points"]) -> None:
+        """Keep how sure the points of a frame are."""
+        self.put(SURE + way, index, sure[None, None])
+
+    def sure(self) -> Iterator[tuple[int, int, Float[Tensor, " points"]]]:
+        """Pass, frame, and how sure its points are, of all that is kept."""
+        for way, index in self._places:
+            if way >= SURE and (found := self.get(way, index)) is not None:
+                yield way - SURE, index, found[0, 0]
 
     def note(self, start: int, ahead: Iterable[tuple[Item, Labels]]) -> Iterator[tuple[Item, Labels]]:
         """The pass forward from frame `start` on, kept as it goes."""

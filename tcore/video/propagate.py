@@ -14,7 +14,7 @@ from tcore.data.part import open_part
 from tcore.errors import InputError
 from tcore.evaluation.encoder import Encoder
 from tcore.evaluation.encoders import as_encoder
-from tcore.evaluation.propagate import Labels
+from tcore.evaluation.propagate import Features, Labels
 from tcore.evaluation.protocols import TCORE, Detail, Protocol, Search
 from tcore.evaluation.resize import Size
 from tcore.evaluation.run_clip import run_clip, same_size
@@ -164,10 +164,17 @@ def soft_labels(
         def given(index: int, propagated: Labels | None) -> Labels | None:
             return track.given(start + step * index, propagated)
 
+        def watch(index: int, soft: Labels, features: Features) -> None:
+            track.watch(step, start + step * index, soft, features)
+            if kept is not None and isinstance(track, TrackedPoints):
+                kept.put_sure(way, start + step * index, track.sure[step, start + step * index])
+
         way = AHEAD if step > 0 else BACK
         past = None if kept is None else kept.past(way, start, step, track.frames)
-        return run_clip(encoder, frames, given, inside, track.protocol, smooth=True, past=past)
+        return run_clip(encoder, frames, given, inside, track.protocol, smooth=True, past=past, watch=watch)
 
+    if kept is not None and isinstance(track, TrackedPoints):
+        track.sure |= {(1 if way == AHEAD else -1, index): sure for way, index, sure in kept.sure()}
     step = number(1) - number(0)
     incoming = same_size(frames, size, number(0), step)
     if kept is not None and kept.count(BACK) == last + 1:  # no need to read the frames

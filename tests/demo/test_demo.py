@@ -190,6 +190,11 @@ def test_points_are_propagated_and_written(visitor: Visitor) -> None:
     state = visitor.run({0: [[100.0, 90.5], None, [30, 200]]}, "points", names=["head", "hidden", "foot"])
     assert state["points"][0][:2] == [[100.0, 90.5, 1.0], None]
     assert state["points"][FRAMES - 1][0] is not None
+    frames, protocol = rendered("walker").frames, Engine(tiny_encoder()).protocol((256, 256))
+    given = [[100.0, 90.5], [np.nan, np.nan], [30, 200]]
+    same = list(propagate(tiny_encoder(), frames, given, protocol=protocol, detail="fine"))
+    for found, wanted in zip(state["points"], same, strict=True):
+        np.testing.assert_allclose([found[0][2], found[2][2]], np.array(wanted.each)[[0, 2]], atol=1e-3)
     rows = table(visitor)
     assert len(rows) == 3 * FRAMES
     assert (rows[0]["name"], float(rows[0]["x"]), float(rows[0]["y"])) == ("head", 100.0, 90.5)

@@ -6,6 +6,7 @@ import torch
 from hypothesis import strategies as st
 
 from tcore.evaluation.pose import (
+    Origin,
     annotated_pixels,
     grid_to_pixels,
     joint_label_map,
@@ -81,3 +82,15 @@ def test_protocol_of_points_is_narrower_unless_another_was_chosen() -> None:
     assert points_protocol(protocol("dino"), (30, 53)) == protocol("dino")
     chosen = points_protocol(replace(TCORE, topk=1, radius=4, search="halved"), (30, 53))
     assert (chosen.topk, chosen.radius, chosen.context, chosen.search) == (1, 4, 7, "exact")
+
+
+def test_a_point_leads_back_where_it_looks_as_it_did() -> None:
+    features = torch.eye(144).reshape(144, 12, 12)  # no two cells look alike
+    here, there = torch.tensor([[3.0, 4.0], [8.0, 2.0]]), torch.tensor([[3.0, 4.0], [2.0, 9.0]])
+    origin = Origin(features, here)
+    np.testing.assert_allclose(origin.returns(features, here), 1, atol=1e-3)
+    np.testing.assert_allclose(origin.returns(features, there), [1, 0], atol=1e-3)
+    moved = features.roll(2, dims=2)
+    np.testing.assert_allclose(origin.returns(moved, here + torch.tensor([2.0, 0.0])), 1, atol=1e-3)
+    half = origin.returns(features, torch.tensor([[5.0, 4.0], [8.5, 2.0]]))
+    assert half[0] < 0.01 < 0.99 < half[1]  # two cells away, and between two cells that are both near

@@ -250,6 +250,43 @@ def test_an_object_that_disappears_is_said_to_be_lost(
     assert json.loads((tmp_path / "out" / "propagation.json").read_text())["losses"]
 
 
+def covered(video: RenderedVideo) -> np.ndarray:
+    """A still video of six frames; another texture covers its left half in frame 3."""
+    still = np.repeat(video.frames[:1], 6, axis=0)
+    still[3, :, :32] = np.random.default_rng(0).integers(0, 255, (64, 32, 3))
+    return still
+
+
+def certain(encoder: Encoder, frames: np.ndarray, given: Any) -> np.ndarray:
+    return np.array([one.each for one in propagate(encoder, frames, given, detail="fine")])
+
+
+def test_a_point_that_no_longer_looks_like_itself_is_less_certain_from_then_on(
+    encoder: Encoder, video: RenderedVideo
+) -> None:
+    each = certain(encoder, covered(video), [[12, 30], [52, 30], [np.nan, np.nan]])
+    np.testing.assert_array_equal(each[0], [1, 1, 0])
+    np.testing.assert_allclose(each[2], each[1], atol=0.02)
+    assert each[3, 0] < each[2, 0] - 0.1
+    assert (each[4:, 0] < each[2, 0] - 0.1).all()  # it may now be on something else that looks alike
+    np.testing.assert_allclose(each[1:, 1], each[1, 1], atol=0.05)  # the other one was not covered
+    assert (each[:, 2] == 0).all()
+
+
+def test_confidence_of_points_comes_from_the_nearer_given_frame(
+    encoder: Encoder, video: RenderedVideo
+) -> None:
+    points = [[12, 30], [52, 30]]
+    both, ahead, back = (
+        certain(encoder, covered(video), dict.fromkeys(given, points)) for given in ((0, 5), (0,), (5,))
+    )
+    np.testing.assert_array_equal(both[[0, 5]], 1)
+    np.testing.assert_array_equal((ahead[0], back[5]), 1)
+    assert back[4, 0] > ahead[4, 0] + 0.1  # carried backward, it has not been covered yet
+    assert ahead[1, 0] > back[1, 0] + 0.1
+    assert (both[[1, 4], 0] > (back[1, 0], ahead[4, 0])).all()
+
+
 def test_confidence_of_an_object_falls_where_its_label_spreads() -> None:
     sharp, spread = torch.zeros(4, 4, 3), torch.zeros(4, 4, 3)
     sharp[..., 0], spread[..., 0] = 1, 0.7

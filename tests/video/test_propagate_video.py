@@ -471,7 +471,9 @@ def test_an_out_folder_that_cannot_be_made_is_refused_before_anything_is_measure
     encoder: Encoder, clip: Path, first: Path
 ) -> None:
     said = list[str]()
-    with pytest.raises(InputError, match=r"cannot write to /proc/a/b: no folder can be made in /proc \(") as no:
+    with pytest.raises(
+        InputError, match=r"cannot write to /proc/a/b: no folder can be made in /proc \("
+    ) as no:
         propagate_video_file(encoder, clip, first, Path("/proc/a/b"), say=said.append)
     assert not said
     assert "\n" not in str(no.value)

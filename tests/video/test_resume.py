@@ -32,7 +32,8 @@ def mask(path: Path, ids: np.ndarray) -> Path:
 
 
 def points(path: Path) -> Path:
-    path.write_text("frame,name,x,y\n1,nose,20,30\n1,tail,40.5,12\n4,nose,25,31\n")
+    others = "".join(f"1,other{at},{at},{(7 * at) % 64}\n" for at in range(2, 64, 5))
+    path.write_text(f"frame,name,x,y\n1,nose,20,30\n1,tail,40.5,12\n{others}4,nose,25,31\n")
     return path
 
 
