@@ -18,7 +18,7 @@ Points = Float[np.ndarray, "2 *rest"]
 Maps = Float[Tensor, "height width channels"]
 
 POINT_RADIUS = 0.2  # of the shorter side of the grid
-RETURN_RADIUS, RETURN_TEMPERATURE = 1 / 8, 0.05  # of the shorter side; both chosen on five clips
+RETURN_RADIUS, RETURN_TEMPERATURE = 1 / 8, 0.05  # of the shorter side; docs/propagate.md
 LOST = -1.0
 """Annotations and read-outs mark a lost joint by this value in both coordinates."""
 
