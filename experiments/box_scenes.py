@@ -1,10 +1,8 @@
 """Trains the network from a box to its object (tcore/video/box_network.py) on scenes that are drawn here.
 
 An object of up to nine parts (a trunk, others attached to it, often legs), decals on it, two other things
-beside it, surfaces behind it and sometimes something before it. Textures are those of the rendered videos
-and, with `--clips`, pieces of recorded frames, which also stand behind half of the objects (those of an open
-license are copied by experiments/open_clips.py).
-`python experiments/box_scenes.py OUT.safetensors --clips CLIPS`.
+beside it, surfaces behind it and sometimes something before it, all with textures of the rendered videos.
+`python experiments/box_scenes.py OUT.safetensors --scenes 54000 --steps 5600`.
 """
 
 import argparse
@@ -17,13 +15,11 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor
 
-from tcore.data.images import read_image
 from tcore.data.rendered_textures import draw_texture
 from tcore.data.rendered_varied import draw_photograph
 from tcore.video.box_network import EDGE, SIDE, BoxNetwork
 
 MARGIN = EDGE / (SIDE - 2 * EDGE)
-INSIDE = 1 - 2 * EDGE / SIDE  # share of a picture's side that the box takes
 BEHIND, PARTS, OTHER, BEFORE, DECALS = 8, 9, 4, 2, 3  # shapes of each kind, at most
 TURN = 2 * math.pi
 RIGHT = math.pi / 2
@@ -69,20 +65,6 @@ def draw_tiles(count: int, seed: int) -> Tensor:
                 tile[..., y : y + need, x : x + need], (SIDE, SIDE), mode="bilinear", antialias=True
             )[0]
             found.append(piece - piece.mean(dim=(1, 2), keepdim=True))
-    return torch.stack(found)
-
-
-def cut_pieces(clips: Path, count: int, seed: int) -> Tensor:
-    """Pieces of recorded frames of all sizes, as they are."""
-    rng, found = np.random.default_rng(seed), []
-    frames = sorted(clips.rglob("*.jpg"))[::3]
-    for index in rng.integers(len(frames), size=count // 4):
-        frame = torch.from_numpy(read_image(frames[index]).copy()).permute(2, 0, 1).float()[None] / 255
-        for _ in range(4):
-            side = int(min(frame.shape[2:]) * np.exp(rng.uniform(np.log(0.15), 0)))
-            y, x = (int(rng.integers(0, length - side + 1)) for length in frame.shape[2:])
-            piece = frame[..., y : y + side, x : x + side]
-            found.append(F.interpolate(piece, (SIDE, SIDE), mode="bilinear", antialias=True)[0])
     return torch.stack(found)
 
 
@@ -250,8 +232,8 @@ def blur(pictures: Tensor, sigma: Tensor) -> Tensor:
 class Painter:
     """Paints layers of shapes: colors of a palette, textures, and light that changes over each of them."""
 
-    def __init__(self, dice: Dice, scenes: int, tiles: Tensor, pieces: Tensor | None) -> None:
-        self.dice, self.scenes, self.tiles, self.pieces = dice, scenes, tiles, pieces
+    def __init__(self, dice: Dice, scenes: int, tiles: Tensor) -> None:
+        self.dice, self.scenes, self.tiles = dice, scenes, tiles
         self.across = (torch.arange(SIDE) / SIDE - 0.5)[None, None, None, None, :]
 
     def palette(self, count: int) -> Tensor:
@@ -264,13 +246,6 @@ class Painter:
         """Textures, faint or strong."""
         strength = self.dice.between(0, 1.4, self.scenes, count, 1, 1, 1) ** 1.5
         return self.tiles[self.dice.whole(len(self.tiles), self.scenes, count)] * strength
-
-    def record(self, painted: Tensor) -> Tensor:
-        """A piece of a recorded frame in the place of half of the pictures."""
-        if self.pieces is None:
-            return painted
-        pieces = self.pieces[self.dice.whole(len(self.pieces), self.scenes)]
-        return torch.where(self.dice.chance(0.5, self.scenes, 1, 1, 1), pieces, painted)
 
     def light(self, count: int, amount: float) -> Tensor:
         """Factors that change evenly over a picture."""
@@ -295,7 +270,7 @@ class Painter:
         return under
 
 
-def draw_batch(dice: Dice, scenes: int, tiles: Tensor, pieces: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def draw_batch(dice: Dice, scenes: int, tiles: Tensor) -> tuple[Tensor, Tensor]:
     """Pictures of boxes with what is around them, and the masks of their objects, as bytes."""
     layers = [draw_behind(dice, scenes), draw_other(dice, scenes), draw_other(dice, scenes)]
     layers += [draw_parts(dice, scenes, PARTS), draw_before(dice, scenes), draw_decals(dice, scenes)]
@@ -315,8 +290,7 @@ def draw_batch(dice: Dice, scenes: int, tiles: Tensor, pieces: Tensor | None = N
     y = (y0 + cells[:, None] * (y1 - y0)).expand(scenes, SIDE, SIDE)
     pixel = torch.maximum(x1 - x0, y1 - y0)[:, None] * (1 + 2 * MARGIN) / SIDE
     covers = [(one / pixel + 0.5).clamp(0, 1) for one in measure(layers, warp, x, y)]
-    painter = Painter(dice, scenes, tiles, pieces)
-    pictures = paint_scenes(painter, covers, (x - x0) / (x1 - x0), (y - y0) / (y1 - y0))
+    pictures = paint_scenes(Painter(dice, scenes, tiles), covers, (x - x0) / (x1 - x0), (y - y0) / (y1 - y0))
     masks = covers[3].amax(dim=1) * (1 - covers[4].amax(dim=1))
     good &= masks.flatten(1).mean(dim=1) > 0.04
     return (pictures[good] * 255).round().byte(), (masks[good] * 255).round().byte()
@@ -339,7 +313,7 @@ def paint_scenes(painter: Painter, covers: list[Tensor], x: Tensor, y: Tensor) -
     own = torch.where(dice.chance(0.45, scenes, 1, 1), plain, own)
 
     pictures = (behind[:, 0, :, None, None] + painter.texture(1)[:, 0]) * painter.light(1, 0.4)[:, 0]
-    pictures = painter.record(painter.paint(pictures, covers[0], behind, 0.3))
+    pictures = painter.paint(pictures, covers[0], behind, 0.3)
     for cover in covers[1:3]:
         palette = torch.where(dice.chance(0.3, scenes, 1, 1), own, painter.palette(4))
         pictures = painter.paint(pictures, cover, palette, 0.3)
@@ -365,16 +339,12 @@ def paint_scenes(painter: Painter, covers: list[Tensor], x: Tensor, y: Tensor) -
 
 
 def vary(dice: Dice, pictures: Tensor, masks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Boxes that are not quite tight, mirror images, other colors, frames that end beside or in the box."""
+    """Boxes that are not quite tight, mirror images, other colors, and frames that end beside the box."""
     count = len(pictures)
     move = torch.zeros(count, 2, 3)
-    # Frames that cut the object off, at the left (first mirrored, so also at the right) or at the bottom.
-    cut = dice.between(0.1, 0.5, count, 2) * dice.chance(0.1, count, 2)
-    scale = (1 + 0.03 * dice.normal(count, 2)) * (1 - cut)
+    scale = 1 + 0.03 * dice.normal(count, 2)
     move[:, 0, 0] = scale[:, 0] * torch.where(dice.chance(0.5, count), -1.0, 1.0)
     move[:, 1, 1], move[:, :, 2] = scale[:, 1], 0.02 * dice.normal(count, 2)
-    move[:, 0, 2] += INSIDE * cut[:, 0] * move[:, 0, 0].sign()
-    move[:, 1, 2] -= INSIDE * cut[:, 1]
     grid = F.affine_grid(move, [count, 1, SIDE, SIDE], align_corners=False)
     both = torch.cat([pictures, masks[:, None]], dim=1).float() / 255
     both = F.grid_sample(both, grid, padding_mode="reflection", align_corners=False)
@@ -386,7 +356,6 @@ def vary(dice: Dice, pictures: Tensor, masks: Tensor) -> tuple[Tensor, Tensor, T
     colors = (colors - 0.5) * dice.between(0.6, 1.2, count, 1, 1, 1) + 0.5
     colors = (colors + 0.1 * dice.normal(count, 1, 1, 1)).clamp(0, 1)
     ends = (EDGE * dice.between(0, 1, count, 4)).long() * dice.chance(0.12, count, 4)
-    ends[:, ::3] = torch.where(cut > 0, EDGE, ends[:, ::3])
     line = torch.arange(SIDE)
     columns = (line >= ends[:, :1]) & (line < SIDE - ends[:, 1:2])
     rows = (line >= ends[:, 2:3]) & (line < SIDE - ends[:, 3:])
@@ -433,18 +402,13 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=5_600)
     parser.add_argument("--batch", type=int, default=24)
     parser.add_argument("--tiles", type=int, default=400)
-    parser.add_argument("--clips", type=Path, help="folder of recorded frames")
     options = parser.parse_args()
     torch.set_flush_denormal(True)
     torch.manual_seed(0)
     dice, tiles = Dice(0), draw_tiles(options.tiles, 0)
-    pieces = None if options.clips is None else cut_pieces(options.clips, 8 * options.tiles, 0)
-    if pieces is not None:
-        some = pieces[: len(tiles)]
-        tiles = torch.cat([tiles, some - some.mean(dim=(2, 3), keepdim=True)])
     pictures, masks = list[Tensor](), list[Tensor]()
     while sum(map(len, pictures)) < options.scenes:
-        some, their = draw_batch(dice, 32, tiles, pieces)
+        some, their = draw_batch(dice, 32, tiles)
         pictures.append(some)
         masks.append(their)
     weights = train(torch.cat(pictures), torch.cat(masks), options.steps, options.batch, dice)
