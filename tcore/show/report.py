@@ -166,7 +166,8 @@ def _overview(runs: Sequence[Run]) -> Iterator[Block]:
 
 def nearest_recipe(config: Config) -> tuple[str, int]:
     """The recipe that a run began with, as far as its settings tell, and how many of them were changed."""
-    changes = {name: len(differences(config, recipe.config)) for name, recipe in RECIPES.items()}
+    found = {name: differences(config, recipe.config) for name, recipe in RECIPES.items()}
+    changes = {name: sum(was != "auto" for _, was in ways.values()) for name, ways in found.items()}
     name = min(changes, key=lambda one: changes[one])
     return name, changes[name]
 
@@ -240,7 +241,9 @@ def _scores(runs: Sequence[Run]) -> Iterator[Block]:
         columns = list(dict.fromkeys(column for result in found.values() for column in result["scores"]))
         rows = [(name, *(_percent(result, column) for column in columns)) for name, result in found.items()]
         source = next(iter(found.values())).get("clips_from", "clips")
-        caption = f"{benchmark}: {source}, in percent, with 95% intervals over clips"
+        caption = f"{benchmark}: {source}, in percent"
+        if any(result.get("interval") for result in found.values()):  # one clip has none
+            caption += ", with 95% intervals over clips"
         published: list[tuple[Value, ...]] = []
         if find_benchmark(benchmark).official_clips:
             known = {name: PUBLISHED[name] for name in published_on(lines)}

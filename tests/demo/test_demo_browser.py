@@ -113,6 +113,8 @@ def test_paint_run_inspect_and_download(browser: Browser, demo: Demo, tmp_path: 
     assert set(np.unique(last)) & {1, 2}
     assert downloaded(browser, "tracks.csv").startswith(b"frame,object,x,y")
     assert b'"annotations"' in downloaded(browser, "coco.json")
+    with zipfile.ZipFile(io.BytesIO(downloaded(browser, "coco.zip"))) as frames:
+        assert frames.namelist()[0] == "00000.jpg"
     scrub(browser, 8)
     browser.click("[data-tool=inspect]")
     browser.drag("#stage", (0.6, 0.5))

@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,9 @@ from PIL import Image
 
 from tcore.cli.main import main
 from tcore.config import to_dict
-from tcore.recipes import recipe
+from tcore.recipes import RECIPES, recipe
 from tcore.show.clips import Clip
-from tcore.show.report import draw_figures, table, write_report
+from tcore.show.report import draw_figures, nearest_recipe, table, write_report
 from tcore.show.runs import read_run
 from tests.conftest import Refused
 
@@ -156,3 +157,10 @@ def test_what_is_no_run_is_refused_by_name(tmp_path: Path, refused: Refused) -> 
     assert "does not exist" in refused("report", tmp_path / "x", "--out", "a.html")
     assert ".html" in refused("report", tmp_path, "--out", "a.doc")
     assert "run folder" in refused("report", "--out", "a.html")
+
+
+def test_what_a_recipe_leaves_to_the_machine_is_no_changed_setting() -> None:
+    config = RECIPES["quickstart"].config
+    resolved = replace(config, optim=replace(config.optim, precision="fp32"))
+    assert nearest_recipe(resolved) == ("quickstart", 0)
+    assert nearest_recipe(replace(config, optim=replace(config.optim, batch=7))) == ("quickstart", 1)
