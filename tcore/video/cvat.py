@@ -23,7 +23,7 @@ from tcore.evaluation.run_clip import encode
 from tcore.video.detail import fit_size, suited
 from tcore.video.labels import Masks, Points
 from tcore.video.mark import Marker
-from tcore.video.outlines import outline
+from tcore.video.outlines import bounds, outline
 from tcore.video.tracked import TrackedMasks, TrackedPoints, track_labels
 
 SHAPES = ("mask", "polygon", "rectangle", "points")
@@ -155,18 +155,17 @@ def write_shape(kind: str, mask: Mask) -> list[float] | None:
     >>> write_shape("mask", read_shape("mask", [1, 2, 1, 4, 2, 5, 3], (6, 8)))
     [1, 2, 1, 4, 2, 5, 3]
     """
-    rows, columns = np.flatnonzero(mask.any(axis=1)), np.flatnonzero(mask.any(axis=0))
-    if not len(rows):
+    if not mask.any():
         return None
-    left, top, right, bottom = int(columns[0]), int(rows[0]), int(columns[-1]), int(rows[-1])
+    top, left, bottom, right = bounds(mask)
     if kind == "rectangle":
-        return [left, top, right + 1, bottom + 1]
+        return [left, top, right, bottom]
     if kind == "polygon":
         corners: list[float] = outline(mask).round(2).ravel().tolist()
         return corners
-    flat = mask[top : bottom + 1, left : right + 1].ravel()
+    flat = mask[top:bottom, left:right].ravel()
     edges = np.flatnonzero(np.diff(flat, prepend=False))
-    return [*np.diff([0, *edges, flat.size]).tolist(), left, top, right, bottom]
+    return [*np.diff([0, *edges, flat.size]).tolist(), left, top, right - 1, bottom - 1]
 
 
 def read_points(found: Float[np.ndarray, "points 3"]) -> list[float] | None:

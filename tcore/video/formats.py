@@ -17,7 +17,7 @@ from tcore.evaluation.masks import encode_ids
 from tcore.evaluation.resize import Size
 from tcore.text import csv_text
 from tcore.video.labels import Masks, Points
-from tcore.video.outlines import Polygon, outline
+from tcore.video.outlines import Polygon, bounds, outline
 
 Mask = Bool[np.ndarray, "height width"]
 PointRows = Float[np.ndarray, "points 3"]  # x, y and confidence; x and y are NaN where a point is lost
@@ -244,8 +244,8 @@ def _objects(ids: np.ndarray) -> Iterator[tuple[int, Mask]]:
 
 
 def _box(mask: Mask) -> tuple[int, int, int, int]:
-    rows, columns = np.flatnonzero(mask.any(axis=1)), np.flatnonzero(mask.any(axis=0))
-    return int(columns[0]), int(rows[0]), int(np.ptp(columns)) + 1, int(np.ptp(rows)) + 1
+    top, left, bottom, right = bounds(mask)
+    return left, top, right - left, bottom - top
 
 
 def _segment(mask: Mask) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from tcore.evaluation.resize import Size, bilinear
 from tcore.evaluation.run_clip import encode
 from tcore.text import format_size
 from tcore.video.box_network import likely_in_box
+from tcore.video.outlines import bounds
 
 MaskPixels = Bool[np.ndarray, "rows columns"]
 Plane = Float[Tensor, "height width"]
@@ -239,9 +240,9 @@ def connected(mask: Bool[Tensor, "rows columns"], seeds: Bool[Tensor, "rows colu
 
 def stretch(around: MaskPixels) -> tuple[int, int, int, int]:
     """Rows and columns from and to: the box of a mask, with a margin."""
+    top, left, bottom, right = bounds(around)
     found = []
-    for places, length in zip(np.nonzero(around), around.shape, strict=True):
-        first, last = int(places.min()), int(places.max()) + 1
+    for first, last, length in ((top, bottom, around.shape[0]), (left, right, around.shape[1])):
         margin = max(12, round(MARGIN * (last - first)))
         found += [max(0, first - margin), min(length, last + margin)]
     return found[0], found[1], found[2], found[3]
@@ -317,8 +318,7 @@ def split_sides(inside: Bool[Tensor, "rows columns"]) -> list[Plane]:
     """What lies left, right, above and below of a region."""
     if inside.all() or not inside.any():
         return []
-    rows, columns = inside.any(dim=1).nonzero()[:, 0], inside.any(dim=0).nonzero()[:, 0]
-    top, bottom, left, right = int(rows[0]), int(rows[-1]) + 1, int(columns[0]), int(columns[-1]) + 1
+    top, left, bottom, right = bounds(inside.numpy())
     outside = (~inside).float()
     parts = [(slice(None), slice(0, left)), (slice(None), slice(right, None))]
     parts += [(slice(0, top), slice(None)), (slice(bottom, None), slice(None))]

@@ -12,6 +12,16 @@ SMALL = 400.0  # square pixels: outlines of smaller parts and holes stay exact
 MOST = 64  # parts and holes that are joined, the largest ones: no editor is of use with more
 
 
+def bounds(mask: Bool[np.ndarray, "height width"]) -> tuple[int, int, int, int]:
+    """The first row and column of a mask, and those after its last.
+
+    >>> bounds(np.array([[0, 0, 0], [0, 1, 1]], dtype=bool))
+    (1, 1, 2, 3)
+    """
+    rows, columns = np.flatnonzero(mask.any(axis=1)), np.flatnonzero(mask.any(axis=0))
+    return int(rows[0]), int(columns[0]), int(rows[-1]) + 1, int(columns[-1]) + 1
+
+
 def outline(mask: Bool[np.ndarray, "height width"], tolerance: float = TOLERANCE) -> Polygon:
     """One polygon around everything that is in the mask; filled by the even-odd rule, it is the mask.
 

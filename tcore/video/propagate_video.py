@@ -2,7 +2,6 @@
 
 import csv
 import dataclasses
-import json
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -22,7 +21,7 @@ from tcore.evaluation.masks import VOID
 from tcore.evaluation.propagate import Labels
 from tcore.evaluation.protocols import TCORE, Detail, Protocol, Search
 from tcore.evaluation.resize import Size
-from tcore.files import check_writable, new_folder, sha256, write_text
+from tcore.files import check_writable, new_folder, sha256, write_json
 from tcore.text import Progress, Say, format_size, short_path, silent
 from tcore.video.both_ways import AHEAD, BACK
 from tcore.video.detail import choose_detail, fit_size, suited
@@ -146,7 +145,7 @@ def propagate_video_file(
             say(f"{there}.")
             remarks.append(f"{there}: {run.stopped}")
         card |= {"frames": run.done, "losses": losses, "remarks": remarks}
-        write_text(made / CARD, json.dumps(card, indent=1) + "\n")
+        write_json(made / CARD, card)
         if isinstance(run.stopped, InterruptedRunError):
             shutil.copyfile(folder / UNFINISHED, made / UNFINISHED)
     if run.stopped is not None:
