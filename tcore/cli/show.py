@@ -209,6 +209,8 @@ class Propagation(FromEncoder, WithDatasets):
     """Mask PNG of the first frame, for a video of your own."""
     clip: str = ""
     """Name of a clip of the dataset (unset: the first one)."""
+    binary: Switch = False
+    """DAVIS-2016: any id above 0 is the one object."""
     show: tuple[Literal["objects", "parts", "joints"], ...] = ("objects", "parts", "joints")
     """What to show of a rendered video."""
     columns: int = 6
@@ -241,7 +243,8 @@ class Propagation(FromEncoder, WithDatasets):
         if len(roots) > 1:
             raise InputError(f"{' and '.join(f'--{name}' for name in roots)} are mutually exclusive.")
         for name, root in roots.items():
-            return [propagation.label_clip(encoder, find_benchmark(name).open(root, knobs), self.clip)]
+            opened = find_benchmark(name).open(root, knobs, binary=self.binary)
+            return [propagation.label_clip(encoder, opened, self.clip)]
         if self.labels is not None:
             return [propagation.label_video(encoder, Path(self.source), self.labels, knobs)]
         number = rendered_number(self.source)

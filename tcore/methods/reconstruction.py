@@ -189,7 +189,7 @@ class PixelMethod(Method):
         state: State = "learning" if min(shares) > NOTHING_EXPLAINED else "plateau"
         if len(rows["patches"]) >= FEWEST_FRAMES and figures["patch_rank"] < COLLAPSE_RANK:
             state = "collapse"
-        said = ", ".join(f"{losses[name]:.3f} {name}" for name in self.weights)
+        said = "  ".join(f"{name} {losses[name]:.3f}" for name in self.weights)
         share = "/".join(f"{value:.1%}" for value in shares)
         line = f"{said}  {state} (rank {figures['patch_rank']:.1f}, {share} of the variance explained)"
         warning = (
