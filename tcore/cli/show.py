@@ -242,6 +242,8 @@ class Propagation(FromEncoder, WithDatasets):
         roots = self.datasets()
         if len(roots) > 1:
             raise InputError(f"{' and '.join(f'--{name}' for name in roots)} are mutually exclusive.")
+        if self.binary and "davis" not in roots:
+            raise InputError("--binary goes with --davis DIR: leave it out.")
         for name, root in roots.items():
             opened = find_benchmark(name).open(root, knobs, binary=self.binary)
             return [propagation.label_clip(encoder, opened, self.clip)]

@@ -106,6 +106,7 @@ def test_what_the_parser_refuses_is_named_with_exit_code_2(
         ("figure sandwich nowhere --out s.png", "nowhere"),
         ("figure propagation random:vitti16 rendered_cat.mp4 --out s.png", "--labels FIRST.png"),
         ("figure propagation random:vitti16 --davis a --vip b --out s.png", "--davis and --vip"),
+        ("figure propagation random:vitti16 --vip b --binary --out s.png", "--binary goes with --davis"),
         ("demo --port 70000", "--port 70000"),
         ("demo --max-frames 0", "--max-frames 0"),
     ],
