@@ -50,7 +50,10 @@ from tcore.show.runs import read_runs
 from tcore.show.samples import frames_of
 from tcore.training.checkpoint import Init, load_newest, read_state, record_init
 from tcore.training.journal import forget_after, note_environment
+from tcore.video.both_ways import AHEAD
 from tcore.video.labels import load_mask, read_points
+from tcore.video.resume import CARD, UNFINISHED, DoneError, find_unfinished, keep_unfinished
+from tcore.video.resume import digest as video_digest
 from tests.data.clips import write_clip
 from tests.data.packing import pack
 from tests.evaluation.layouts import write_mat
@@ -204,7 +207,25 @@ def label_readers(root: Path) -> list[Reader]:
     names.write_text("bear\ncamel\n")
     clip = Clip("clip", 4 * (mask,), (root / "keypoints.csv",))
     clip.truth[0].write_text("frame,name,x,y,visible\n0,nose,1.5,2,1\n0,hand,,,0\n3,nose,4,5,1\n")
+    stopped, done = root / "stopped" / UNFINISHED, root / "done" / CARD
+    settings = {"encoder": "default", "edges": True}
+    with keep_unfinished(stopped.parent, settings, "fine") as kept:
+        kept.put(AHEAD, 0, torch.rand(2, 3, 4))
+    done.parent.mkdir()
+    done.write_text(json.dumps({"command": video_digest(settings)}))
+
+    def resume() -> None:
+        find_unfinished(stopped.parent, settings)
+        with keep_unfinished(stopped.parent, settings, "fine") as kept:
+            kept.get(AHEAD, 0)
+
+    def repeat() -> None:
+        with contextlib.suppress(DoneError):
+            find_unfinished(done.parent, settings)
+
     return [
+        Reader("unfinished propagation", stopped, resume),
+        Reader("finished propagation", done, repeat, share=0.3),
         Reader("mask ids", mask, lambda: read_ids(mask)),
         Reader("mask colors", mask, lambda: load_mask(mask)),
         Reader("points CSV", points, lambda: read_points([points])),

@@ -1,4 +1,4 @@
-"""A run that was stopped or killed goes on where it was: the soft labels of its frames wait in its folder."""
+"""Resuming a run that was stopped or killed: the soft labels of its finished frames stay in its folder."""
 
 import hashlib
 import json
@@ -9,7 +9,7 @@ from typing import Any
 
 from tcore.data.part import PartOfVideo
 from tcore.data.video import FolderVideo, Video
-from tcore.errors import InputError
+from tcore.errors import InputError, reason
 from tcore.evaluation.protocols import FINER, Detail
 from tcore.files import LOCKS, TEMPORARY, lock, open_regular, parse_line
 from tcore.video.both_ways import SoftLabels
@@ -45,13 +45,12 @@ def find_unfinished(folder: Path, settings: Settings) -> Detail | None:
     names -= {name for name in names if name in LOCKS or (name[0] == "." and name.endswith(TEMPORARY))}
     head = _head(folder / UNFINISHED) if UNFINISHED in names else None
     if head is None and CARD in names:
-        with suppress(OSError):
-            card = parse_line((folder / CARD).read_bytes(), {"command": str})
-            if card and card["command"] == digest(settings):
-                raise DoneError(
-                    f"out folder {folder} already holds the result of this very command: "
-                    "give another --out to repeat it."
-                )
+        card = parse_line(_first_bytes(folder / CARD), {"command": str})
+        if card and card["command"] == digest(settings):
+            raise DoneError(
+                f"out folder {folder} already holds the result of this very command: "
+                "give another --out to repeat it."
+            )
     for name in sorted(names - ({UNFINISHED} if head is None else OWN)):
         raise InputError(f"out folder {folder} already holds {name}: give a new or an empty folder as --out.")
     if head is None:  # killed before there was anything to keep
@@ -60,7 +59,7 @@ def find_unfinished(folder: Path, settings: Settings) -> Detail | None:
     if others:
         raise InputError(
             f"out folder {folder} holds an unfinished run with other settings ({', '.join(others)}): "
-            "repeat that command to go on with it, or give another --out."
+            "rerun that command to resume it, or give another --out."
         )
     return next(detail for detail in FINER if detail == head["detail"])
 
@@ -94,7 +93,14 @@ def keep_unfinished(folder: Path, settings: Settings, detail: Detail) -> Iterato
 
 def _head(path: Path) -> Any:
     """The first line of an unfinished run; None where it was cut off."""
-    with open_regular(path) as file:
-        line = file.readline(HEAD)
+    line, end, _ = _first_bytes(path).partition(b"\n")
     shape = {"detail": lambda one: one in tuple(FINER), "settings": {str: object}}
-    return parse_line(line, shape) if line.endswith(b"\n") else None
+    return parse_line(line, shape) if end else None
+
+
+def _first_bytes(path: Path) -> bytes:
+    try:
+        with open_regular(path) as file:
+            return file.read(HEAD)
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {reason(error)}; give another --out.") from error
