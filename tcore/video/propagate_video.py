@@ -73,7 +73,7 @@ def propagate_video_file(
     """Propagate labels through a video file or a folder of images; all of `out` appears at once.
 
     If a frame cannot be read, or `interrupted` says so, `out` holds the labels of those before it, and the
-    error is raised. After an interruption or a kill, `out` also holds what the same call needs to go on; it
+    error is raised. After an interruption or a kill, `out` also holds what the same call needs to resume; it
     ends with the same files as one that was never stopped. Other calls are refused there.
 
     One frame is in memory at a time, besides the context of the protocol, or a few where a file is read
@@ -132,7 +132,7 @@ def propagate_video_file(
             if back:
                 say(f"two passes: {back} frames backward, then all of them forward.")
             if past:
-                say(f"going on after {past} frames that are done{f' of {total}' if total else ''}.")
+                say(f"resuming after {past} finished frames{f' of {total}' if total else ''}.")
             write_files(made, chosen.write(about, run.labels(soft)))
         remarks, losses = list(_remarks(source, given, run.done)), list(run.losses())
         card = _card(source, paths, marks, encoder, track, detail, size, inside)
@@ -248,7 +248,7 @@ class _Run:
 
     def _how_to_go_on(self) -> str:
         where = f"after frame {self.number(self.done - 1)}" if self.done else "before the first frame"
-        return f"interrupted {where}: repeat the same command to go on from there."
+        return f"interrupted {where}: rerun the same command to resume."
 
     def _note(self, number: int, each: Sequence[float]) -> None:
         for name, sure in zip(self.names, each, strict=True):

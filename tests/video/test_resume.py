@@ -48,7 +48,7 @@ def after(frames: int) -> Any:
 
 
 def stop(encoder: Encoder, clip: Path, labels: Any, out: Path, frames: int, **knobs: Any) -> None:
-    with pytest.raises(InputError, match="repeat the same command") as stopped:
+    with pytest.raises(InputError, match="rerun the same command") as stopped:
         propagate_video_file(encoder, clip, labels, out, interrupted=after(frames), **knobs)
     assert stopped.value.exit_code == 130
 
@@ -104,7 +104,7 @@ def test_what_was_done_is_in_the_folder_and_only_the_ring_is_encoded_again(
     encoded.clear()
     propagate_video_file(encoder, clip, labels, tmp_path / "out", say=said.append, **knobs)
     assert len(encoded) == 1 + 2 + 1  # the first frame, the two of the ring, and the last one
-    assert any("going on after 7 frames" in line for line in said)
+    assert any("resuming after 7 finished" in line for line in said)
     assert not (tmp_path / "out" / UNFINISHED).exists()
 
 
