@@ -21,18 +21,19 @@ from tcore.evaluation.encoders import load_encoder
 from tcore.evaluation.evaluate import evaluate
 from tcore.evaluation.protocols import TCORE, Precision, protocol
 from tcore.evaluation.published import PUBLISHED
-from tcore.files import check_writable, number, number_or_nan, read_json, whole, write_json, write_text
+from tcore.files import check_writable, number, number_or_nan, read_json, whole, write_json
 from tcore.lab import (
     DONE,
-    TABLE,
+    PICTURE,
     Job,
     Processes,
     Row,
-    over_seeds,
-    refuse_failed,
+    finished,
+    mean_scores,
     run_command,
     run_jobs,
-    train_and_score,
+    run_table,
+    write_table,
 )
 from tcore.pretrain import check_training, train
 from tcore.recipes import recipe
@@ -42,7 +43,6 @@ from tcore.text import Say, print_error, silent, to_stderr, to_stdout
 from tcore.training.plan import measure_speed
 
 WORK, COST, SCORES, SPEED = "job.json", "cost.json", "scores.json", "speed.json"
-PICTURE = "lab.png"
 MODULE = "tcore.compare"
 MEASURED = 10.0  # seconds of steps that tell the speed of a row
 # Rows of the T-CoRe paper's tables: ViT-S/16 on Kinetics-400 where there is one.
@@ -181,23 +181,17 @@ def compare(
             raise InputError(f"row {entry.name}: {error}") from error
     if measure or budget.minutes is not None:
         measure_rows(entries, out, shared, devices, seconds, say)
-    jobs = []
+    commands: dict[Job, list[list[str]] | None] = {}
     for seed in range(seeds):
         for entry in entries:
             speed = read_speed(out / entry.name, entry.config)
             steps = budget.steps_of(entry.config, None if speed is None else speed["samples_per_second"])
             config = override(entry.config, {"optim.steps": steps, "seed": seed})
-            jobs.append(prepare_job(replace(entry, config=config), out, shared))
-    commands = {
-        job: [["train", str(job.folder), str(len(devices))], ["score", str(job.folder)]]
-        for job in jobs
-        if not (job.folder / DONE).is_file()
-    }
-    names = [entry.name for entry in entries]
-    failed = train_and_score(commands, len(jobs), devices, say, partial(write_table, out, names), MODULE)
-    lines = write_table(out, names, draw=True)
-    refuse_failed(failed, len(jobs), out)
-    return lines
+            job = prepare_job(replace(entry, config=config), out, shared)
+            words = [["train", str(job.folder), str(len(devices))], ["score", str(job.folder)]]
+            commands[job] = None if (job.folder / DONE).is_file() else words
+    write = partial(write_rows, out, [entry.name for entry in entries])
+    return run_table(commands, out, devices, say, write, MODULE)
 
 
 def measure_rows(
@@ -336,18 +330,14 @@ def among_others(path: Path) -> Iterator[Callable[[], Any]]:
         yield alone
 
 
-def write_table(out: Path, first: Sequence[str], *, draw: bool = False) -> list[str]:
-    """Write what is known so far, so that an interrupted lab has its table; the named rows come first."""
+def write_rows(out: Path, first: Sequence[str], draw: bool) -> list[str]:
+    """Write all rows of a folder; the named ones come first."""
     folders = {path.parent.parent.name for path in out.glob(f"*/seed-*/{DONE}")}
     rows = [collect_row(out / name) for name in (*first, *sorted(folders - set(first))) if name in folders]
-    if not rows:
-        return []
-    if draw:
+    if rows and draw:
         draw_scores(rows, out / PICTURE, title="methods, one budget")
-    lines = [*markdown(rows), "", f"![Score against minutes of training]({PICTURE})"]
-    write_json(out / DONE, rows)
-    write_text(out / TABLE, "\n".join(lines) + "\n")
-    return lines
+    picture = ["", f"![Score against minutes of training]({PICTURE})"]
+    return write_table(out, rows, [*markdown(rows), *picture] if rows else [])
 
 
 def read_scores(run: Path) -> dict[str, dict[str, Any]]:
@@ -362,7 +352,7 @@ def read_scores(run: Path) -> dict[str, dict[str, Any]]:
 
 def collect_row(folder: Path) -> dict[str, Any]:
     """What is known of a row: length, cost, and every score over its seeds."""
-    runs = sorted(path.parent for path in folder.glob(f"seed-*/{DONE}"))
+    runs = finished(folder)
     works, cards = [read_work(run) for run in runs], [read_scores(run) for run in runs]
     config = from_dict(works[0]["config"])
     costs = [read_json(run / COST, shape=COST_SHAPE, remedy="remove it") for run in runs]
@@ -402,8 +392,7 @@ def over_runs(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     ends = [result["interval"].get(main) for result in results]
     return {
         "main": main,
-        **{name: 100 * float(np.mean([r["scores"][name] for r in results])) for name in results[0]["scores"]},
-        "over_seeds": over_seeds([100 * r["scores"][main] for r in results]),
+        **mean_scores([result["scores"] for result in results], results[0]["scores"], main),
         "over_clips": [100 * float(x) for x in np.mean(ends, axis=0)] if all(ends) else None,
         "each_seed": [100 * r["scores"][main] for r in results],
     }

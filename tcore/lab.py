@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,16 +20,17 @@ import numpy as np
 
 from tcore.device import on_signals
 from tcore.errors import InputError, reason
+from tcore.evaluation.evaluate import bootstrap
 from tcore.files import check_writable, number, number_or_nan, read_bytes, read_json, write_json, write_text
+from tcore.show.comparison import INTERVALS, spread
 from tcore.show.runs import dynamics_figure, read_run
 from tcore.text import Say, did_you_mean, format_seconds, markdown_table
 from tcore.training.guard import SIGNALS
 
 STARTED = "commands.json"  # written when a run starts
 DONE = "lab.json"  # written when a run is trained and scored; beside the table: all rows
-TABLE, CURVES = "lab.md", "lab.png"
+TABLE, PICTURE = "lab.md", "lab.png"
 LOCATIONS = ("--run", "--out", "evaluate")  # flags that hold paths of the lab itself, which may be moved
-RESAMPLES = 1000
 LARGEST_LOG = 2**32  # bytes
 # Two-sided 95% quantiles of Student's t for 1, 2, ... degrees of freedom.
 STUDENT = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)
@@ -179,7 +180,7 @@ def _read_rows(path: Path) -> list[Row]:
             example = '[{"name": "fast", "flags": "--optim.base-lr 0.004"}]'
             raise InputError(f"{path}: row {json.dumps(entry)}: need a list of rows such as {example}.")
     rows = [Row(**entry) for entry in found]
-    folders = [DONE, CURVES, TABLE, *(row.folder for row in rows)]
+    folders = [DONE, PICTURE, TABLE, *(row.folder for row in rows)]
     for row in rows:
         if folders.count(row.folder) > 1:
             raise InputError(f"{path}: row {row.name!r}: its folder {row.folder} is taken; rename the row.")
@@ -196,44 +197,53 @@ def lab(
     jobs = [Job(row, seed, out / row.folder / f"seed-{seed}") for seed in range(seeds) for row in chosen]
     title = f"{Path(table).stem}, recipe {plan.recipe}"
 
-    def write_rows(*curves: str) -> list[str]:
-        """Write the rows known so far, so that an interrupted lab has its table."""
+    def write(draw: bool) -> list[str]:
         found = collect(out, rows)
-        lines = [*markdown(title, found), *curves]
-        if found:
-            write_json(out / DONE, found)
-            write_text(out / TABLE, "\n".join(lines) + "\n")
-        return lines
+        picture = draw_curves(out, rows, title) if draw else []
+        return write_table(out, found, [*markdown(title, found), *picture])
 
-    commands = {job: job.commands(plan) for job in jobs if not is_done(job, plan)}
-    failed = train_and_score(commands, len(jobs), devices, say, write_rows)
-    lines = write_rows(*draw_curves(out, rows, title))
-    refuse_failed(failed, len(jobs), out)
+    commands = {job: None if is_done(job, plan) else job.commands(plan) for job in jobs}
+    return run_table(commands, out, devices, say, write)
+
+
+def run_table(
+    commands: Mapping[Job, Sequence[list[str]] | None],
+    out: Path,
+    devices: Sequence[str],
+    say: Say,
+    write: Callable[[bool], list[str]],
+    module: str = "tcore",
+) -> list[str]:
+    """Run the two commands of every job; None: it is done. Returns the lines of the table.
+
+    `write` writes the rows known so far, so that an interrupted lab has its table; at the end it draws too.
+    """
+    todo = {job: words for job, words in commands.items() if words is not None}
+    done = len(commands) - len(todo)
+    say(f"runs: {len(commands)}, {done} of them already done; {len(devices)} at a time")
+
+    def run(job: Job, free: "SimpleQueue[str]", processes: Processes) -> None:
+        run_job(job, todo[job], free, say, processes, module)
+
+    failed = run_jobs(list(todo), run, devices, say, lambda: write(False))
+    lines = write(True)
+    if failed:
+        has = f"{out / TABLE} has the finished ones"
+        raise InputError(f"{len(failed)} of {len(commands)} runs failed; {has}. The first: {failed[0]}")
     return lines
 
 
-def train_and_score(
-    commands: Mapping[Job, Sequence[list[str]]],
-    total: int,
-    devices: Sequence[str],
-    say: Say,
-    write_rows: Callable[[], object],
-    module: str = "tcore",
-) -> list[InputError]:
-    """Run the two commands of every job that is not done yet; returns the errors of those that failed."""
-    say(f"runs: {total}, {total - len(commands)} of them already done; {len(devices)} at a time")
-
-    def run(job: Job, free: "SimpleQueue[str]", processes: Processes) -> None:
-        run_job(job, commands[job], free, say, processes, module)
-
-    return run_jobs(list(commands), run, devices, say, write_rows)
+def write_table(out: Path, rows: Sequence[dict[str, Any]], lines: list[str]) -> list[str]:
+    """Write the rows for programs and the lines for people; nothing where there is no row yet."""
+    if rows:
+        write_json(out / DONE, rows)
+        write_text(out / TABLE, "\n".join(lines) + "\n")
+    return lines
 
 
-def refuse_failed(failed: Sequence[InputError], total: int, out: Path) -> None:
-    """Say how many runs failed, and why the first did, once the table is written."""
-    if failed:
-        done = f"{out / TABLE} has the finished ones"
-        raise InputError(f"{len(failed)} of {total} runs failed; {done}. The first: {failed[0]}")
+def finished(row: Path) -> list[Path]:
+    """The runs of a row that are trained and scored."""
+    return sorted(path.parent for path in row.glob(f"seed-*/{DONE}"))
 
 
 def check_folder(out: Path, rows: Sequence[Row], table: str, plan: Plan) -> None:
@@ -376,40 +386,42 @@ def run_command(
 
 
 def collect(out: Path, rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """What is known of every row: mean over seeds, intervals over seeds and over clips, cost."""
-    found = []
-    for row in rows:
-        folders = [path for path in sorted((out / row.folder).glob("seed-*")) if (path / DONE).is_file()]
-        if not folders:
-            continue
-        files = [folder / "scores" / "results.json" for folder in folders]
-        cards = [read_json(file, "scores ", SCORED, f"remove {file.parent.parent / DONE}") for file in files]
-        benchmarks: list[dict[str, Any]] = [
-            next(iter(card["benchmarks"].values()), {"clips": {}}) for card in cards
-        ]
-        if not benchmarks[0]["clips"] or len({tuple(one["clips"]) for one in benchmarks}) > 1:
-            raise InputError(f"{files[0]} holds no clips, or others than those of other seeds: remove it.")
-        scores = {name: [100 * b["scores"][name] for b in benchmarks] for name in ("J&F", "J", "F")}
-        clips = np.array([[100 * clip["J&F"] for clip in b["clips"].values()] for b in benchmarks])
-        found.append(
-            {
-                "row": row.name,
-                "flags": row.flags,
-                "seeds": len(cards),
-                **{name: float(np.mean(values)) for name, values in scores.items()},
-                "over_seeds": over_seeds(scores["J&F"]),
-                "over_clips": over_clips(clips.mean(axis=0)),
-                "minutes": float(np.mean([_training_seconds(folder) for folder in folders])) / 60,
-                "published": row.published,
-            }
-        )
-    return found
+    """What is known of every row that has a finished run."""
+    return [collect_row(row, runs) for row in rows if (runs := finished(out / row.folder))]
+
+
+def collect_row(row: Row, runs: Sequence[Path]) -> dict[str, Any]:
+    """What is known of a row: mean over seeds, intervals over seeds and over clips, cost."""
+    files = [run / "scores" / "results.json" for run in runs]
+    cards = [read_json(file, "scores ", SCORED, f"remove {file.parents[1] / DONE}") for file in files]
+    benchmarks: list[dict[str, Any]] = [
+        next(iter(card["benchmarks"].values()), {"clips": {}}) for card in cards
+    ]
+    if not benchmarks[0]["clips"] or len({tuple(one["clips"]) for one in benchmarks}) > 1:
+        raise InputError(f"{files[0]} holds no clips, or others than those of other seeds: remove it.")
+    clips = np.mean([[100 * clip["J&F"] for clip in b["clips"].values()] for b in benchmarks], axis=0)
+    return {
+        "row": row.name,
+        "flags": row.flags,
+        "seeds": len(runs),
+        **mean_scores([b["scores"] for b in benchmarks], ("J&F", "J", "F"), "J&F"),
+        "over_clips": bootstrap(len(clips), lambda chosen: {"J&F": clips[chosen].mean()}).get("J&F"),
+        "minutes": float(np.mean([_training_seconds(run) for run in runs])) / 60,
+        "published": row.published,
+    }
 
 
 def _training_seconds(folder: Path) -> float:
     """The time of all steps of a run, those before a stop included; of its process where it was removed."""
     steps = read_run(folder / "run").seconds() if (folder / "run").is_dir() else None
     return steps or float(read_json(folder / DONE, shape=NOTED, remedy="remove it")["seconds"][0])
+
+
+def mean_scores(runs: Sequence[Mapping[str, float]], names: Iterable[str], main: str) -> dict[str, Any]:
+    """Scores of several seeds in percent: their means, and the interval of the main one."""
+    percent = {name: [100 * scores[name] for scores in runs] for name in names}
+    means = {name: float(np.mean(values)) for name, values in percent.items()}
+    return means | {"over_seeds": over_seeds(percent[main])}
 
 
 def over_seeds(values: Sequence[float]) -> float | None:
@@ -420,27 +432,15 @@ def over_seeds(values: Sequence[float]) -> float | None:
     return float(quantile * np.std(values, ddof=1) / math.sqrt(len(values)))
 
 
-def over_clips(values: np.ndarray) -> list[float] | None:
-    """95% interval of the mean over resampled clips; None for one clip."""
-    if len(values) < 2:
-        return None
-    rng = np.random.default_rng(0)
-    means = values[rng.integers(len(values), size=(RESAMPLES, len(values)))].mean(axis=1)
-    return [float(x) for x in np.percentile(means, [2.5, 97.5])]
-
-
 def markdown(title: str, rows: Sequence[dict[str, Any]]) -> list[str]:
     """The table for people."""
-    over = ("95% over seeds", "95% over clips")
-    columns = ("row", "flags", "seeds", "J&F", *over, "J", "F", "minutes", "published")
+    columns = ("row", "flags", "seeds", "J&F", *INTERVALS, "J", "F", "minutes", "published")
     cells = [
         (
             row["row"],
             f"`{row['flags']}`" if row["flags"] else "-",
             str(row["seeds"]),
-            f"{row['J&F']:.1f}",
-            "-" if row["over_seeds"] is None else f"± {row['over_seeds']:.1f}",
-            "-" if row["over_clips"] is None else "{:.1f} to {:.1f}".format(*row["over_clips"]),
+            *spread(row | {"main": "J&F"}),
             f"{row['J']:.1f}",
             f"{row['F']:.1f}",
             f"{row['minutes']:.1f}",
@@ -458,5 +458,5 @@ def draw_curves(out: Path, rows: Sequence[Row], title: str) -> list[str]:
     runs = [replace(read_run(run), name=name) for name, run in done.items() if run.is_dir()]
     if not any(run.metrics for run in runs):
         return []
-    dynamics_figure(runs, out / CURVES, title=title)
-    return ["", f"![Losses and health of every row, first seed]({CURVES})"]
+    dynamics_figure(runs, out / PICTURE, title=title)
+    return ["", f"![Losses and health of every row, first seed]({PICTURE})"]

@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import cache
@@ -143,10 +143,11 @@ def run_benchmark(
         progress.advance(f"{clip.name}  {result['seconds']} s")
     found = gather(mine) if count > 1 else mine
     results = {clip.name: found[clip.name][0] for clip in benchmark.clips}
+    each = list(results.values())
     truths = "".join(found[clip.name][1] for clip in benchmark.clips)
     return {
-        "scores": benchmark.summarize(results.values()),
-        "interval": bootstrap(benchmark, list(results.values())),
+        "scores": benchmark.summarize(each),
+        "interval": bootstrap(len(each), lambda chosen: benchmark.summarize(each[i] for i in chosen)),
         "clips_from": benchmark.clips_from,
         "protocol": dataclasses.asdict(benchmark.protocol),
         "binary": benchmark.binary,
@@ -215,18 +216,17 @@ def _can_score(benchmark: Benchmark, result: Any) -> bool:
     return "seconds" in result
 
 
-def bootstrap(benchmark: Benchmark, results: list[Result]) -> dict[str, list[float]]:
-    """95% interval of every score over resampled clips."""
-    if len(results) < 2:
+def bootstrap(count: int, score: Callable[[list[int]], Mapping[str, float]]) -> dict[str, list[float]]:
+    """95% interval of every score over resampled clips; none where there is one clip."""
+    if count < 2:
         return {}
 
     @cache  # of a few clips, the same are drawn again and again
-    def summary(chosen: tuple[int, ...]) -> Result:
-        return benchmark.summarize([results[i] for i in chosen])
+    def summary(chosen: tuple[int, ...]) -> Mapping[str, float]:
+        return score(list(chosen))
 
     rng = np.random.default_rng(0)
-    chosen = rng.integers(len(results), size=(BOOTSTRAP, len(results))).tolist()
-    draws = [summary(tuple(row)) for row in chosen]
+    draws = [summary(tuple(row)) for row in rng.integers(count, size=(BOOTSTRAP, count)).tolist()]
     return {
         name: [float(x) for x in np.percentile([draw[name] for draw in draws], [2.5, 97.5])]
         for name in draws[0]

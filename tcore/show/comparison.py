@@ -12,6 +12,8 @@ from tcore.text import markdown_table
 # The protocols of a comparison, with the input size of DAVIS for patches of 16 pixels.
 GRIDS = {"tcore": " (480x880 for patches of 16)", "tcore-fine": " (960x1760 for patches of 16)"}
 
+INTERVALS = ("95% over seeds", "95% over clips")
+
 
 def markdown(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """The tables for people: scores at each grid beside the paper's, then what they cost."""
@@ -39,8 +41,7 @@ def grid_table(
     """The scores at one grid; the first dataset has its intervals."""
     mains = [next(filter(None, (at(row, label, grid) for row in rows)))["main"] for label in labels]
     names = [f"{label} {main}" for label, main in zip(labels, mains, strict=True)]
-    over = ("95% over seeds", "95% over clips")
-    columns = ("row", "seeds", names[0], *over, *names[1:], "paper's J&F on DAVIS-2017, protocol")
+    columns = ("row", "seeds", names[0], *INTERVALS, *names[1:], "paper's J&F on DAVIS-2017, protocol")
     table = []
     for row in rows:
         first, *rest = (at(row, label, grid) for label in labels)

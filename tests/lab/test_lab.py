@@ -11,13 +11,13 @@ from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from tcore.cli.main import main
 from tcore.cli.train import check_gpus, parse_train
 from tcore.config import save_config
 from tcore.errors import InputError
+from tcore.evaluation.evaluate import bootstrap
 from tcore.files import write_text
 from tcore.lab import (
     DONE,
@@ -32,7 +32,6 @@ from tcore.lab import (
     is_done,
     lab,
     markdown,
-    over_clips,
     over_seeds,
     read_table,
 )
@@ -134,7 +133,7 @@ def test_rows_are_summarized_over_seeds_and_clips(tmp_path: Path) -> None:
     assert "61.9 (59.7 / 64.0)" in list(markdown("t", [found]))[-1]
     assert list(markdown("t", [found | {"flags": ""}]))[-1].startswith("| none | - | 2 | 35.0 |")
     assert over_seeds([3.0]) is None
-    assert over_clips(np.array([3.0])) is None
+    assert bootstrap(1, lambda chosen: {}) == {}
     assert over_seeds([2.0, 2.0, 2.0]) == 0
 
 
