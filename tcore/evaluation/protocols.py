@@ -81,9 +81,7 @@ class Protocol:
         if self.resize == "short480":
             return input_size(frame, patch_size, short=480, multiple=64)
         if self.resize.startswith("up"):
-            short = int(self.resize[2:])
-            height, width = (-(-side * short // (min(frame) * patch_size)) for side in frame)
-            return height * patch_size, width * patch_size
+            return input_size(frame, patch_size, short=int(self.resize[2:]), up=True)
         return self.finer((480, 880), patch_size)
 
     def finer(self, size: Size, patch_size: int) -> Size:
@@ -93,9 +91,8 @@ class Protocol:
         ((960, 1760), (840, 1540))
         """
         times = {"60x110": 2, "90x165": 3}.get(self.resize, 1)
-        if times == 1:
-            return input_size(size, patch_size)
-        return size[0] // CELL * times * patch_size, size[1] // CELL * times * patch_size
+        height, width = input_size(size, patch_size, cell=None if times == 1 else CELL)
+        return times * height, times * width
 
 
 TCORE = Protocol()

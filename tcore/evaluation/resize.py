@@ -1,5 +1,7 @@
 """Images and labels between their own size, the input size and the grid of features."""
 
+from fractions import Fraction
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Integer, UInt8
@@ -12,32 +14,38 @@ Size = tuple[int, int]  # height, width
 
 
 def input_size(
-    frame: Size, patch_size: int, *, short: int | None = None, long: int | None = None, multiple: int = 1
+    frame: Size,
+    patch_size: int,
+    *,
+    short: int | None = None,
+    long: int | None = None,
+    multiple: int | None = None,
+    cell: int | Fraction | None = None,
+    up: bool = False,
 ) -> Size:
-    """The size at which a frame goes into an encoder: both sides are multiples of the patch.
+    """The size at which a frame goes into an encoder: as many patches as it has cells each way.
 
-    That is the frame's own size, or, with `short` or `long`, the size at which that side has this length;
-    the other side is then floored to `multiple`.
+    A cell is as large as a patch, or `cell` pixels. With `short` or `long` the frame is scaled until that
+    side has this length; the other one is then floored to `multiple`. `up` counts cells that are cut off.
 
     >>> input_size((480, 854), 16), input_size((480, 854), 16, short=480, multiple=64)
     ((480, 848), (480, 832))
-    >>> input_size((1080, 1920), 14, long=448), input_size((720, 1280), 16, long=880, multiple=64)
-    ((252, 448), (448, 880))
+    >>> input_size((1080, 1920), 14, long=448), input_size((480, 854), 14, cell=8)
+    ((252, 448), (840, 1484))
     """
-    if min(frame) < patch_size:
+    fixed = int((frame[0] > frame[1]) == (short is not None))
+    wanted, name = (long, "long") if short is None else (short, "short")
+    wanted, cell = frame[fixed] if wanted is None else wanted, cell or patch_size
+    sides = [Fraction(side * wanted, frame[fixed]) for side in frame]
+    if multiple is not None:
+        sides[1 - fixed] = sides[1 - fixed] // multiple * Fraction(multiple)
+    height, width = (-(-side // cell) if up else side // cell for side in sides)
+    if min(height, width) < 1:
+        limit = "" if wanted == frame[fixed] else f" with a {name} side of {wanted}"
         raise InputError(
-            f"frames of {format_size(*frame)} are smaller than one patch of {patch_size} pixels."
+            f"frames of {format_size(*frame)}{limit} are smaller than one patch of {float(cell):.2g} pixels."
         )
-    wanted = short or long
-    if wanted is not None:
-        if wanted < patch_size:
-            raise InputError(f"input side is {wanted}; it must be at least one patch, {patch_size} pixels.")
-        fixed = min(frame) if short else max(frame)
-        other = (max(frame) if short else min(frame)) * wanted // fixed // multiple * multiple
-        taller = frame[0] > frame[1]
-        frame = (wanted, other) if taller != bool(short) else (other, wanted)
-    height, width = (max(1, side // patch_size) * patch_size for side in frame)
-    return height, width
+    return height * patch_size, width * patch_size
 
 
 def resize_images(

@@ -2,17 +2,17 @@
 
 import time
 from dataclasses import replace
+from fractions import Fraction
 
 import torch
 
 from tcore.data.images import Frame
-from tcore.errors import InputError
 from tcore.evaluation.encoder import Encoder
 from tcore.evaluation.propagate import Propagator
 from tcore.evaluation.protocols import CELL, FINER, Detail, Protocol, Search
-from tcore.evaluation.resize import Size
+from tcore.evaluation.resize import Size, input_size
 from tcore.evaluation.run_clip import encode
-from tcore.text import Say, format_seconds, format_size, silent
+from tcore.text import Say, format_seconds, silent
 
 SHORT_SIDE = 480  # larger videos are scaled down
 HALVED = 1024  # patches of a grid above which a CPU searches means of four cells first
@@ -29,18 +29,10 @@ def fit_size(frame: Size, patch_size: int, detail: Detail = "coarse", long_side:
     >>> fit_size((1080, 1920), 14, "finest"), fit_size((1080, 1920), 16, "coarse", 448)
     ((1260, 2240), (240, 448))
     """
-    if long_side is not None and long_side < 1:
-        raise InputError(f"a long side of {long_side} pixels: need 1 or more.")
-    before, after = (min(frame), SHORT_SIDE) if long_side is None else (max(frame), long_side)
-    after = min(after, before)
-    height, width = (side * after * FINER[detail] // (before * CELL) for side in frame)
-    if not (height and width):
-        limit = "" if after == before or long_side is None else f" with a long side of {long_side}"
-        raise InputError(
-            f"frames of {format_size(*frame)}{limit} are smaller than one patch of "
-            f"{CELL / FINER[detail]:.2g} pixels (detail {detail})."
-        )
-    return height * patch_size, width * patch_size
+    cell = Fraction(CELL, FINER[detail])
+    if long_side is None:
+        return input_size(frame, patch_size, short=min(SHORT_SIDE, *frame), cell=cell)
+    return input_size(frame, patch_size, long=min(long_side, max(frame)), cell=cell)
 
 
 def suited(protocol: Protocol, encoder: Encoder, inside: Size, search: Search | None = None) -> Protocol:

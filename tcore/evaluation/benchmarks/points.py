@@ -28,7 +28,7 @@ from tcore.evaluation.encoder import Encoder
 from tcore.evaluation.pose import locate_points, points_protocol, rescale, stamp_points
 from tcore.evaluation.propagate import Features, Labels, propagate_features
 from tcore.evaluation.protocols import CELL, Protocol
-from tcore.evaluation.resize import Size
+from tcore.evaluation.resize import Size, input_size
 from tcore.evaluation.run_clip import encode
 from tcore.files import read_text
 
@@ -63,9 +63,7 @@ class Points(JointBenchmark):
 
     def own_size(self, frame: Size, patch_size: int) -> Size:
         """The frame's own size, or a short side of 480 pixels where it is larger; or a finer grid of that."""
-        short = min(SHORT_SIDE, *frame)
-        height, width = (side * short // min(frame) for side in frame)
-        return self.protocol.finer((height, width), patch_size)
+        return self.protocol.finer(input_size(frame, 1, short=min(SHORT_SIDE, *frame)), patch_size)
 
     @classmethod
     def read_truth(cls, clip: Clip) -> Tracks:
