@@ -1,8 +1,10 @@
 """Files written at once or not at all, and read without trust in what they are."""
 
+import csv
 import errno
 import glob
 import hashlib
+import io
 import json
 import math
 import os
@@ -164,6 +166,11 @@ def sha256(path: Path) -> str:
         return f"unreadable: {reason(error)}"
 
 
+def digest(value: Any, length: int = 64, *, sort_keys: bool = True) -> str:
+    """Checksum of a value that JSON can hold, or its first digits."""
+    return hashlib.sha256(json.dumps(value, sort_keys=sort_keys).encode()).hexdigest()[:length]
+
+
 def read_bytes(path: Path, largest: int = LARGEST) -> bytes:
     """All of a regular file; a huge one is an OSError."""
     with open_regular(path) as file:
@@ -223,7 +230,7 @@ def misfit(value: Any, shape: Shape, where: str = "content") -> str:
 def read_json(path: Path, what: str = "", shape: Shape = object, remedy: str = "") -> Any:
     """What a JSON file says; one that cannot be read, or has another shape, is bad input."""
     try:
-        found = json.loads(read_text(path))
+        found = json.loads(read_text(path, "utf-8-sig"))
         wrong = misfit(found, shape)
         if not wrong:
             return found
@@ -235,6 +242,23 @@ def read_json(path: Path, what: str = "", shape: Shape = object, remedy: str = "
     except ValueError as error:  # also what is no UTF-8
         why = f"not JSON ({error})"
     raise InputError(f"cannot read {what}{path}: {why}{remedy and '; '}{remedy}.")
+
+
+def read_csv(path: Path, what: str = "") -> Iterator[tuple[str, dict[str, str]]]:
+    """Rows of a table by the names of its columns, each with its place in the file."""
+    try:
+        table = csv.reader(io.StringIO(read_text(path, "utf-8-sig"), newline=""), strict=True)
+        filled = (cells for cells in table if any(map(str.strip, cells)))
+        header = [cell.strip().lower() for cell in next(filled, [])]
+        for cells in filled:
+            where = f"{what}{path}, line {table.line_num}"
+            if len(cells) != len(header):
+                raise InputError(f"{where}: {len(cells)} cells, the header has {len(header)}.")
+            yield where, dict(zip(header, cells, strict=True))
+    except OSError as error:
+        raise InputError(f"cannot read {what}{path}: {reason(error)}.") from error
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise InputError(f"cannot read {what}{path}: not a table ({error}).") from error
 
 
 def parse_line(line: bytes, shape: Shape) -> Any:

@@ -34,7 +34,7 @@ from tcore.evaluation.benchmarks.rendered import Rendered
 from tcore.evaluation.card import read_card, worst_clips
 from tcore.evaluation.encoder import Encoder
 from tcore.evaluation.encoders import load_encoder, read_normalization
-from tcore.evaluation.evaluate import digest, read_result
+from tcore.evaluation.evaluate import read_result
 from tcore.evaluation.export import export, ship
 from tcore.evaluation.masks import read_ids
 from tcore.evaluation.neighbors import encode_all
@@ -52,8 +52,7 @@ from tcore.training.checkpoint import Init, load_newest, read_state, record_init
 from tcore.training.journal import forget_after, note_environment
 from tcore.video.both_ways import AHEAD
 from tcore.video.labels import load_mask, read_points
-from tcore.video.resume import CARD, UNFINISHED, DoneError, find_unfinished, keep_unfinished
-from tcore.video.resume import digest as video_digest
+from tcore.video.resume import CARD, DIGITS, UNFINISHED, DoneError, find_unfinished, keep_unfinished
 from tests.data.clips import write_clip
 from tests.data.packing import pack
 from tests.evaluation.layouts import write_mat
@@ -212,7 +211,7 @@ def label_readers(root: Path) -> list[Reader]:
     with keep_unfinished(stopped.parent, settings, "fine") as kept:
         kept.put(AHEAD, 0, torch.rand(2, 3, 4))
     done.parent.mkdir()
-    done.write_text(json.dumps({"command": video_digest(settings)}))
+    done.write_text(json.dumps({"command": files.digest(settings, DIGITS)}))
 
     def resume() -> None:
         find_unfinished(stopped.parent, settings)
@@ -429,7 +428,9 @@ def run_readers(root: Path) -> list[Reader]:
     kept.parent.mkdir(parents=True)
     clip: dict[str, Any] = {"seconds": 1.0, "frames": 5, "input": [64, 64]}
     kept.write_text(
-        json.dumps({"key": "key", "saved": False, "sha256": digest(clip), "result": clip}),
+        json.dumps(
+            {"key": "key", "saved": False, "sha256": files.digest(clip, sort_keys=False), "result": clip}
+        ),
     )
 
     def report() -> None:

@@ -3,9 +3,7 @@
 `plan.json` is there while a store is unfinished; each finished shard has a record under `parts/`.
 """
 
-import csv
 import hashlib
-import io
 import multiprocessing
 import os
 import re
@@ -38,7 +36,7 @@ from tcore.data.packing import (
 )
 from tcore.data.stores import VIDEO_SUFFIXES, PackedStore, natural, walk_files, walk_frames
 from tcore.errors import InputError, import_package, reason
-from tcore.files import TEMPORARY, lock, misfit, number, read_json, read_text, whole, write_json, write_text
+from tcore.files import TEMPORARY, lock, misfit, number, read_csv, read_json, whole, write_json, write_text
 from tcore.text import Progress, Say, csv_text, format_seconds, list_some, printable, silent
 
 PLAN = "plan.json"
@@ -151,12 +149,13 @@ def summarize(store: PackedStore) -> list[str]:
     rate = f"{format_seconds(frames / store.fps)} at {store.fps:g} frames per second, " if store.fps else ""
     lines = [f"{root}: {len(store):,} videos, {frames:,} frames, {rate}{stored}"]
     try:
-        rows = list(csv.DictReader(io.StringIO(read_text(root / SKIPPED), newline="")))
-        wrong = misfit(rows, [{"file": str, "outcome": str, "reason": str}])
-    except (OSError, ValueError, csv.Error) as error:
-        rows, wrong = [], str(error)
-    lines += [f"{root / SKIPPED} is damaged: what was skipped is not known"] if wrong else []
-    skipped = [] if wrong else rows
+        skipped = [row for _, row in read_csv(root / SKIPPED)]
+        wrong = misfit(skipped, [{"file": str, "outcome": str, "reason": str}])
+    except InputError as error:
+        wrong = str(error)
+    if wrong:
+        skipped = []
+        lines.append(f"{root / SKIPPED} is damaged: what was skipped is not known")
     for outcome, verb in (("skipped", "skipped"), ("partial", "kept in part")):
         notes = [note for note in skipped if note["outcome"] == outcome]
         if notes:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import hashlib
-import json
 import os
 import sys
 import time
@@ -27,7 +26,7 @@ from tcore.evaluation.masks import encode_ids
 from tcore.evaluation.protocols import TCORE, Protocol
 from tcore.evaluation.resize import Size
 from tcore.evaluation.run_clip import write_behind
-from tcore.files import atomic, check_writable, read_json, write_json
+from tcore.files import atomic, check_writable, digest, read_json, write_json
 from tcore.rendezvous import LostPeerError, meet
 from tcore.text import Progress, Say, did_you_mean, silent, to_stderr
 
@@ -137,7 +136,12 @@ def run_benchmark(
             result["seconds"] = round(time.perf_counter() - begun, 3)
             if out is not None:
                 path = out / "clips" / benchmark.name / f"{clip.name}.json"
-                kept = {"key": key, "saved": save, "sha256": digest(result), "result": result}
+                kept = {
+                    "key": key,
+                    "saved": save,
+                    "sha256": digest(result, sort_keys=False),
+                    "result": result,
+                }
                 write_json(path, kept, indent=None)
         mine[clip.name] = (result, truth)
         progress.advance(f"{clip.name}  {result['seconds']} s")
@@ -183,7 +187,7 @@ def clip_key(benchmark: Benchmark, identity: dict[str, Any], truth: str, frames:
         "truth": truth,
         "frames": frames,
     }
-    return hashlib.sha256(json.dumps(knobs, sort_keys=True).encode()).hexdigest()
+    return digest(knobs)
 
 
 def read_result(folder: Path, benchmark: Benchmark, clip: str, key: str, save: bool) -> Any:
@@ -197,15 +201,10 @@ def read_result(folder: Path, benchmark: Benchmark, clip: str, key: str, save: b
             result = found.get("result")
             # Earlier versions wrote no checksum.
             known = found.get("sha256")
-            if known == digest(result) or (known is None and _can_score(benchmark, result)):
+            if known == digest(result, sort_keys=False) or (known is None and _can_score(benchmark, result)):
                 return result
             to_stderr(f"tcore: {folder / name / clip}.json is damaged: this clip is scored again.")
     return None
-
-
-def digest(result: Any) -> str:
-    """The checksum of a kept result."""
-    return hashlib.sha256(json.dumps(result).encode()).hexdigest()
 
 
 def _can_score(benchmark: Benchmark, result: Any) -> bool:

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from tcore.data.render import MEAN, STD
+from tcore.data.render import MEAN, STD, resampling_matrix
 from tcore.errors import InputError, import_package
 from tcore.evaluation.checkpoints import read_file, to_hf, to_timm
 from tcore.evaluation.encoder import Encoder
@@ -238,27 +238,9 @@ def half(weights: Mapping[str, Tensor], source: str) -> dict[str, Tensor]:
     return found
 
 
-def resize_matrix(before: int, after: int | torch.SymInt) -> Float[Tensor, "after before"]:
-    """The weights with which a bicubic resize with antialias makes `after` samples of `before`.
-
-    >>> resize_matrix(3, 3)
-    tensor([[1., 0., 0.],
-            [0., 1., 0.],
-            [0., 0., 1.]])
-    """
-    # The stubs of torch do not know that its functions take the sizes of a graph.
-    count: Any = after
-    # A tensor, not a Python number: in a graph the size is known only when it runs.
-    scale = before / torch.full((1, 1), count, dtype=torch.float32)
-    center = (torch.arange(count, dtype=torch.float32)[:, None] + 0.5) * scale
-    place = torch.arange(before, dtype=torch.float32)[None] + 0.5
-    # Shrinking widens the kernel, which is what antialias means.
-    x = ((place - center) / scale.clamp(min=1.0)).abs()
-    # Keys' cubic kernel with a = -0.5, as torch has it with antialias (without, a is -0.75).
-    near = (1.5 * x - 2.5) * x * x + 1
-    far = ((-0.5 * x + 2.5) * x - 4) * x + 2
-    weights = torch.where(x < 1, near, torch.where(x < 2, far, torch.zeros_like(x)))
-    return weights / weights.sum(dim=1, keepdim=True)
+def whole_matrix(before: int, after: int) -> Float[Tensor, "after before"]:
+    """The weights with which a bicubic resize with antialias makes `after` samples of `before`."""
+    return resampling_matrix(torch.zeros(1), torch.full((1,), float(before)), before, after)[0]
 
 
 class GridEncoder(nn.Module):
@@ -273,8 +255,9 @@ class GridEncoder(nn.Module):
         vit = self.vit
         rows, columns = (side // vit.patch_size for side in images.shape[-2:])
         native, dim, prefix = vit.native_grid, vit.dim, vit.num_prefix
-        grid = resize_matrix(native, rows) @ vit.pos_embed[0, vit.num_class :].reshape(native, native * dim)
-        grid = resize_matrix(native, columns) @ grid.reshape(rows, native, dim)
+        down, across = (whole_matrix(native, side) for side in (rows, columns))
+        grid = down @ vit.pos_embed[0, vit.num_class :].reshape(native, native * dim)
+        grid = across @ grid.reshape(rows, native, dim)
         x = vit.patch_embed(images) + grid.reshape(1, rows * columns, dim)
         frame = (vit.cls_token + vit.pos_embed[:, : vit.num_class]).expand(x.shape[0], -1, -1)
         x = torch.cat([frame, vit.register_tokens.expand(x.shape[0], -1, -1), x], dim=1)

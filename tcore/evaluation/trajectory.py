@@ -1,7 +1,5 @@
 """Scores of the encoders that a run kept: the card of each step, and one table of all."""
 
-import hashlib
-import json
 import math
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -16,7 +14,7 @@ from tcore.evaluation.cycle import cycle_consistency
 from tcore.evaluation.encoder import Encoder
 from tcore.evaluation.encoders import load_encoder
 from tcore.evaluation.evaluate import join
-from tcore.files import number_or_nan, read_json, whole, write_json
+from tcore.files import digest, number_or_nan, read_json, whole, write_json
 from tcore.text import Say, silent
 
 CHECKPOINTS = "checkpoints.json"
@@ -103,7 +101,7 @@ def way_of(card: Card, cycle_clips: str = "") -> str:
         ]
         for name, result in card["benchmarks"].items()
     } | {"cycle": cycle_clips}
-    return hashlib.sha256(json.dumps(ways, sort_keys=True).encode()).hexdigest()[:12]
+    return digest(ways, 12)
 
 
 def main_score(row: Row) -> tuple[str, str, float]:

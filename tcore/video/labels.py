@@ -1,8 +1,5 @@
 """Labels that people have: mask images of any kind, with blended edges repaired, and tables of points."""
 
-import csv
-import io
-import json
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,7 +18,7 @@ from tcore.data.arrays import as_array
 from tcore.data.images import BAD_IMAGE, Frame, image_problem, open_image
 from tcore.errors import InputError
 from tcore.evaluation.masks import VOID, Ids, davis_palette
-from tcore.files import read_text
+from tcore.files import read_csv, read_json
 from tcore.text import Say, silent
 
 # Gray values up to this one are ids; a mask with 255 and values between holds shades of white.
@@ -309,26 +306,11 @@ def read_points(paths: Sequence[Path]) -> Points:
 
 def _rows(path: Path) -> Iterator[tuple[str, Mapping[str, object]]]:
     """Rows of a table, each with its place in the file."""
-    try:
-        text = read_text(path, "utf-8-sig")
-        if path.suffix.lower() == ".json":
-            for number, row in enumerate(json.loads(text), start=1):
-                yield f"labels {path}, entry {number}", row
-            return
-        table = csv.reader(io.StringIO(text, newline=""), strict=True)
-        filled = (cells for cells in table if any(map(str.strip, cells)))
-        header = [cell.strip().lower() for cell in next(filled, [])]
-        for cells in filled:
-            where = f"labels {path}, line {table.line_num}"
-            if len(cells) != len(header):
-                raise InputError(f"{where}: {len(cells)} cells, the header has {len(header)}.")
-            yield where, dict(zip(header, cells, strict=True))
-    except OSError as error:
-        raise InputError(f"cannot read labels {path}: {error.strerror or error}.") from error
-    except (csv.Error, TypeError, ValueError, RecursionError) as error:
-        if isinstance(error, InputError):
-            raise
-        raise InputError(f"cannot read labels {path}: not a table ({error}).") from error
+    if path.suffix.lower() != ".json":
+        yield from read_csv(path, "labels ")
+        return
+    for number, row in enumerate(read_json(path, "labels ", list), start=1):
+        yield f"labels {path}, entry {number}", row
 
 
 def _number(value: object) -> float:

@@ -21,7 +21,7 @@ from tcore.evaluation.masks import VOID
 from tcore.evaluation.propagate import Labels
 from tcore.evaluation.protocols import TCORE, Detail, Protocol, Search
 from tcore.evaluation.resize import Size
-from tcore.files import check_writable, new_folder, sha256, write_json
+from tcore.files import check_writable, digest, new_folder, sha256, write_json
 from tcore.text import Progress, Say, format_size, short_path, silent
 from tcore.video.both_ways import AHEAD, BACK
 from tcore.video.detail import choose_detail, fit_size, suited
@@ -29,7 +29,7 @@ from tcore.video.formats import About, choose_format, write_files
 from tcore.video.labels import Masks, Points, read_labels
 from tcore.video.mark import Mark, Marker
 from tcore.video.propagate import soft_labels
-from tcore.video.resume import CARD, UNFINISHED, digest, digest_video, find_unfinished, keep_unfinished
+from tcore.video.resume import CARD, DIGITS, UNFINISHED, digest_video, find_unfinished, keep_unfinished
 from tcore.video.tracked import LOST, LOST_POINT, TrackedMasks, TrackedPoints, paint_labels, track_labels
 
 LISTED = 5  # losses that are listed
@@ -139,7 +139,7 @@ def propagate_video_file(
         for line in (*losses, *remarks):
             say(line)
         if run.stopped is None:
-            card["command"] = digest(asked)
+            card["command"] = digest(asked, DIGITS)
         else:  # why it stopped is said by the error
             there = f"stopped after {run.done} frames, whose labels are in {short_path(folder)}"
             say(f"{there}.")
@@ -159,12 +159,12 @@ def _asked(
     """What labels depend on, by the names of the flags; the same command has the same."""
     return {
         "versions": versions(),
-        "encoder": digest(encoder.identity()),
+        "encoder": digest(encoder.identity(), DIGITS),
         "device": next(encoder.parameters()).device.type,
         "video": digest_video(source),
-        "labels": digest([(path.name, sha256(path)) for path in paths]),
-        "box and click": digest([dataclasses.asdict(mark) for mark in marks]),
-        "protocol": digest(dataclasses.asdict(protocol)),
+        "labels": digest([(path.name, sha256(path)) for path in paths], DIGITS),
+        "box and click": digest([dataclasses.asdict(mark) for mark in marks], DIGITS),
+        "protocol": digest(dataclasses.asdict(protocol), DIGITS),
     }
 
 

@@ -1,6 +1,5 @@
 """Resuming a run that was stopped or killed: the soft labels of its finished frames stay in its folder."""
 
-import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -11,13 +10,14 @@ from tcore.data.part import PartOfVideo
 from tcore.data.video import FolderVideo, Video
 from tcore.errors import InputError, reason
 from tcore.evaluation.protocols import FINER, Detail
-from tcore.files import LOCKS, TEMPORARY, lock, open_regular, parse_line
+from tcore.files import LOCKS, TEMPORARY, digest, lock, open_regular, parse_line
 from tcore.video.both_ways import SoftLabels
 from tcore.video.formats import FILES
 
 UNFINISHED = "unfinished.bin"  # a line of JSON, then soft labels
 CARD = "propagation.json"
 OWN = {UNFINISHED, CARD, "confidence.csv", "overlay.mp4", *FILES}
+DIGITS = 16  # of checksums
 HEAD = 1 << 20  # bytes of that line at most
 Settings = Mapping[str, Any]
 
@@ -26,17 +26,12 @@ class DoneError(InputError):
     """The folder holds what the command would make."""
 
 
-def digest(settings: Any) -> str:
-    """One word for many values."""
-    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
-
-
 def digest_video(source: Video) -> str:
     """One word for the files of a video: their names, sizes, and when they were changed."""
     whole = source.whole if isinstance(source, PartOfVideo) else source
     files = whole.files if isinstance(whole, FolderVideo) else [whole.path]
     stats = [(file.name, file.stat()) for file in files]
-    return digest([(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats])
+    return digest([(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats], DIGITS)
 
 
 def find_unfinished(folder: Path, settings: Settings) -> Detail | None:
@@ -46,7 +41,7 @@ def find_unfinished(folder: Path, settings: Settings) -> Detail | None:
     head = _head(folder / UNFINISHED) if UNFINISHED in names else None
     if head is None and CARD in names:
         card = parse_line(_first_bytes(folder / CARD), {"command": str})
-        if card and card["command"] == digest(settings):
+        if card and card["command"] == digest(settings, DIGITS):
             raise DoneError(
                 f"out folder {folder} already holds the result of this very command: "
                 "give another --out to repeat it."

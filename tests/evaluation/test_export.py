@@ -24,7 +24,7 @@ from tcore.evaluation.export import (
     check_out,
     compare,
     export,
-    resize_matrix,
+    whole_matrix,
 )
 from tcore.model.vit import VisionTransformer
 from tests.evaluation.networks import encoder, images, need, network
@@ -114,7 +114,7 @@ def test_two_matrix_products_are_the_resize_of_torch(before: int) -> None:
     for after in (1, 2, 8, 14, 33):
         size = (after, after + 1)
         expected = F.interpolate(grid, size, mode="bicubic", antialias=True, align_corners=False)
-        found = resize_matrix(before, after) @ grid @ resize_matrix(before + 2, after + 1).T
+        found = whole_matrix(before, after) @ grid @ whole_matrix(before + 2, after + 1).T
         assert torch.allclose(found, expected, atol=1e-5)
 
 

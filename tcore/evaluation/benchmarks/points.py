@@ -1,7 +1,5 @@
 """A user's own points: folders of frames with a keypoints.csv, scored by PCK relative to each individual."""
 
-import csv
-import io
 import math
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -12,7 +10,7 @@ from jaxtyping import Float
 
 from tcore.data.images import ahead, read_image
 from tcore.data.stores import list_images
-from tcore.errors import InputError, reason
+from tcore.errors import InputError
 from tcore.evaluation import scores
 from tcore.evaluation.benchmarks.benchmark import (
     Clip,
@@ -30,7 +28,7 @@ from tcore.evaluation.propagate import Features, Labels, propagate_features
 from tcore.evaluation.protocols import CELL, Protocol
 from tcore.evaluation.resize import Size, input_size
 from tcore.evaluation.run_clip import encode
-from tcore.files import read_text
+from tcore.files import read_csv
 
 FILE = "keypoints.csv"
 COLUMNS = ("frame", "name", "x", "y", "visible")
@@ -135,29 +133,20 @@ def individuals(names: Iterable[str]) -> list[str]:
 def read_keypoints(clip: Clip) -> tuple[list[str], Tracks]:
     """Names and positions of the points of a clip; a point that is never visible is left out."""
     path, seen = clip.truth[0], dict[tuple[str, int], tuple[float, float]]()
-    try:
-        table = csv.DictReader(io.StringIO(read_text(path, "utf-8-sig"), newline=""), strict=True)
-        if missing := set(COLUMNS) - set(table.fieldnames or ()):
+    for where, row in read_csv(path):
+        if missing := set(COLUMNS) - row.keys():
             raise InputError(f"{path}: no column {min(missing)}; need {','.join(COLUMNS)}.")
-        for row in table:
-            key = (row["name"], int(row["frame"]))
-            x, y, visible = (float(row[column]) if row[column] else math.nan for column in COLUMNS[2:])
-            if not 0 <= key[1] < len(clip.frames):
-                raise InputError(
-                    f"{path}, line {table.line_num}: frame {key[1]} of {len(clip.frames)}, from 0 on."
-                )
-            if visible > 0:
-                if key in seen or not key[0] or not (math.isfinite(x) and math.isfinite(y)):
-                    raise InputError(
-                        f"{path}, line {table.line_num}: {key[0]!r} of frame {key[1]} has no place, or two."
-                    )
-                seen[key] = (x, y)
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {reason(error)}.") from error
-    except (csv.Error, TypeError, ValueError) as error:
-        if isinstance(error, InputError):
-            raise
-        raise InputError(f"cannot read {path}: {error}; need {','.join(COLUMNS)}.") from error
+        try:
+            name, frame = row["name"], int(row["frame"])
+            x, y, visible = (float(row[column] or math.nan) for column in ("x", "y", "visible"))
+        except ValueError as error:
+            raise InputError(f"{where}: {error}; need {','.join(COLUMNS)}.") from error
+        if not 0 <= frame < len(clip.frames):
+            raise InputError(f"{where}: frame {frame} of {len(clip.frames)}, from 0 on.")
+        if visible > 0:
+            if (name, frame) in seen or not name or not (math.isfinite(x) and math.isfinite(y)):
+                raise InputError(f"{where}: {name!r} of frame {frame} has no place, or two.")
+            seen[name, frame] = (x, y)
     names = list(dict.fromkeys(name for name, _ in seen))
     truth = np.full((2, len(names), len(clip.frames)), np.nan)
     for (name, frame), place in seen.items():
