@@ -27,8 +27,8 @@ from tcore.data.prepare import merge, prepare, summarize
 from tcore.data.stores import FolderStore, PackedStore, read_rate
 from tcore.data.video import FileVideo, SampledVideo, probe
 from tcore.errors import InputError
-from tcore.evaluation.benchmarks.benchmark import Clip, fingerprint, read_list
-from tcore.evaluation.benchmarks.jhmdb import read_joints, read_mat
+from tcore.evaluation.benchmarks.benchmark import Clip, fingerprint, read_joints, read_list
+from tcore.evaluation.benchmarks.jhmdb import read_mat
 from tcore.evaluation.benchmarks.points import read_keypoints
 from tcore.evaluation.benchmarks.rendered import Rendered
 from tcore.evaluation.card import read_card, worst_clips

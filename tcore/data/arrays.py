@@ -1,5 +1,6 @@
 """Frames, masks and points of Python callers, converted to arrays."""
 
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,18 +60,29 @@ def as_clip(frames: Any) -> UInt8[Tensor, "time height width 3"]:
         and frames.shape[3] == 3
     ):
         return frames
+    return torch.from_numpy(stack(list(as_frames(frames)), "one clip"))
+
+
+def as_frames(frames: Any) -> Iterator[Frame]:
+    """Frames one after another; a single image is a video of one."""
     shape = getattr(frames, "shape", None)
     if (shape is not None and len(shape) in (2, 3)) or isinstance(frames, (str, Path, Image.Image)):
         frames = [frames]
     try:
-        found = [as_frame(frame) for frame in frames]
+        incoming = iter(frames)
     except TypeError:
-        raise InputError(f"frames is a {type(frames).__name__}: give frames as an array or a list.") from None
-    sizes = {frame.shape for frame in found}
+        what = type(frames).__name__
+        raise InputError(f"frames is a {what}: give a video, an array, or frames to iterate over.") from None
+    return map(as_frame, incoming)
+
+
+def stack(frames: Sequence[Frame], of: str) -> UInt8[np.ndarray, "time height width 3"]:
+    """Frames together; an error calls them frames `of` this."""
+    sizes = {frame.shape for frame in frames}
     if len(sizes) != 1:
         listed = ", ".join(sorted(format_size(*size[:2]) for size in sizes)) or "none"
-        raise InputError(f"frames of one clip must have one size, found {listed}.")
-    return torch.from_numpy(np.stack(found))
+        raise InputError(f"frames of {of} must have one size, found {listed}.")
+    return np.stack(frames)
 
 
 def as_mask(value: Any) -> Bool[np.ndarray, "rows columns"]:

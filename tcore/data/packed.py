@@ -171,11 +171,11 @@ class _OpenShard:
     def __init__(self, path: Path, expected: int) -> None:
         self.path, self.bytes = path, expected
         try:
-            # Without O_NONBLOCK, opening a pipe would wait for somebody to write to it.
-            self._fd = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+            file = open_regular(path)
         except OSError as error:
             raise InputError(f"cannot read shard {path}: {reason(error)}.") from error
-        weakref.finalize(self, os.close, self._fd)
+        self._fd = file.fileno()
+        weakref.finalize(self, file.close)
         self._check_size(os.fstat(self._fd).st_size)
 
     def read(self, offset: int, size: int) -> bytes:

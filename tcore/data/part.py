@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import UInt8
 
+from tcore.data.arrays import stack
 from tcore.data.images import Frame
 from tcore.data.video import Video, open_video
 from tcore.errors import InputError
-from tcore.text import format_size
 
 Clip = UInt8[np.ndarray, "time height width 3"]
 
@@ -96,9 +96,4 @@ def read_video(path: str | Path, start: int | str = 0, end: int | str | None = N
     `start` and `end`, which is included, are frame numbers or times such as "3.5s".
     """
     video = open_part(Path(path), str(start), None if end is None else str(end), every)
-    frames = list(video)
-    sizes = {frame.shape for frame in frames}
-    if len(sizes) > 1:
-        found = ", ".join(sorted(format_size(*shape[:2]) for shape in sizes))
-        raise InputError(f"frames of {path} have several sizes: {found}.")
-    return np.stack(frames)
+    return stack(list(video), str(path))

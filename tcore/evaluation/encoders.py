@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from tcore.config import Reach, Resize, from_dict
+from tcore.config import Reach, Resize, VitSpec, from_dict
 from tcore.data.render import MEAN, STD
 from tcore.device import encoder_device
 from tcore.errors import InputError, first_line, import_package
@@ -166,13 +166,19 @@ def choose_positions(encoder: Encoder, how: Resize | None) -> None:
     encoder.report = "\n".join([*kept, f"positions on other grids: {RESIZES[how]}"])
 
 
+def _draw(spec: VitSpec, image_size: int) -> VisionTransformer:
+    """A network with weights drawn from seed 0; the random state of the caller stays as it is."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return build_vit(spec, image_size)
+
+
 def _load_random(name: str) -> Encoder:
     if name not in SIZES:
         raise InputError(f"no encoder random:{name}: use {', '.join(SIZES)}.{did_you_mean(name, SIZES)}")
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        vit = build_vit(SIZES[name], image_size=224)
-    return Encoder(vit, f"random:{name}", f"untrained {name} at the published initialization, seed 0")
+    return Encoder(
+        _draw(SIZES[name], 224), f"random:{name}", f"untrained {name} at the published initialization, seed 0"
+    )
 
 
 def _load_untrained(name: str) -> Encoder:
@@ -184,9 +190,7 @@ def _load_untrained(name: str) -> Encoder:
         raise InputError(f"encoder untrained:{name}: give the folder of a run.")
     sizes = dict(_sizes_in(read_json(card), card))
     image_size = sizes.pop("image_size")
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        vit = build_vit(from_dict({"vit": sizes}, "").vit, image_size)
+    vit = _draw(from_dict({"vit": sizes}, "").vit, image_size)
     return Encoder(vit, f"untrained:{name}", f"the network of {name} before training, seed 0")
 
 
@@ -309,9 +313,7 @@ def _build(found: Checkpoint, source: Path) -> VisionTransformer:
             raise InputError(f"{needed:,} weights are needed, {held:,} found")
         if spec.dim % spec.num_heads or spec.reach == 0:
             raise InputError(str(found.sizes))
-        # The weights drawn here are replaced, and must not change the random state of the caller.
-        with torch.random.fork_rng(devices=[]):
-            vit = build_vit(spec, image_size)
+        vit = _draw(spec, image_size)
     except (TypeError, ValueError, RuntimeError, ZeroDivisionError) as error:
         raise InputError(f"no encoder can be built for {source}: {first_line(error)}.") from error
     load_strictly(vit, found.state, source)

@@ -159,13 +159,10 @@ def pck(
     """
     if not truth:
         raise InputError("no clips to score; PCK needs at least one")
-    distances = np.concatenate(
-        [_joint_distances(t, p, count_lost) for t, p in zip(truth, prediction, strict=True)], axis=1
-    )
-    lost_in_truth = sum(int(np.isnan(t[:, :, 1:]).any(axis=0).sum()) for t in truth)
-    lost_in_either = sum(
-        int(np.isnan(t + p)[:, :, 1:].any(axis=0).sum()) for t, p in zip(truth, prediction, strict=True)
-    )
+    clips = [(t[:, :, 1:], p[:, :, 1:]) for t, p in zip(truth, prediction, strict=True)]
+    distances = np.concatenate([joint_distances(t, p, count_lost) for t, p in clips], axis=1)
+    lost_in_truth = sum(int(np.isnan(t).any(axis=0).sum()) for t, _ in clips)
+    lost_in_either = sum(int(np.isnan(t + p).any(axis=0).sum()) for t, p in clips)
     scored = ~np.isnan(distances)
     if not scored.any():
         raise InputError(
@@ -208,13 +205,10 @@ def pck_of_points(
     return right.sum(axis=2) / np.maximum(counts, 1), counts
 
 
-def _joint_distances(
-    truth: JointsOfClip,
-    prediction: JointsOfClip,
-    count_lost: bool,
-) -> Float[np.ndarray, "joints scored"]:
-    """Return each joint's distance in units of its frame's box, NaN where it is lost; frame 0 is left out."""
-    truth, prediction = truth[:, :, 1:], prediction[:, :, 1:]
+def joint_distances(
+    truth: JointsOfClip, prediction: JointsOfClip, count_lost: bool
+) -> Float[np.ndarray, "joints frames"]:
+    """Return each joint's distance in units of its frame's box, NaN where it is lost."""
     found = ~(np.isnan(truth) | np.isnan(prediction)).any(axis=0)
     # As in the published scores, a joint that only the prediction lost does not stretch the box either.
     boxed = ~np.isnan(truth).any(axis=0) if count_lost else found

@@ -14,6 +14,7 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
+from torch import Tensor
 
 from tcore.errors import InputError
 from tcore.files import atomic
@@ -91,6 +92,11 @@ def to_svg(draw: Callable[[Axes], None], size: tuple[float, float], salt: str) -
     for index, color in enumerate(COLORS):
         svg = svg.replace(color, f"var(--c{index})")
     return svg.replace(INK, "var(--ink)").replace(FAINT, "var(--faint)").replace(GRID, "var(--rule)")
+
+
+def to_picture(image: Float[Tensor, "3 height width"]) -> Picture:
+    """An image of numbers between 0 and 1."""
+    return (255 * image.clamp(0, 1)).round().byte().permute(1, 2, 0).numpy()
 
 
 def show_picture(axes: Axes, picture: Picture, title: str = "") -> None:

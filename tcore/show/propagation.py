@@ -24,7 +24,7 @@ from tcore.evaluation.card import Card, worst
 from tcore.evaluation.encoder import Encoder
 from tcore.evaluation.masks import Ids, read_ids
 from tcore.evaluation.protocols import RENDERED, TCORE, Protocol
-from tcore.evaluation.scores import BOX_SHARE
+from tcore.evaluation.scores import joint_distances
 from tcore.show.plotting import COLORS, FAINT, check_out, drawing, show_picture
 from tcore.text import Say, did_you_mean, silent
 from tcore.video.propagate import propagate
@@ -103,7 +103,10 @@ def score_frames(clip: PropagatedClip) -> Float[np.ndarray, " time"]:
     if clip.truth is None:
         return np.full(clip.length, np.nan)
     if clip.kind == "joints":
-        return _score_joints(np.asarray(clip.truth), np.asarray(clip.found))
+        far = joint_distances(np.asarray(clip.truth), np.asarray(clip.found), count_lost=True)
+        known = ~np.isnan(far)
+        share = (far <= 0.2).sum(axis=0) / np.maximum(known.sum(axis=0), 1)
+        return np.where(known.sum(axis=0) >= 2, share, np.nan)
     scores = np.full(clip.length, np.nan)
     ids = sorted(set(np.unique(clip.truth[0]).tolist()) - {0})
     for index, (truth, found) in enumerate(zip(clip.truth, clip.found, strict=False)):
@@ -112,17 +115,6 @@ def score_frames(clip: PropagatedClip) -> Float[np.ndarray, " time"]:
         # An object that is absent in both is right; such a part does not count.
         values = [both / any_ if any_ else 1.0 for both, any_ in sizes if any_ or clip.kind == "objects"]
         scores[index] = np.mean(values) if values else np.nan
-    return scores
-
-
-def _score_joints(truth: Joints, found: Joints) -> Float[np.ndarray, " time"]:
-    known = ~np.isnan(truth).any(axis=0)
-    scores = np.full(truth.shape[2], np.nan)
-    for index in np.flatnonzero(known.sum(axis=0) >= 2).tolist():
-        points = truth[:, known[:, index], index]
-        extent = BOX_SHARE * float(np.linalg.norm(np.ptp(points, axis=1)))
-        far = np.linalg.norm(points - found[:, known[:, index], index], axis=0)
-        scores[index] = float(np.mean(far <= 0.2 * max(extent, 1.0)))  # false where a joint is lost
     return scores
 
 

@@ -13,7 +13,7 @@ from tcore.data.render import MEAN, STD
 from tcore.errors import InputError
 from tcore.methods.reconstruction import PixelBatch, PixelMethod
 from tcore.model.pixels import put, unpatchify
-from tcore.show.plotting import Picture, drawing, show_picture
+from tcore.show.plotting import Picture, drawing, show_picture, to_picture
 from tcore.show.samples import open_frames
 from tcore.training.checkpoint import CHECKPOINT, CONFIG, read_state
 
@@ -63,14 +63,9 @@ def columns(method: PixelMethod, batch: PixelBatch) -> dict[str, list[Picture]]:
     made: dict[str, list[Picture]] = {}
     if batch.memory is not None:
         mean, std = (torch.tensor(x)[:, None, None] for x in (MEAN, STD))
-        made["seen whole"] = [picture(frame * std + mean) for frame in batch.memory[:, :, 0]]
+        made["seen whole"] = [to_picture(frame * std + mean) for frame in batch.memory[:, :, 0]]
     for slot in slots:
         when = f" {slot + 1}" if len(slots) > 1 else ""
         for title, tokens in {"frame": found.true, "seen": masked, **found.made}.items():
-            made[title + when] = [picture(frame) for frame in in_time(tokens)[:, :, slot]]
+            made[title + when] = [to_picture(frame) for frame in in_time(tokens)[:, :, slot]]
     return made
-
-
-def picture(image: Float[Tensor, "3 h w"]) -> Picture:
-    """An image of numbers between 0 and 1 for a figure."""
-    return (255 * image.clamp(0, 1)).round().byte().permute(1, 2, 0).numpy()

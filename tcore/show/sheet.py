@@ -5,10 +5,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
-from torch import Tensor
 
 from tcore import methods
 from tcore.config import Config
@@ -16,7 +14,7 @@ from tcore.data.render import render_pixels
 from tcore.data.source import SAMPLE, RawBatch, Source
 from tcore.data.stores import FrameStore
 from tcore.errors import InputError
-from tcore.show.plotting import Picture, drawing, mask_patches, show_picture
+from tcore.show.plotting import Picture, drawing, mask_patches, show_picture, to_picture
 
 ROWS = 6
 GLOBAL_COLORS, LOCAL_COLOR = ("#1e6eeb", "#eb6e14"), "#28be78"
@@ -129,6 +127,4 @@ def _outline(axes: Axes, box: Sequence[float], color: str, width: float) -> None
 
 def _crops(raw: RawBatch, view: str, sides: dict[str, int]) -> list[Picture]:
     """Crops as pixels."""
-    crops: Tensor = render_pixels(raw.frames, raw.plans[view], sides[view])
-    pixels = (crops.clamp(0, 1) * 255).round().to(torch.uint8)
-    return list(pixels.permute(0, 2, 3, 1).contiguous().numpy())
+    return [to_picture(crop) for crop in render_pixels(raw.frames, raw.plans[view], sides[view])]

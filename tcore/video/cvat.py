@@ -21,6 +21,7 @@ from tcore.evaluation.protocols import TCORE, Detail
 from tcore.evaluation.resize import Size
 from tcore.evaluation.run_clip import encode
 from tcore.video.detail import fit_size, suited
+from tcore.video.formats import from_zeros
 from tcore.video.labels import Masks, Points
 from tcore.video.mark import Marker
 from tcore.video.outlines import bounds, outline
@@ -163,9 +164,7 @@ def write_shape(kind: str, mask: Mask) -> list[float] | None:
     if kind == "polygon":
         corners: list[float] = outline(mask).round(2).ravel().tolist()
         return corners
-    flat = mask[top:bottom, left:right].ravel()
-    edges = np.flatnonzero(np.diff(flat, prepend=False))
-    return [*np.diff([0, *edges, flat.size]).tolist(), left, top, right - 1, bottom - 1]
+    return [*from_zeros(mask[top:bottom, left:right]), left, top, right - 1, bottom - 1]
 
 
 def read_points(found: Float[np.ndarray, "points 3"]) -> list[float] | None:

@@ -203,6 +203,12 @@ def run_lengths(labels: np.ndarray) -> tuple[Int[np.ndarray, " runs"], np.ndarra
     return np.diff(starts, append=flat.size), flat[starts]
 
 
+def from_zeros(mask: Mask) -> list[int]:
+    """Lengths of the runs of a mask by turns, beginning with pixels that are not set: maybe none."""
+    lengths, values = run_lengths(mask)
+    return int(values[0]) * [0] + lengths.tolist()
+
+
 def compress_runs(counts: Sequence[int]) -> str:
     """Run lengths as COCO's text: differences to the length before last, five bits to a character.
 
@@ -249,9 +255,7 @@ def _box(mask: Mask) -> tuple[int, int, int, int]:
 
 
 def _segment(mask: Mask) -> dict[str, Any]:
-    lengths, values = run_lengths(mask.T)  # COCO counts down the columns, and starts with zeros
-    counts = compress_runs(int(values[0]) * [0] + lengths.tolist())
-    segment = {"size": list(mask.shape), "counts": counts}
+    segment = {"size": list(mask.shape), "counts": compress_runs(from_zeros(mask.T))}  # down the columns
     return {"segmentation": segment, "area": int(mask.sum()), "bbox": list(_box(mask)), "iscrowd": 0}
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tcore.data.arrays import as_frame
+from tcore.data.arrays import as_frame, as_frames
 from tcore.data.images import Frame
 from tcore.data.part import open_part
 from tcore.errors import InputError
@@ -112,21 +112,6 @@ def propagate(
         one = track.read(index, label, frame)
         values = one.values if isinstance(given, Masks) else one.values[:, :2]
         yield LabeledFrame(number(index), values, one.confidence, one.each)
-
-
-def as_frames(frames: Any) -> Iterator[Frame]:
-    """Frames one after another; a single image is a video of one."""
-    shape = getattr(frames, "shape", None)
-    if (shape is not None and len(shape) in (2, 3)) or hasattr(frames, "convert"):
-        frames = [frames]
-    try:
-        incoming = iter(frames)
-    except TypeError:
-        what = type(frames).__name__
-        raise InputError(
-            f"frames is a {what}: give a video file, a folder, or frames to iterate over."
-        ) from None
-    return map(as_frame, incoming)
 
 
 def from_memory(frames: Any) -> tuple[Callable[[int], Iterator[Frame]], Callable[[int], int]]:

@@ -1,6 +1,9 @@
 """What a benchmark is: its clips, the result of one, the scores of several, and the files that it needs."""
 
 import hashlib
+import io
+import math
+import zipfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -324,6 +327,22 @@ class JointBenchmark(Benchmark):
     def predict(self, encoder: Encoder, clip: Clip) -> tuple[np.ndarray, np.ndarray, Size]:
         """Predicted and true points of a clip, and the input size."""
 
+    @abstractmethod
+    def compare(self, clip: Any, found: np.ndarray) -> Result:
+        """The result of one clip, given its predicted points."""
+
+    def run(self, encoder: Encoder, clip: Any, save: Save | None = None) -> Result:
+        """Propagate the points of a clip and compare."""
+        found, _, size = self.predict(encoder, clip)
+        if save:
+            save(clip.name, "joints.npz", found)
+        return self.compare(clip, found) | {"frames": len(clip.frames)} | self.sizes(encoder, size)
+
+    def score_saved(self, clip: Any, predictions: Path) -> Result:
+        """Read the joints.npz that an evaluation saves."""
+        saved = predictions / clip.name / "joints.npz"
+        return self.compare(clip, read_joints(saved, self.read_truth(clip).shape))
+
     def label(self, encoder: Encoder, clip: Any) -> LabeledClip:
         """Predicted and true points."""
         found, truth, _ = self.predict(encoder, clip)
@@ -336,6 +355,24 @@ class JointBenchmark(Benchmark):
             cls.read_truth(clip)
         except InputError as error:
             yield str(error)
+
+
+def read_joints(path: Path, shape: tuple[int, ...]) -> np.ndarray:
+    """Predicted points of a clip (x/y, point, frame)."""
+    try:
+        data = io.BytesIO(read_bytes(path))
+        with zipfile.ZipFile(data) as archive:
+            if archive.getinfo("joints.npy").file_size > 16 * math.prod(shape) + 4096:
+                raise ValueError("more numbers than there are joints")
+        with np.load(data) as arrays:
+            joints = np.asarray(arrays["joints"], dtype=np.float64)
+    except FileNotFoundError as error:
+        raise InputError(f"no predictions: {path} does not exist.") from error
+    except Exception as error:  # a file of another kind can raise anything
+        raise InputError(f"cannot read {path}: need an npz file with the array 'joints'.") from error
+    if joints.shape != shape:
+        raise InputError(f"{path}: joints is {joints.shape}, need {shape} (x/y, joint, frame).")
+    return joints
 
 
 def spread(clips: list[Any], most: int | None) -> list[Any]:

@@ -1,9 +1,6 @@
 """JHMDB (Jhuang et al., ICCV 2013): 15 joints of a person, scored by PCK on the test clips of split 1."""
 
-import io
-import math
 import struct
-import zipfile
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -23,7 +20,6 @@ from tcore.evaluation.benchmarks.benchmark import (
     JointBenchmark,
     Layout,
     Result,
-    Save,
     Source,
     frame_size,
     need_folder,
@@ -100,13 +96,6 @@ class Jhmdb(JointBenchmark):
         labels = run_clip(encoder, ahead(read_image, clip.frames), first, size, self.protocol)
         return joints_from_grid((maps for _, maps in labels), image, grid), truth, size
 
-    def run(self, encoder: Encoder, clip: Any, save: Save | None = None) -> Result:
-        """Propagate the joints of the first frame."""
-        joints, truth, size = self.predict(encoder, clip)
-        if save:
-            save(clip.name, "joints.npz", joints)
-        return describe_joints(truth, joints) | {"frames": len(clip.frames)} | self.sizes(encoder, size)
-
     def total(self, results: Iterable[Result]) -> Result:
         """PCK at each threshold, and how many joints could not be scored."""
         clips = [[np.array(one[name], dtype=np.float64) for name in ("truth", "joints")] for one in results]
@@ -118,10 +107,9 @@ class Jhmdb(JointBenchmark):
             "lost_in_prediction": found.lost_in_prediction,
         }
 
-    def score_saved(self, clip: Any, predictions: Path) -> Result:
-        """Read the joints.npz that an evaluation saves."""
-        truth = self.read_truth(clip)
-        return describe_joints(truth, read_joints(predictions / clip.name / "joints.npz", truth.shape))
+    def compare(self, clip: Any, found: Joints) -> Result:
+        """All joints, because they are pooled over clips."""
+        return describe_joints(self.read_truth(clip), found)
 
     @classmethod
     def report(cls, findings: Findings, root: Path, clips: Sequence[Any]) -> None:
@@ -151,24 +139,6 @@ def _find_clip(name: str, images: Path, joints: Path) -> Clip:
         if not path.exists():
             raise InputError(f"clip {name} is not complete: {path} does not exist.")
     return Clip(name, list_images(images / name), (annotation,))
-
-
-def read_joints(path: Path, shape: tuple[int, ...]) -> Joints:
-    """Predicted joints of a clip."""
-    try:
-        data = io.BytesIO(read_bytes(path))
-        with zipfile.ZipFile(data) as archive:
-            if archive.getinfo("joints.npy").file_size > 16 * math.prod(shape) + 4096:
-                raise ValueError("more numbers than there are joints")
-        with np.load(data) as arrays:
-            joints = np.asarray(arrays["joints"], dtype=np.float64)
-    except FileNotFoundError as error:
-        raise InputError(f"no predictions: {path} does not exist.") from error
-    except Exception as error:  # a file of another kind can raise anything
-        raise InputError(f"cannot read {path}: need an npz file with the array 'joints'.") from error
-    if joints.shape != shape:
-        raise InputError(f"{path}: joints is {joints.shape}, need {shape} (x/y, joint, frame).")
-    return joints
 
 
 def describe_joints(truth: Joints, joints: Joints) -> Result:

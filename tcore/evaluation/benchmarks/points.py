@@ -17,11 +17,9 @@ from tcore.evaluation.benchmarks.benchmark import (
     JointBenchmark,
     Layout,
     Result,
-    Save,
     Source,
     frame_size,
 )
-from tcore.evaluation.benchmarks.jhmdb import read_joints
 from tcore.evaluation.encoder import Encoder
 from tcore.evaluation.pose import locate_points, points_protocol, rescale, stamp_points
 from tcore.evaluation.propagate import Features, Labels, propagate_features
@@ -96,13 +94,6 @@ class Points(JointBenchmark):
                 found[:, starts == start, index] = rescale(cells + 0.5, grid, image) - 0.5
         return found, truth, size
 
-    def run(self, encoder: Encoder, clip: Any, save: Save | None = None) -> Result:
-        """Propagate the points of a clip."""
-        found, _, size = self.predict(encoder, clip)
-        if save:
-            save(clip.name, "joints.npz", found)
-        return _score(clip, found) | {"frames": len(clip.frames), "input": list(size)}
-
     def total(self, results: Iterable[Result]) -> Result:
         """PCK at each threshold: the mean over the points of a clip, then over clips."""
         clips = list(results)
@@ -113,10 +104,18 @@ class Points(JointBenchmark):
             for name in self.score_names
         } | {"scored": sum(point["scored"] for clip in clips for point in clip["points"].values())}
 
-    def score_saved(self, clip: Any, predictions: Path) -> Result:
-        """Read the joints.npz that an evaluation saves."""
-        shape = self.read_truth(clip).shape
-        return _score(clip, read_joints(predictions / clip.name / "joints.npz", shape))
+    def compare(self, clip: Any, found: Tracks) -> Result:
+        """PCK of every point that is visible after its first frame."""
+        names, truth = read_keypoints(clip)
+        shares, counts = scores.pck_of_points(truth, found, individuals(names))
+        return {
+            "points": {
+                name: {"scored": int(count)}
+                | {f"PCK@{t:g}": float(s) for t, s in zip(scores.THRESHOLDS, share, strict=True)}
+                for name, share, count in zip(names, shares.T, counts, strict=True)
+                if count
+            }
+        }
 
 
 def individuals(names: Iterable[str]) -> list[str]:
@@ -167,17 +166,3 @@ def _taken(waiting: list[Features]) -> Iterator[Features]:
     """Features that are put into a list one at a time."""
     while waiting:
         yield waiting.pop()
-
-
-def _score(clip: Clip, found: Tracks) -> Result:
-    """PCK of every point that is visible after its first frame."""
-    names, truth = read_keypoints(clip)
-    shares, counts = scores.pck_of_points(truth, found, individuals(names))
-    return {
-        "points": {
-            name: {"scored": int(count)}
-            | {f"PCK@{t:g}": float(s) for t, s in zip(scores.THRESHOLDS, share, strict=True)}
-            for name, share, count in zip(names, shares.T, counts, strict=True)
-            if count
-        }
-    }
