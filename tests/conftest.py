@@ -64,6 +64,14 @@ def refused(capsys: pytest.CaptureFixture[str]) -> Refused:
     return Refused(capsys)
 
 
+@pytest.fixture(name="rendered", scope="module")
+def rendered_store() -> Any:
+    """Videos that are rendered once."""
+    from tcore.data.stores import FrameStore
+
+    return FrameStore.rendered(videos=6, frames=8, size=32)
+
+
 @pytest.fixture(scope="session")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny run from its beginning to its end, for all tests that look at one; they change copies only."""

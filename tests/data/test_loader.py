@@ -34,12 +34,6 @@ def same(first: RawBatch, second: RawBatch) -> bool:
     )
 
 
-@pytest.fixture(scope="module")
-def rendered() -> FrameStore:
-    """Videos that are rendered once."""
-    return FrameStore.rendered(videos=6, frames=8, size=32)
-
-
 def test_a_batch_is_a_function_of_seed_and_step(rendered: FrameStore) -> None:
     source = build_source(rendered, TINY)
     first = source.read(3, 0)

@@ -20,10 +20,6 @@ def heldout(video: int) -> RenderedVideo:
     return render_video(0, video, split="heldout")
 
 
-def overlap(a: Bool[np.ndarray, "..."], b: Bool[np.ndarray, "..."]) -> float:
-    return float((a & b).sum() / max(1, (a | b).sum()))
-
-
 def by_name(video: RenderedVideo, joint: str) -> Float[np.ndarray, "time 3"]:
     return video.joints[:, JOINT_NAMES.index(joint)]
 

@@ -31,6 +31,17 @@ def write_folder(folder: Path, frames: np.ndarray, first: int = 0) -> Path:
     return folder
 
 
+def mask(path: Path, ids: np.ndarray) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(ids).save(path)
+    return path
+
+
+def overlap(a: np.ndarray, b: np.ndarray) -> float:
+    """Intersection over union."""
+    return float((a & b).sum() / max(1, (a | b).sum()))
+
+
 def write_file(path: Path, frames: np.ndarray, rate: int = 10) -> Path:
     """A nearly lossless video of frames that do not depend on each other."""
     import av

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tcore.data.findings import Findings
 from tcore.evaluation.check import check_benchmark, recognize
+from tests.data.test_check import told
 from tests.evaluation.layouts import heldout_videos, write_davis, write_jhmdb, write_mat, write_vip
 
 VIDEOS = heldout_videos(2, num_frames=4, size=32)
@@ -17,10 +17,6 @@ VIDEOS = heldout_videos(2, num_frames=4, size=32)
 @pytest.fixture
 def davis(tmp_path: Path) -> Path:
     return write_davis(tmp_path / "d", VIDEOS)
-
-
-def told(findings: Findings, level: str) -> str:
-    return "\n".join(problem.text for problem in findings.problems if problem.level == level)
 
 
 def test_a_whole_davis_says_how_it_differs_from_the_official_one(davis: Path, tmp_path: Path) -> None:

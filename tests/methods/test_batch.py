@@ -22,12 +22,6 @@ CPU = torch.device("cpu")
 SIZES = [(20, 30), (32, 24), (26, 26), (40, 18), (24, 33)]  # height, width
 
 
-@pytest.fixture(scope="module")
-def rendered() -> FrameStore:
-    """Videos that are rendered once."""
-    return FrameStore.rendered(videos=6, frames=8, size=32)
-
-
 def plain(raw: RawBatch) -> RawBatch:
     """The same views in their own colors."""
 

@@ -15,7 +15,7 @@ from tcore.evaluation.masks import read_ids
 from tcore.video.formats import FORMATS, About, choose_format, write_files
 from tcore.video.labels import Masks, Points
 from tcore.video.outlines import MOST, outline, trace
-from tests.evaluation.clips import write_folder
+from tests.evaluation.clips import overlap, write_folder
 
 SIZE = (60, 90)
 
@@ -65,10 +65,6 @@ def inside(polygon: np.ndarray) -> np.ndarray:
         share = (row - y[place]) / (y_next[place] - y[place])
         found ^= crossed & (column < x[place] + share * (x_next[place] - x[place]))
     return found
-
-
-def overlap(a: np.ndarray, b: np.ndarray) -> float:
-    return float((a & b).sum() / (a | b).sum())
 
 
 def test_outlines_are_exact_and_simplified_ones_nearly_so(frames: np.ndarray) -> None:

@@ -24,9 +24,11 @@ from tcore.evaluation.protocols import RENDERED
 from tcore.video.propagate import propagate
 from tcore.video.propagate_video import propagate_video_file
 from tcore.video.tracked import sharpness
-from tests.evaluation.clips import need_av, write_file, write_folder
+from tests.conftest import Refused
+from tests.evaluation.clips import mask, need_av, write_file, write_folder
 
 Capture = pytest.CaptureFixture[str]
+FRAMES = np.zeros((2, 64, 64, 3), np.uint8)
 
 
 @pytest.fixture(autouse=True)
@@ -35,22 +37,9 @@ def tiny(monkeypatch: pytest.MonkeyPatch, encoder: Encoder) -> None:
     monkeypatch.setattr(encoders.WithEncoder, "load", lambda self: encoder)
 
 
-def mask(path: Path, ids: np.ndarray) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(ids).save(path)
-    return path
-
-
 def rows(out: Path) -> list[dict[str, str]]:
     with (out / "confidence.csv").open(newline="", encoding="utf-8") as file:
         return list(csv.DictReader(file))
-
-
-def fails(words: list[str], capsys: Capture, code: int = 2) -> str:
-    with pytest.raises(SystemExit) as stop:
-        main(words)
-    assert stop.value.code == code
-    return capsys.readouterr().err
 
 
 def test_a_part_of_a_video_keeps_its_numbers_and_equals_the_same_frames_alone(
@@ -75,17 +64,8 @@ def test_labels_of_a_part_go_both_ways_and_coco_names_its_images(
     encoder: Encoder, video: RenderedVideo, clip: Path, tmp_path: Path
 ) -> None:
     late = mask(tmp_path / "00005.png", video.objects[5])
-    propagate_video_file(
-        encoder,
-        clip,
-        late,
-        tmp_path / "out",
-        start="3",
-        end="6",
-        form="coco",
-        protocol=RENDERED,
-        overlay=False,
-    )
+    knobs: dict[str, Any] = {"form": "coco", "protocol": RENDERED, "overlay": False}
+    propagate_video_file(encoder, clip, late, tmp_path / "out", start="3", end="6", **knobs)
     coco = json.loads((tmp_path / "out" / "coco.json").read_text())
     assert [image["file_name"] for image in coco["images"]] == [f"{n:05d}.png" for n in (3, 4, 5, 6)]
     assert {one["image_id"] for one in coco["annotations"]} <= {4, 5, 6, 7}
@@ -129,17 +109,14 @@ def test_parts_of_files_and_folders_are_read_forward_and_backward(
     ],
 )
 def test_bad_flags_are_one_line_and_nothing_is_written(
-    flags: str, said: str, video: RenderedVideo, clip: Path, tmp_path: Path, capsys: Capture
+    flags: str, said: str, video: RenderedVideo, clip: Path, tmp_path: Path, refused: Refused
 ) -> None:
     for name in ("first", "00001", "00005"):
         mask(tmp_path / f"{name}.png", video.objects[0])
     words = [str(tmp_path / word) if word.endswith(".png") else word for word in flags.split()]
-    words += (
-        []
-        if any(flag in words for flag in ("--labels", "--click"))
-        else ["--labels", str(tmp_path / "first.png")]
-    )
-    error = fails(["propagate", "tiny", str(clip), *words, "--out", str(tmp_path / "out")], capsys)
+    if not {"--labels", "--click"} & set(words):
+        words += ["--labels", str(tmp_path / "first.png")]
+    error = refused("propagate", "tiny", clip, *words, "--out", tmp_path / "out")
     assert said in error
     assert "Traceback" not in error
     assert not (tmp_path / "out").exists()
@@ -166,23 +143,15 @@ def test_boxes_and_clicks_make_the_first_masks(
 
 
 def test_several_videos_take_their_labels_by_name_and_a_bad_one_stops_no_other(
-    video: RenderedVideo, tmp_path: Path, capsys: Capture
+    video: RenderedVideo, tmp_path: Path, refused: Refused
 ) -> None:
     for name in ("a", "b", "c"):
         write_folder(tmp_path / "in" / name, video.frames[:2])
     mask(tmp_path / "labels" / "a.png", video.objects[0])
     mask(tmp_path / "labels" / "c" / "00001.png", video.objects[1])
-    videos = [str(tmp_path / "in" / name) for name in ("a", "b", "c")]
-    words = [
-        "propagate",
-        "tiny",
-        *videos,
-        "--labels",
-        str(tmp_path / "labels"),
-        "--out",
-        str(tmp_path / "out"),
-    ]
-    error = fails([*words, "--no-overlay"], capsys)
+    videos = [tmp_path / "in" / name for name in ("a", "b", "c")]
+    words = ("--labels", tmp_path / "labels", "--out", tmp_path / "out", "--no-overlay")
+    error = refused("propagate", "tiny", *videos, *words)
     assert "no labels for b" in error
     assert "1 of 3 videos failed: b" in error
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["a", "c"]
@@ -210,15 +179,13 @@ def test_only_the_second_ctrl_c_ends_the_program(capsys: Capture) -> None:
 
 
 def test_a_frame_is_written_as_a_picture(
-    video: RenderedVideo, clip: Path, tmp_path: Path, capsys: Capture
+    video: RenderedVideo, clip: Path, tmp_path: Path, capsys: Capture, refused: Refused
 ) -> None:
     out = tmp_path / "frame.png"
     main(["frame", str(clip), str(out), "--at", "3"])
     np.testing.assert_array_equal(np.asarray(Image.open(out)), video.frames[3])
-    main(
-        ["frame", str(clip), str(tmp_path / "time.png"), "--at", "0.2s"]
-    )  # folders have 24 frames per second
-    assert "frame 4, 64x64" in capsys.readouterr().out
+    main(["frame", str(clip), str(tmp_path / "time.png"), "--at", "0.2s"])
+    assert "frame 4, 64x64" in capsys.readouterr().out  # folders have 24 frames per second
     for words, said in (
         ([str(out)], "already exists"),
         ([str(tmp_path / "frame.tiff")], ".png or .jpg"),
@@ -226,7 +193,7 @@ def test_a_frame_is_written_as_a_picture(
         ([str(tmp_path / "b.png"), "--at", "99s"], "error: --at 99s: "),
         ([str(tmp_path / "b.png"), "--at", "1e3"], "'1e3'"),
     ):
-        assert said in fails(["frame", str(clip), *words], capsys)
+        assert said in refused("frame", clip, *words)
     assert not (tmp_path / "b.png").exists()
 
 
@@ -329,13 +296,19 @@ def test_python_takes_what_people_have(
     ("frames", "labels", "said"),
     [
         (np.zeros((2, 64, 64, 3), np.float32), np.ones((64, 64), int), "float32"),
-        (np.zeros((2, 64, 64, 3), np.uint8), np.ones((64, 64, 3), int), "64x64x3"),
-        (np.zeros((2, 64, 64, 3), np.uint8), [["a", "b"]], "need ids"),
-        (np.zeros((2, 64, 64, 3), np.uint8), {"one": np.ones((64, 64), int)}, "numbered from 0"),
-        (np.zeros((2, 64, 64, 3), np.uint8), {5: np.ones((64, 64), int)}, "frame 5"),
+        (FRAMES, np.ones((64, 64, 3), int), "64x64x3"),
+        (FRAMES, [["a", "b"]], "need ids"),
+        (FRAMES, {"one": np.ones((64, 64), int)}, "numbered from 0"),
+        (FRAMES, {5: np.ones((64, 64), int)}, "frame 5, but there are 2"),
         (7, np.ones((64, 64), int), "frames is a int"),
         ("nowhere.mp4", np.ones((64, 64), int), "nowhere.mp4"),
         ([], np.ones((64, 64), int), "no frames"),
+        (FRAMES, np.full((64, 64), 300), "span 0 to 300"),
+        (FRAMES, {-1: np.ones((64, 64), int)}, "numbered from 0"),
+        (FRAMES, {}, "one or more"),
+        (FRAMES, {0: np.ones((64, 64), int), 1: [[3.0, 4.0]]}, "kind"),
+        (iter(FRAMES), {1: np.ones((64, 64), int)}, "length and an index"),
+        (FRAMES, np.ones((32, 32), np.uint8), "frame 0 is 32x32, the frames are 64x64"),
     ],
 )
 def test_python_errors_are_one_line(frames: Any, labels: Any, said: str, encoder: Encoder) -> None:
@@ -367,7 +340,6 @@ def test_help_of_the_package_is_short() -> None:
     import pydoc
 
     text = pydoc.plain(pydoc.render_doc(tcore))
-    assert (
-        len(text.splitlines()) < 300
-    )  # Python 3.13 says more about exceptions than 3.11, and breaks long lines
+    # Python 3.13 says more about exceptions than 3.11, and breaks long lines.
+    assert len(text.splitlines()) < 300
     assert "propagate(encoder" in "".join(text.split())

@@ -10,12 +10,7 @@ from tcore.errors import InputError
 from tcore.evaluation.encoder import Encoder
 from tcore.video.box_network import likely_in_box
 from tcore.video.mark import STEPS_TO, Marker, link, walk
-from tests.evaluation.clips import tiny_encoder
-
-
-@pytest.fixture(scope="module")
-def encoder() -> Encoder:
-    return tiny_encoder()
+from tests.evaluation.clips import overlap
 
 
 @pytest.fixture(scope="module")
@@ -37,10 +32,6 @@ def frame(disk: np.ndarray) -> np.ndarray:
 @pytest.fixture(scope="module")
 def marker(frame: np.ndarray, encoder: Encoder) -> Marker:
     return Marker(frame, encoder)
-
-
-def overlap(found: np.ndarray, truth: np.ndarray) -> float:
-    return float((found & truth).sum() / (found | truth).sum())
 
 
 def test_a_box_becomes_the_object_in_it(marker: Marker, disk: np.ndarray) -> None:

@@ -30,18 +30,13 @@ from tcore.video.labels import Masks
 from tcore.video.propagate import propagate
 from tcore.video.propagate_video import propagate_video_file
 from tcore.video.tracked import TrackedMasks, share_of_forward
-from tests.evaluation.clips import cut, need_av, write_file, write_folder
+from tests.evaluation.clips import cut, mask, need_av, write_file, write_folder
 
 
 @pytest.fixture
 def first(video: RenderedVideo, tmp_path: Path) -> Path:
     """The mask of the first frame."""
     return mask(tmp_path / "first.png", video.objects[0])
-
-
-def mask(path: Path, ids: np.ndarray) -> Path:
-    Image.fromarray(ids).save(path)
-    return path
 
 
 def table(path: Path) -> list[dict[str, str]]:
@@ -432,18 +427,6 @@ def test_python_users_get_the_masks_of_the_command_and_points(
     assert np.array_equal(found[0], points, equal_nan=True)
     assert np.isnan(found[7][2]).all()
     assert np.isfinite(found[7][:2]).all()
-    for frames, labels, message in (
-        ([], video.objects[0], "no frames"),
-        (video.frames, np.full((64, 64), 300), "span 0 to 300"),
-        (video.frames, {8: video.objects[0]}, "frame 8, but there are 8"),
-        (video.frames, {-1: video.objects[0]}, "numbered from 0"),
-        (video.frames, {}, "one or more"),
-        (video.frames, {0: video.objects[0], 2: points}, "kind"),
-        (iter(video.frames), {2: video.objects[0]}, "length and an index"),
-        (video.frames, np.ones((32, 32), dtype=np.uint8), "frame 0 is 32x32, the frames are 64x64"),
-    ):
-        with pytest.raises(InputError, match=message):
-            next(propagate(encoder, frames, labels))
 
 
 def test_an_out_folder_with_anything_else_in_it_is_refused(

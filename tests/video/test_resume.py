@@ -4,9 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from PIL import Image
 
 from tcore.cli import encoders
 from tcore.cli.main import main
@@ -19,16 +17,10 @@ from tcore.files import LOCKS
 from tcore.text import Progress
 from tcore.video.propagate_video import propagate_video_file
 from tcore.video.resume import UNFINISHED, DoneError
-from tests.evaluation.clips import need_av, write_file, write_folder
+from tests.evaluation.clips import mask, need_av, write_file, write_folder
 
 # A short memory, so that frames leave the ring within eight frames.
 SHORT = replace(RENDERED, context=2)
-
-
-def mask(path: Path, ids: np.ndarray) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(ids).save(path)
-    return path
 
 
 def points(path: Path) -> Path:
