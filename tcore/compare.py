@@ -74,11 +74,7 @@ WORK_SHAPE = {
     "datasets?": [lambda value: isinstance(value, list) and [*map(type, value)] == [str, str, bool]],
     "precision?": lambda value: value in get_args(Precision),
 }
-SPEED_SHAPE = {
-    "config": dict,
-    "samples_per_second": lambda value: number(value) and value > 0,
-    "gib": number,
-}
+SPEED_SHAPE = {"config": dict, "samples_per_second": lambda value: number(value) and value > 0, "gib": number}
 COST_SHAPE = {"at_a_time": whole, "device": str}
 RESULT_SHAPE = {"main": str, "scores": {str: number_or_nan}, "interval": {str: interval}}
 

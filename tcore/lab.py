@@ -42,7 +42,7 @@ SCORED = {
         str: {
             "scores": {"J&F": number_or_nan, "J": number_or_nan, "F": number_or_nan},
             "clips": {str: {"J&F": number_or_nan}},
-        },
+        }
     }
 }
 NOTED = {"seconds": lambda value: isinstance(value, list) and len(value) > 0 and number(value[0])}

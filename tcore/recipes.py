@@ -110,11 +110,7 @@ VITS16_DINO_K400 = Config(
     ),
     views=ViewsConfig(global_area=(0.4, 1.0), local_area=(0.05, 0.4), photometry="dino", flip_global=0.5),
     optim=OptimConfig(
-        base_lr=5e-4,
-        lr_rule="linear/256",
-        clip_by="parameter",
-        freeze_last_layer_epochs=1,
-        freeze="gradient",
+        base_lr=5e-4, lr_rule="linear/256", clip_by="parameter", freeze_last_layer_epochs=1, freeze="gradient"
     ),
 )
 
@@ -188,8 +184,7 @@ SHORT_MASKS = FrameMaskingConfig(probability=1.0, ratio=(0.3, 0.7), fill=False)
 
 RECIPES: dict[str, Recipe] = {
     "vits16-k400": Recipe(
-        VITS16_K400,
-        "ViT-S/16 on Kinetics-400, 400 epochs as published: 64.7 J&F on DAVIS, 37.8 mIoU on VIP.",
+        VITS16_K400, "ViT-S/16 on Kinetics-400, 400 epochs as published: 64.7 J&F on DAVIS, 37.8 mIoU on VIP."
     ),
     "vitb16-k400": Recipe(
         replace(
@@ -231,8 +226,7 @@ RECIPES: dict[str, Recipe] = {
         "DINO, ViT-S/16 on Kinetics-400, 400 epochs: 59.5 J&F on DAVIS in T-CoRe's table, protocol unknown.",
     ),
     "vits16-ibot-k400": Recipe(
-        VITS16_IBOT_K400,
-        "iBOT, ViT-S/16 on Kinetics-400, 400 epochs: 63.5 J&F on DAVIS by T-CoRe's authors.",
+        VITS16_IBOT_K400, "iBOT, ViT-S/16 on Kinetics-400, 400 epochs: 63.5 J&F on DAVIS by T-CoRe's authors."
     ),
     "vits16-dinov2-k400": Recipe(
         VITS16_DINOV2_K400,
@@ -342,8 +336,7 @@ RECIPES: dict[str, Recipe] = {
         "ViT-Ti/16, the same: a quarter of the weights.",
     ),
     "quickstart": Recipe(
-        QUICKSTART,
-        "A small ViT on rendered videos: learns within minutes on a laptop, needs no data.",
+        QUICKSTART, "A small ViT on rendered videos: learns within minutes on a laptop, needs no data."
     ),
     **{name: Recipe(*pair) for name, pair in PIXEL_RECIPES.items()},
 }

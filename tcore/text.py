@@ -12,9 +12,7 @@ from pathlib import Path
 Say = Callable[[str], None]
 CLEAR = "\r\x1b[K"  # back to the start of a terminal's line, and empty it
 # Characters that command a terminal or turn its text around, and halves of characters.
-UNPRINTABLE = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]",
-)
+UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def format_seconds(seconds: float) -> str:

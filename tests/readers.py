@@ -430,7 +430,7 @@ def run_readers(root: Path) -> list[Reader]:
     kept.write_text(
         json.dumps(
             {"key": "key", "saved": False, "sha256": files.digest(clip, sort_keys=False), "result": clip}
-        ),
+        )
     )
 
     def report() -> None:

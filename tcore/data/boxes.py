@@ -17,10 +17,7 @@ def one_try_shape(size: Size, share: float, aspect: float) -> Size:
     """Height and width of a box of this share of the area, cut off where the frame ends."""
     height, width = size
     area = share * height * width
-    return (
-        min(height, round(math.sqrt(area / aspect))),
-        min(width, round(math.sqrt(area * aspect))),
-    )
+    return (min(height, round(math.sqrt(area / aspect))), min(width, round(math.sqrt(area * aspect))))
 
 
 def one_try_box(size: Size, area: Range, rng: np.random.Generator) -> Box:

@@ -151,11 +151,7 @@ class Found(NamedTuple):
 
 @torch.no_grad()
 def search(
-    features: Float[Tensor, "n d"],
-    k: int,
-    *,
-    budget: int = BUDGET,
-    progress: Progress = lambda done: None,
+    features: Float[Tensor, "n d"], k: int, *, budget: int = BUDGET, progress: Progress = lambda done: None
 ) -> Found:
     """The k nearest others by cosine of normalized fp32 features, exactly, on the device that holds them.
 

@@ -20,16 +20,7 @@ import numpy as np
 from jaxtyping import Int64
 
 from tcore.errors import InputError, reason
-from tcore.files import (
-    atomic,
-    misfit,
-    open_regular,
-    read_json,
-    sha256,
-    whole,
-    write_bytes,
-    write_json,
-)
+from tcore.files import atomic, misfit, open_regular, read_json, sha256, whole, write_bytes, write_json
 
 STORE = "store.json"
 FORMAT = "tcore frames 1"

@@ -58,9 +58,7 @@ def resampling_matrix(
 PLAIN = Kernels(resampling_matrix)
 
 
-def normalize(
-    images: Float[Tensor, "*batch 3 height width"],
-) -> Float[Tensor, "*batch 3 height width"]:
+def normalize(images: Float[Tensor, "*batch 3 height width"]) -> Float[Tensor, "*batch 3 height width"]:
     """Bring values of [0, 1] to the mean and deviation of ImageNet."""
     mean, std = _move(np.array([MEAN, STD], np.float32)[:, :, None, None], images.device)
     return (images - mean) / std

@@ -30,9 +30,7 @@ REACH = 1  # patches
 
 @torch.no_grad()
 def share_returned(
-    features: Float[Tensor, "time channels rows columns"],
-    protocol: Protocol = RENDERED,
-    reach: int = REACH,
+    features: Float[Tensor, "time channels rows columns"], protocol: Protocol = RENDERED, reach: int = REACH
 ) -> float:
     """Share of the first frame's patches whose own label returns, at most `reach` patches away.
 

@@ -63,11 +63,7 @@ class Exported(NamedTuple):
 
 
 def export(
-    encoder: Encoder,
-    out: str | Path,
-    format: Format,
-    license: str | None = None,
-    results: Path | None = None,
+    encoder: Encoder, out: str | Path, format: Format, license: str | None = None, results: Path | None = None
 ) -> Exported:
     """Write an encoder in a format of other software; an `out` that exists is refused.
 

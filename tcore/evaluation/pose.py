@@ -40,10 +40,7 @@ def grid_to_pixels(cells: Points, image_size: Size, grid: Size = (20, 20)) -> Po
 
 
 def joints_to_grid(
-    joints: Float[np.ndarray, "2 joints"],
-    image_size: Size,
-    grid: Size,
-    round_border: bool,
+    joints: Float[np.ndarray, "2 joints"], image_size: Size, grid: Size, round_border: bool
 ) -> Maps:
     """Label maps of joints in pixels."""
     maps = joint_label_map(rescale(joints, image_size, grid).T, grid, corrected_border=round_border)
@@ -173,10 +170,8 @@ def _spline(positions: Float[np.ndarray, " points"], cells: int) -> Float[np.nda
     positions = positions.astype(np.float64).clip(0, cells - 1)[:, None]
     far = np.abs(np.arange(-1, cells + 1) - positions)
     weights = np.where(far < 0.5, 0.75 - far**2, np.where(far < 1.5, 0.5 * (1.5 - far) ** 2, 0.0))
-    for beyond, edge, inner in (
-        (0, 1, 2),
-        (-1, -2, -3),
-    ):  # what falls beyond the border, without moving the mean
+    # What falls beyond the border, without moving the mean.
+    for beyond, edge, inner in ((0, 1, 2), (-1, -2, -3)):
         weights[:, edge] += 2 * weights[:, beyond]
         weights[:, inner] -= weights[:, beyond]
     return weights[:, 1:-1]

@@ -323,9 +323,7 @@ def propagate_features(
 
 
 def label_sources(
-    features: Iterable[Features],
-    cells: Iterable[tuple[int, int]],
-    protocol: Protocol,
+    features: Iterable[Features], cells: Iterable[tuple[int, int]], protocol: Protocol
 ) -> list[list[LabelSource]]:
     """Where the labels of some cells (row, column) of the last frame come from, in the frames before it.
 

@@ -18,11 +18,8 @@ Window = Literal["disk", "square"]
 Edges = Literal["off", "guided"]
 Search = Literal["exact", "halved"]
 Detail = Literal["coarse", "fine", "finest"]
-FINER: dict[Detail, int] = {
-    "coarse": 1,
-    "fine": 2,
-    "finest": 3,
-}  # patches over 16 pixels of a frame, each way
+# Patches over 16 pixels of a frame, each way.
+FINER: dict[Detail, int] = {"coarse": 1, "fine": 2, "finest": 3}
 CELL = 16  # pixels of a frame of 480 lines under a patch of the coarse grid
 
 

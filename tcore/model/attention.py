@@ -10,9 +10,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 TILE = 8  # rows and columns of queries that share their keys
-TILE_BYTES = (
-    1 << 28
-)  # of keys and values at a time on a GPU; on a CPU what fits into its cache, and no new pages
+# Of keys and values at a time on a GPU; on a CPU what fits into its cache, and no new pages.
+TILE_BYTES = 1 << 28
 LARGE = 1024  # patches of a grid above which attention is computed tile by tile, outside of training
 
 

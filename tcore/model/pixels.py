@@ -134,9 +134,7 @@ def spatial_dropout(
 
 
 def balanced_divergence(
-    posterior: Float[Tensor, "b variables values"],
-    prior: Float[Tensor, "b variables values"],
-    balance: float,
+    posterior: Float[Tensor, "b variables values"], prior: Float[Tensor, "b variables values"], balance: float
 ) -> Float[Tensor, "b"]:
     """KL divergence of categorical variables from logits, summed over the variables of a sample.
 

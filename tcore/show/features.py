@@ -226,12 +226,7 @@ Sources = dict[Cell, list[LabelSource]]
 
 
 def correspondence_figure(
-    encoder: Encoder,
-    clip: Clip,
-    out: Path,
-    *,
-    patches: Sequence[Cell] = (),
-    protocol: Protocol = TCORE,
+    encoder: Encoder, clip: Clip, out: Path, *, patches: Sequence[Cell] = (), protocol: Protocol = TCORE
 ) -> Sources:
     """Draw the last frame with its patches, then the frames that hold their sources."""
     features = encode_clip(encoder, clip.frames)

@@ -114,11 +114,7 @@ def test_parts_make_the_same_bytes(videos: Path, whole: Path, tmp_path: Path) ->
 
 
 def test_a_full_disk_is_one_line_and_the_rest_resumes_without_doing_work_twice(
-    videos: Path,
-    whole: Path,
-    tmp_path: Path,
-    refused: Refused,
-    monkeypatch: pytest.MonkeyPatch,
+    videos: Path, whole: Path, tmp_path: Path, refused: Refused, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, add = tmp_path / "store", ShardWriter.add
 

@@ -79,11 +79,7 @@ class Check(NamedTuple):
 
 
 def take_step(
-    model: Method,
-    settings: Mapping[str, Any],
-    rates: dict[str, float],
-    last: bool = True,
-    **own: Any,
+    model: Method, settings: Mapping[str, Any], rates: dict[str, float], last: bool = True, **own: Any
 ) -> None:
     """Clip and AdamW with the golden settings; where not `last`, prototypes stay."""
     betas, eps = tuple(settings["betas"]), settings["eps"]

@@ -41,8 +41,7 @@ def test_it_trains_and_exports_its_encoder(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name",
-    [*FAST, *PIXELS, *(pytest.param(name, marks=pytest.mark.long) for name in LONG + OTHER_PIXELS)],
+    "name", [*FAST, *PIXELS, *(pytest.param(name, marks=pytest.mark.long) for name in LONG + OTHER_PIXELS)]
 )
 def test_resumed_run_equals_uninterrupted_run_bit_for_bit(name: str, tmp_path: Path) -> None:
     settings = small_settings(name, optim__steps=4)

@@ -30,13 +30,7 @@ def model(
     """A tiny model whose weights are large enough for every branch to matter."""
     torch.manual_seed(0)
     backbone = VisionTransformer(
-        dim=DIM,
-        depth=2,
-        num_heads=2,
-        patch_size=PATCH,
-        image_size=SIZE,
-        layer_scale=0.5,
-        drop_path=drop_path,
+        dim=DIM, depth=2, num_heads=2, patch_size=PATCH, image_size=SIZE, layer_scale=0.5, drop_path=drop_path
     )
     head = ProjectionHead(
         dim=DIM, hidden=16, bottleneck=8, num_prototypes=PROTOTYPES, train_gains=train_gains

@@ -265,9 +265,8 @@ def test_sincos_positions_and_a_frozen_projection_are_not_trained() -> None:
     assert fixed == {"pos_embed", "patch_embed.proj.weight", "patch_embed.proj.bias"}
     grid = vit.pos_embed[0, 1:].view(14, 14, 16)
     assert torch.equal(vit.pos_embed[0, 0], torch.zeros(16))
-    assert torch.equal(
-        grid[3, 5, :8], grid[3, 9, :8]
-    )  # the first half is of the row, the second of the column
+    # The first half is of the row, the second of the column.
+    assert torch.equal(grid[3, 5, :8], grid[3, 9, :8])
     assert torch.equal(grid[3, 5, 8:], grid[11, 5, 8:])
     assert grid[3, 5, 0].item() == pytest.approx(math.sin(3), abs=1e-6)
     assert grid[3, 5, 13].item() == pytest.approx(math.cos(5 * 10000**-0.25), abs=1e-6)

@@ -12,14 +12,7 @@ from tcore.data.images import ahead, read_image
 from tcore.data.stores import list_images
 from tcore.errors import InputError
 from tcore.evaluation import scores
-from tcore.evaluation.benchmarks.benchmark import (
-    Clip,
-    JointBenchmark,
-    Layout,
-    Result,
-    Source,
-    frame_size,
-)
+from tcore.evaluation.benchmarks.benchmark import Clip, JointBenchmark, Layout, Result, Source, frame_size
 from tcore.evaluation.encoder import Encoder
 from tcore.evaluation.pose import locate_points, points_protocol, rescale, stamp_points
 from tcore.evaluation.propagate import Features, Labels, propagate_features
