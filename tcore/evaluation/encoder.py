@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from tcore.data.arrays import as_clip
 from tcore.data.render import MEAN, STD, normalize
 from tcore.errors import InputError
+from tcore.evaluation.resize import input_size
 from tcore.model.vit import VisionTransformer
 from tcore.text import format_size
 
@@ -150,9 +151,7 @@ class Encoder(nn.Module):
         clip = as_clip(frames).to(next(self.parameters()).device)
         height, width = clip.shape[1:3]
         if height % self.patch_size or width % self.patch_size:
-            fits = format_size(
-                *(max(1, side // self.patch_size) * self.patch_size for side in (height, width))
-            )
+            fits = format_size(*input_size((height, width), self.patch_size))
             raise InputError(
                 f"frames of {format_size(height, width)} do not divide into patches of {self.patch_size}: "
                 f"resize or crop them, for example to {fits}."

@@ -17,6 +17,7 @@ from tcore.data.stores import FrameStore, ImageStore, open_images
 from tcore.device import num_cores
 from tcore.errors import InputError, reason
 from tcore.evaluation.encoder import Encoder
+from tcore.evaluation.resize import input_size
 from tcore.files import check_regular
 from tcore.model.vit import Tokens, VisionTransformer
 from tcore.text import Progress, Say, silent
@@ -68,7 +69,7 @@ def trained_size(encoder: Encoder) -> int:
     """Side of the images that the encoder was trained on; 224 for foreign models."""
     if isinstance(encoder.backbone, VisionTransformer):
         return encoder.backbone.native_grid * encoder.patch_size
-    return max(1, 224 // encoder.patch_size) * encoder.patch_size
+    return input_size((224, 224), encoder.patch_size)[0]
 
 
 def center_crop(image: Frame, size: int) -> UInt8[np.ndarray, "size size 3"]:

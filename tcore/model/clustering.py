@@ -12,6 +12,7 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from tcore.methods.settings_groups import RegionConfig
+from tcore.model.pixels import take
 
 
 def sample_noise(seeds: Int64[Tensor, "b"], count: int) -> Float[Tensor, "b {count}"]:
@@ -89,11 +90,7 @@ def cluster(
 
     Costs are brought to [0, 1] by their range over all rows, or, with `images`, in each of that many images.
     """
-
-    def taken(values: Tensor) -> Tensor:
-        return values.gather(1, seeds[..., None].expand(-1, -1, values.shape[2]))
-
-    centroids, places = taken(tokens), taken(positions)
+    centroids, places = take(tokens, seeds), take(positions, seeds)
     marginal = normalize_columns(row_marginal.gather(1, seeds)[..., None])[..., 0]
     found: list[Plan] = []
     for k in range(seeds.shape[1], 1, -1):
@@ -169,7 +166,7 @@ def k_means(
 ) -> Int64[Tensor, "b n"]:
     """Labels of normalized features, from centers at these cells; an empty cluster keeps its center."""
     x = F.normalize(features.float(), dim=2)
-    centers = x.gather(1, start[..., None].expand(-1, -1, x.shape[2]))
+    centers = take(x, start)
 
     def nearest() -> Tensor:
         return (centers.square().sum(dim=2)[:, None] - 2 * x @ centers.transpose(1, 2)).argmin(dim=2)
