@@ -206,6 +206,11 @@ def whole(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**53
 
 
+def row_of(count: int, fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    """Whether a value is a list of so many values that fit."""
+    return lambda value: isinstance(value, list) and len(value) == count and all(map(fits, value))
+
+
 def misfit(value: Any, shape: Shape, where: str = "content") -> str:
     """The first part of a value from a JSON file that does not have its shape; empty where all fit.
 

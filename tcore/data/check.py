@@ -113,17 +113,12 @@ def check_videos(
     findings.say("codec", f"{commonest(found.codec for found in good)}; {rates}")
     say_numbers(findings, store, config)
     usable = check_usable(findings, store, sampling)
-    looks = [_look_of(video, found) for video, found in enumerate(good)]
+    changes = [[change(found.thumbs[0], other) for other in found.thumbs[1:]] for found in good]
+    looks = [Look(i, one.name, 3, (one.size,), (), tuple(changes[i])) for i, one in enumerate(good)]
     check_frames(findings, looks, config, usable)
     check_motion(findings, looks)
     check_duplicates(findings, store, "file", config)
     return findings, store
-
-
-def _look_of(video: int, found: Probe) -> Look:
-    """What a probe of a video file showed."""
-    first, *others = found.thumbs
-    return Look(video, found.name, 3, (found.size,), (), tuple(change(first, other) for other in others))
 
 
 def _say_bad(findings: Findings, probes: list[Probe]) -> list[Probe]:

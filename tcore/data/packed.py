@@ -101,10 +101,6 @@ class PackedVideos:
         first, end = self._range("frame_ends", video)
         return tuple(self._index["sizes"][first:end].tolist())
 
-    def shard_of(self, video: int) -> Path:
-        """The tar file that holds a video."""
-        return shard_path(self.root, int(self._index["shards"][video]))
-
     def cuts(self, video: int) -> tuple[int, ...]:
         """Frames that begin a new shot."""
         first, end = self._range("cut_ends", video)

@@ -233,7 +233,10 @@ def _pack_images(task: Task, item: Item, writer: ShardWriter, beat: Beat) -> str
             data = read_bytes(task.source / item.path / file)
             size, small = _glance(data)
             if wanted is not None and min(size) > wanted:
-                data = _shrink(decode_image(data, file), wanted, task.settings.quality)
+                pixels = decode_image(data, file)
+                smaller = shrink_size(pixels.shape[0], pixels.shape[1], wanted)
+                resized = Image.fromarray(pixels).resize(smaller, Image.Resampling.BICUBIC)
+                data = encode_jpeg(np.asarray(resized), task.settings.quality)
                 size, small = _glance(data)
         except InputError as error:
             raise UnreadableError(item.path, str(error).rstrip(".")) from error
@@ -253,13 +256,6 @@ def _glance(data: bytes) -> tuple[tuple[int, int], Frame]:
         size = image.height, image.width
         image.draft("RGB", (image.width // 4, image.height // 4))
         return size, np.asarray(image.convert("RGB"))
-
-
-def _shrink(pixels: Frame, short_side: int, quality: int) -> bytes:
-    """A smaller image, as JPEG."""
-    size = shrink_size(pixels.shape[0], pixels.shape[1], short_side)
-    smaller = Image.fromarray(pixels).resize(size, Image.Resampling.BICUBIC)
-    return encode_jpeg(np.asarray(smaller), quality)
 
 
 # Shot cuts: frames whose colors differ much from those of the frame before.

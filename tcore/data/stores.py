@@ -13,7 +13,7 @@ from jaxtyping import Float64, Int64, UInt8
 from PIL import Image
 
 from tcore.data.images import IMAGE_SUFFIXES, Frame, decode_image, read_file
-from tcore.data.packed import STORE, PackedVideos
+from tcore.data.packed import STORE, PackedVideos, shard_path
 from tcore.data.rendered import render_video
 from tcore.errors import InputError
 
@@ -150,7 +150,8 @@ class PackedStore(PackedVideos, FrameStore):
 
     def where(self, video: int, frame: int) -> str:
         """What an error calls a frame."""
-        return f"{super().where(video, frame)} in {self.shard_of(video)}"
+        shard = shard_path(self.root, int(self._index["shards"][video]))
+        return f"{super().where(video, frame)} in {shard}"
 
 
 class RenderedStore(FrameStore):

@@ -18,7 +18,7 @@ from tcore.evaluation.benchmarks import find_benchmark
 from tcore.evaluation.benchmarks.benchmark import Benchmark
 from tcore.evaluation.protocols import PROTOCOLS, TCORE
 from tcore.evaluation.published import LINES, PUBLISHED, SHOWN, published_on
-from tcore.files import misfit, number, number_or_nan, read_json, whole
+from tcore.files import misfit, number, number_or_nan, read_json, row_of, whole
 from tcore.text import to_stderr
 
 Card = dict[str, Any]
@@ -31,15 +31,8 @@ def grid_lines(name: str, result: Card) -> int:
     return min(grids[0]) if grids and name == "davis" else finer.get(result["protocol"].get("resize"), LINES)
 
 
-def interval(value: Any) -> bool:
-    """Whether a value of a card is an interval: its two ends."""
-    return isinstance(value, list) and len(value) == 2 and all(map(number_or_nan, value))
-
-
-def _size(value: Any) -> bool:
-    return isinstance(value, list) and len(value) == 2 and all(whole(x) and 0 < x < 2**14 for x in value)
-
-
+interval = row_of(2, number_or_nan)  # its two ends
+_size = row_of(2, lambda side: whole(side) and 0 < side < 2**14)
 # What is read of a card.
 _KNOBS = {"context?": whole, "radius?": number, "topk?": whole, "temperature?": number}
 _RESULT = {

@@ -27,7 +27,7 @@ from tcore.evaluation.checkpoints import (
     translate,
 )
 from tcore.evaluation.encoder import Adapted, Encoder, load_control
-from tcore.files import number, read_json
+from tcore.files import number, read_json, row_of
 from tcore.model.vit import CARD_FORMAT, VisionTransformer, build_vit
 from tcore.recipes import VIT_B, VIT_L, VIT_S, VIT_TI
 from tcore.text import did_you_mean, to_stderr
@@ -401,11 +401,7 @@ def load_transformers(name: str) -> Encoder:
 
 def read_normalization(path: Path) -> dict[str, list[float]]:
     """Means and deviations of the colors, as preprocessor_config.json of transformers has them."""
-
-    def colors(value: Any) -> bool:
-        return isinstance(value, list) and len(value) == 3 and all(map(number, value))
-
-    return dict(read_json(path, "", {"image_mean?": colors, "image_std?": colors}))
+    return dict(read_json(path, "", dict.fromkeys(("image_mean?", "image_std?"), row_of(3, number))))
 
 
 def load_hub(name: str) -> Encoder:

@@ -219,13 +219,9 @@ def bootstrap(count: int, score: Callable[[list[int]], Mapping[str, float]]) -> 
     """95% interval of every score over resampled clips; none where there is one clip."""
     if count < 2:
         return {}
-
-    @cache  # of a few clips, the same are drawn again and again
-    def summary(chosen: tuple[int, ...]) -> Mapping[str, float]:
-        return score(list(chosen))
-
+    kept = cache(lambda *chosen: score(list(chosen)))  # of a few clips, the same are drawn again and again
     rng = np.random.default_rng(0)
-    draws = [summary(tuple(row)) for row in rng.integers(count, size=(BOOTSTRAP, count)).tolist()]
+    draws = [kept(*row) for row in rng.integers(count, size=(BOOTSTRAP, count)).tolist()]
     return {
         name: [float(x) for x in np.percentile([draw[name] for draw in draws], [2.5, 97.5])]
         for name in draws[0]

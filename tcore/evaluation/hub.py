@@ -62,6 +62,11 @@ Scores are those of label propagation with frozen features; other tasks were not
 about videos that are unlike those it was trained and scored on. License of these files: {license}.
 """
 
+NO_SCORES = (
+    "None were given when this folder was written. To measure some:",
+    *("", "```", "tcore evaluate hf:REPOSITORY --davis DAVIS --out results", "```", ""),
+)
+
 
 def write_hub(
     encoder: Encoder, vit: VisionTransformer, out: Path, license: str, results: Path | None
@@ -104,13 +109,8 @@ def model_card(encoder: Encoder, sizes: dict[str, Any], title: str, license: str
         attention="everywhere" if reach is None else f"patches up to {reach} away",
         weights=sum(value.numel() for value in encoder.backbone.parameters()),
         notes="".join(f"\n{note}\n" for note in encoder.notes),
-        scores="\n".join(_scores(card) if card else _no_scores()),
+        scores="\n".join(_scores(card) if card else NO_SCORES),
     )
-
-
-def _no_scores() -> Iterator[str]:
-    yield "None were given when this folder was written. To measure some:"
-    yield from ("", "```", "tcore evaluate hf:REPOSITORY --davis DAVIS --out results", "```", "")
 
 
 def _scores(card: Card) -> Iterator[str]:

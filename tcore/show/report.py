@@ -108,7 +108,8 @@ def write_report(paths: Sequence[str | Path], out: Path, *, draw: bool = True, s
         "anchor": lambda title: re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-"),
         "svg": panel_svg,
         "jpeg": picture_data,
-        "plain": escape_markdown,
+        # On one line, and nothing but itself in Markdown.
+        "plain": lambda text: " ".join(re.sub(r"([\\|<`*\[\]])", r"\\\1", text).split()),
         "link": lambda path: quote(os.path.relpath(path, out.parent).replace(os.sep, "/")),
     }
     name = runs[0].name if len(runs) == 1 else f"{len(runs)} runs"
@@ -135,11 +136,6 @@ def picture_data(path: Path) -> str:
     buffer = io.BytesIO()
     rgb.save(buffer, format="JPEG", quality=82, optimize=True)
     return base64.b64encode(buffer.getvalue()).decode("ascii")
-
-
-def escape_markdown(text: str) -> str:
-    """Text on one line that means nothing but itself in Markdown."""
-    return " ".join(re.sub(r"([\\|<`*\[\]])", r"\\\1", text).split())
 
 
 def _overview(runs: Sequence[Run]) -> Iterator[Block]:

@@ -226,7 +226,8 @@ class _Run:
         try:
             for labeled in soft:
                 if self.interrupted():
-                    raise InterruptedRunError(self._how_to_go_on())
+                    where = f"after frame {self.number(self.done - 1)}" if self.done else "at the beginning"
+                    raise InterruptedRunError(f"interrupted {where}: rerun the same command to resume.")
                 seen += 1
                 if seen > self.past:
                     self.progress.advance()
@@ -245,10 +246,6 @@ class _Run:
             if self.done == 0:
                 raise
             self.stopped = error  # what was done before is kept
-
-    def _how_to_go_on(self) -> str:
-        where = f"after frame {self.number(self.done - 1)}" if self.done else "before the first frame"
-        return f"interrupted {where}: rerun the same command to resume."
 
     def _note(self, number: int, each: Sequence[float]) -> None:
         for name, sure in zip(self.names, each, strict=True):
