@@ -168,6 +168,8 @@ def _backward_kernel(
         if MASKED:
             at = (row[:, None] < N) & there
             p = tl.where(tl.load(seen + row[:, None] * N + key[None, :], at, 0) != 0, p, 0.0)
+        elif N % KEYS != 0:  # keys beyond the last score 0, which may be far above all others
+            p = tl.where(there, p, 0.0)
         to_v = tl.dot(tl.trans(pull), p.to(q.dtype))
         pulled = (p * (tl.dot(pull, tl.trans(v)) - common[:, None]) * scale).to(q.dtype)
         to_k = tl.dot(tl.trans(q), pulled)

@@ -109,6 +109,20 @@ def test_attention_among_few_tokens_is_that_of_torch_and_the_same_twice(
     assert all(torch.equal(one, other) for one, other in zip(found, again, strict=True))
 
 
+def test_gradients_of_attention_are_finite_where_all_scores_are_far_below_zero() -> None:
+    from tcore.model import attention_triton as own
+
+    for n in (40, 69, 157, 201):  # the last tile of keys is not full
+        qkv = torch.randn(2, n, 3, 64, device="cuda")
+        qkv[:, :, 0] += 6
+        qkv[:, :, 1] -= 6
+        qkv = qkv.flatten(2).bfloat16()
+        out, lse = own.run_forward(qkv, 1, None)
+        assert lse.max() < -128
+        made, sums = own.run_backward(torch.ones_like(out), qkv, out, lse, 1, None)
+        assert made.isfinite().all() and sums.isfinite().all()
+
+
 @pytest.mark.filterwarnings("ignore")  # torch, of its own affairs, where it compiles
 @pytest.mark.parametrize("reach", [None, 3])
 def test_a_bf16_step_on_the_fast_path_is_near_an_fp32_step_on_the_plain_one(reach: int | None) -> None:
