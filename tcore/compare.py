@@ -1,4 +1,4 @@
-"""Methods side by side: one set of clips, one budget, one way of scoring at two grids, one table."""
+"""Methods side by side, a table of `lab`: one set of clips, one budget, one way of scoring at two grids."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""Ablation tables: train and score every row, one at a time or over several GPUs, and write one table."""
+"""Tables of runs: train and score every row on some GPUs, write one table; and the ablation tables."""
 
 import json
 import math
