@@ -212,7 +212,8 @@ def print_breakdown(trainer: Trainer, raw: RawBatch, step_seconds: float) -> Non
         trainer.optimizer.adamw.step()
 
     stages: dict[str, Callable[[], Any]] = {
-        "render": lambda: render_batch(raw, trainer.device, trainer.render),
+        "copy of frames": lambda: raw.pixels.to(trainer.device, non_blocking=True),
+        "copy and render": lambda: render_batch(raw, trainer.device, trainer.render),
         "forward": forward,
         "backward": lambda: method.total(kept["losses"]).backward(),
         "optimizer": update,

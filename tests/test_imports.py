@@ -47,6 +47,8 @@ OPTIONAL |= {"tcore.data.photometry_triton", "tcore.data.resample_triton", "tcor
 OPTIONAL |= {"tcore.model.attention_triton", "tcore.model.gelu_triton"}
 # Parts of torch that sharding alone needs, and that take seconds to import.
 OPTIONAL |= {"torch.distributed.fsdp", "torch.distributed.tensor"}
+# The compiler, which takes seconds to import as well.
+OPTIONAL |= {"torch._inductor.config", "tcore.training.one_pass"}
 
 
 class Import(NamedTuple):

@@ -14,11 +14,9 @@ import time
 import warnings
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager, suppress
-from functools import lru_cache
 from typing import Any
 
 import torch
-from jaxtyping import UInt8
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
@@ -33,7 +31,7 @@ from tcore.errors import InputError
 def render_batch(raw: RawBatch, device: torch.device, kernels: Kernels = PLAIN) -> Any:
     """The method's batch, with the pixels of every view made on the training device."""
     sides = raw.sampling.sides
-    frames = pad(send_beside(raw.pixels, device), raw.sizes)
+    frames = pad(raw.pixels.to(device, non_blocking=True), raw.sizes)
     crops: dict[str, Tensor] = {}
     for side in dict.fromkeys(sides.values()):
         # All crops of one size at once: launching one kind after another takes longer than a GPU's work.
@@ -42,24 +40,6 @@ def render_batch(raw: RawBatch, device: torch.device, kernels: Kernels = PLAIN) 
         made = normalize(render_pixels(frames, together, side, kernels, raw.sampling.filter))
         crops |= dict(zip(plans, made.split([len(plan) for plan in plans.values()]), strict=True))
     return raw.sampling.batch(crops, raw)
-
-
-def send_beside(pixels: UInt8[Tensor, " bytes"], device: torch.device) -> UInt8[Tensor, " bytes"]:
-    """Frames on the device; a GPU copies them while it still works on the step before."""
-    if device.type != "cuda":
-        return pixels.to(device)
-    beside = _copy_stream(device)
-    with torch.cuda.stream(beside):
-        sent = pixels.to(device, non_blocking=True)
-    now = torch.cuda.current_stream(device)
-    now.wait_stream(beside)
-    sent.record_stream(now)  # the memory must not be taken again before the step has read it
-    return sent
-
-
-@lru_cache(maxsize=8)
-def _copy_stream(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device)
 
 
 class Carrier(Dataset[RawBatch | InputError]):

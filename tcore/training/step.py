@@ -21,7 +21,7 @@ from tcore.methods.health import Health
 from tcore.methods.method import HEALTH_ROWS, Method, drop_path_seed
 from tcore.model.fused import PLAIN
 from tcore.training import distributed
-from tcore.training.graphs import CudaRecorder, StepGraphs
+from tcore.training.graphs import CudaRecorder, StepGraphs, split
 from tcore.training.guard import reached
 from tcore.training.optim import Optimizer, StepValues
 from tcore.training.wrapping import before_last, compile_method, compile_render, compiles, replicate, shard
@@ -65,6 +65,7 @@ class Trainer:
         self.graphs = (
             StepGraphs(self.method, self._backward, CudaRecorder(self.generator)) if self._records() else None
         )
+        self.beside = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
         self.timing = Timing(self.device)
         self.whole = True
         """Whether weights, moments, teacher and centers are all of the same step."""
@@ -123,8 +124,7 @@ class Trainer:
             self.generator.manual_seed(drop_path_seed(self.config.seed, step, part, self.world.rank))
             last = part == self.config.optim.accumulate - 1
             with nullcontext() if last else before_last(self.losses):
-                # Not kept in a variable here, so that its memory can be freed once it has another form.
-                found = self._losses(render_batch(raw, self.device, self.render), values)
+                found = self._losses(self._render(raw), values)
             for name, value in found.items():
                 losses[name] = losses[name] + value if name in losses else value
             if self.method.observing:
@@ -150,12 +150,28 @@ class Trainer:
         distributed.together(lambda: _refuse(other, step))
         return losses, samples
 
+    def _render(self, raw: RawBatch) -> Any:
+        """A part of the step with its pixels; a GPU makes them while it still works on the step before."""
+        with torch.cuda.stream(self.beside):  # None: here
+            batch = render_batch(raw, self.device, self.render)
+            if self._replays():
+                with self._autocast():  # crops are rounded as the encoder would
+                    batch = self.method.in_fixed_shapes(batch)
+        if self.beside is not None:
+            now = torch.cuda.current_stream(self.device)
+            now.wait_stream(self.beside)
+            for tensor in split(batch)[0]:
+                tensor.record_stream(now)  # the memory must not be taken again before the step has read it
+        return batch
+
+    def _replays(self) -> bool:
+        """Whether this step is one of a graph."""
+        return self.graphs is not None and (not self.method.observing or self.method.graphed_health)
+
     def _losses(self, batch: Any, values: StepValues) -> Losses:
         """Losses of a part of the step; their gradients are added up, or are those of a graph."""
-        if self.graphs is None or (self.method.observing and not self.method.graphed_health):
+        if self.graphs is None or not self._replays():
             return self._backward(batch, values.own)
-        with self._autocast():  # crops are rounded as the encoder would
-            batch = self.method.in_fixed_shapes(batch)
         return self.graphs(batch, values.own)
 
     def _backward(self, batch: Any, values: Mapping[str, Any]) -> Losses:

@@ -64,9 +64,20 @@ def compile_method(method: Method, *, fixed_shapes: bool = True, sharded: bool =
     for module in method.compiled():
         module.forward = torch.compile(module.forward, dynamic=dynamic)
     if next(method.parameters()).is_cuda:
+        read_rows_once()
         method.kernels = loss_kernels()
         if not sharded:
             use_block_kernels(method)
+
+
+def read_rows_once() -> None:
+    """Let the compiler hold whole rows in a program, where this torch can be told."""
+    import torch._inductor.config  # takes seconds
+
+    if hasattr(torch._inductor.config, "inductor_choices_class"):
+        from tcore.training.one_pass import OnePass  # imports the compiler
+
+        torch._inductor.config.inductor_choices_class = OnePass
 
 
 def use_block_kernels(method: Method, attention: bool = True, mlp: bool = True) -> None:
