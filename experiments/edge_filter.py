@@ -42,7 +42,7 @@ class Bank(NamedTuple):
 
 def read_bank(frames: Path, device: torch.device, images: int = 1600, videos: int = 150) -> Bank:
     """Frames of all clips, evenly, and maps of rendered videos: objects, or the parts of a figure."""
-    files = [frames / name / file for name, found in walk_frames(frames) for file in found]
+    files = [frames / name / file for name, found, _ in walk_frames(frames) for file in found]
     files = [files[int(i)] for i in np.linspace(0, len(files) - 1, min(images, len(files)))]
     pixels = np.stack([_square(path) for path in sorted(files)])
     maps = []

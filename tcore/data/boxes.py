@@ -90,6 +90,12 @@ def plain_views(frame: Int64[np.ndarray, "n"], boxes: list[Box], flip: Bool[np.n
 # Which frames of a video. Numbers are drawn here; the rules are those of the released code.
 
 
+def one_frame(length: int, stretch: Range, rng: np.random.Generator) -> int:
+    """A frame, uniform over this stretch of the video."""
+    first, last = (int(share * length) for share in stretch)
+    return int(rng.integers(first, max(first + 1, last)))
+
+
 def gap_first(length: int, gap: tuple[int, int], rng: np.random.Generator) -> tuple[int, int]:
     """Two frames: the gap is drawn, then where it fits (SiamMAE as released with CropMAE)."""
     low, high = (min(bound, length - 1) for bound in gap)

@@ -358,7 +358,7 @@ def list_source(source: Path, images: bool) -> tuple[Path, str, list[Item]]:
         kind = "frames"
         items = [
             Item(name, name, tuple(f), FRAME_BYTES * len(f), (source / name).stat().st_mtime_ns)
-            for name, f in walk_frames(source)
+            for name, f, _ in walk_frames(source)
         ]
     if not items:
         wanted = "image" if images else "video"

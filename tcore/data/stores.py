@@ -104,19 +104,14 @@ class FolderStore(FrameStore):
             problem = "is a file" if root.exists() else "does not exist"
             raise InputError(f"{root} {problem}: give a folder of frame folders, or of images.")
         self.root = root
-        files, rates = dict[str, list[str]](), dict[str, float]()
-        for folder, names in walk(root):
-            if images := image_names(names):
-                files[folder] = images
-                if RATE in names:
-                    rates[folder] = read_rate(root / folder / RATE)
-        if not files:
+        folders = walk_frames(root)
+        if not folders:
             raise InputError(_explain_empty(root))
-        self.names = sorted(files, key=natural)
-        self.files = [files[name] for name in self.names]
+        self.names, self.files = [name for name, _, _ in folders], [images for _, images, _ in folders]
         self.lengths = np.array([len(images) for images in self.files], dtype=np.int64)
-        if rates:
-            self.rates = np.array([rates.get(name, math.nan) for name in self.names])
+        if any(rated for _, _, rated in folders):
+            rates = (read_rate(root / name / RATE) if rated else math.nan for name, _, rated in folders)
+            self.rates = np.array(list(rates))
 
     def read_bytes(self, video: int, frames: Sequence[int]) -> list[bytes]:
         """Some image files of one video."""
@@ -354,9 +349,9 @@ def walk_files(root: Path) -> list[str]:
     return [os.path.normpath(f"{folder}/{name}") for folder, files in walk(root) for name in files]
 
 
-def walk_frames(root: Path) -> list[tuple[str, list[str]]]:
-    """Folders that hold images, and the images of each, in natural order."""
-    found = ((folder, image_names(files)) for folder, files in walk(root))
+def walk_frames(root: Path) -> list[tuple[str, list[str], bool]]:
+    """Folders that hold images, their images in natural order, and whether a file says their rate."""
+    found = ((folder, image_names(files), RATE in files) for folder, files in walk(root))
     return sorted((row for row in found if row[1]), key=lambda row: natural(row[0]))
 
 

@@ -141,9 +141,8 @@ class PixelSampling:
         """The masks of a whole step; every sample masks equally many patches."""
         rng = np.random.default_rng((self.seed, MASKS, step))
         n, ratio = self.grid**2, self.settings.mask_ratio
-        if isinstance(
-            self.settings, VideoMaeSettings
-        ):  # here the masked number is cut off, and places are masked
+        if isinstance(self.settings, VideoMaeSettings):
+            # Here the masked number is cut off, and places are masked.
             mask = hide(rng.random((self.batch_size, n)), n - int(ratio * n))
             return np.repeat(mask[None], self.slots, axis=0)
         tokens = self.slots * n
@@ -162,8 +161,7 @@ class PixelSampling:
             rule = rules.get(type(settings), boxes.start_first)
             return dict(zip(self.names, rule(length, spacing, rng), strict=True))
         if self.clip is None:
-            first, last = (int(fraction * length) for fraction in getattr(settings, "frame").current)  # noqa: B009
-            return {"current": int(rng.integers(first, max(first + 1, last)))}
+            return {"current": boxes.one_frame(length, getattr(settings, "frame").current, rng)}  # noqa: B009
         count, stride = self.clip.frames, spacing[0]
         if isinstance(settings, VideoMaeSettings):
             start = int(rng.integers(boxes.num_starts(length, count, stride)))

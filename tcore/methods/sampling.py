@@ -10,6 +10,7 @@ from jaxtyping import Bool, Int64, Integer
 from torch import Tensor
 
 from tcore.config import Config, ViewsConfig
+from tcore.data.boxes import one_frame
 from tcore.data.masking import sample_step_masks
 from tcore.data.source import RawBatch
 from tcore.data.views import Photometry, Size, ViewPlan, sample_photometry, sample_views
@@ -248,8 +249,7 @@ class FrameSampling:
 
     def frames(self, length: int, rng: np.random.Generator) -> dict[str, int]:
         """A frame, uniform over the wanted stretch of the video."""
-        first, last = (int(fraction * length) for fraction in self.settings.current)
-        return {"current": int(rng.integers(first, max(first + 1, last)))}
+        return {"current": one_frame(length, self.settings.current, rng)}
 
     def views(self, sizes: dict[str, Size], rng: np.random.Generator) -> dict[str, ViewPlan]:
         """Global and local crops of the frame."""
