@@ -254,7 +254,8 @@ def _scores(runs: Sequence[Run]) -> Iterator[Block]:
             rows = [(*row, name) for row, name in zip(rows, names, strict=True)]
         for name, result in found.items():
             if differs := "; ".join(result.get("differs", ())):
-                yield text(f"{name}, {benchmark}: not comparable with the published rows: {differs}.")
+                what = "not comparable with the published rows" if published else "not the official setting"
+                yield text(f"{name}, {benchmark}: {what}: {differs}.")
         headings = ("encoder", *columns, *(("protocol",) if published else ()))
         yield table(headings, [*rows, *published], f"{caption}.", marked=len(rows))
     for run in (run for run in runs if run.quickstart):
