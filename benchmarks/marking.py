@@ -2,7 +2,8 @@
 
 For every object of the first labeled frame of each clip (layout of DAVIS): the overlap (IoU) of its true
 mask with its box itself, with what `tcore.mark` makes of the box, and of 1, 3 and 5 simulated clicks. A click
-falls on the pixel deepest inside of what is missing, or of what is too much, whichever is larger.
+falls on the pixel deepest inside of what is missing, or of what is too much, whichever is larger. `--nearby
+1` also gives the frames right before and after; `--at` marks another labeled frame than the first.
 """
 
 import argparse
@@ -28,6 +29,8 @@ def main() -> None:
     parser.add_argument("roots", type=Path, nargs="+", help="folders with the layout of DAVIS")
     parser.add_argument("--encoder", default="default")
     parser.add_argument("--objects", type=int, default=20, help="at most this many objects of a frame")
+    parser.add_argument("--nearby", type=int, default=0, help="frames before and after that are looked at")
+    parser.add_argument("--at", type=int, default=0, help="which of the labeled frames is marked, from 0")
     options = parser.parse_args()
     encoder = load_encoder(options.encoder)
     names = ["the box", "from the box", *(f"{count} clicks" for count in CLICKS)]
@@ -37,12 +40,15 @@ def main() -> None:
     for root in options.roots:
         rows = []
         for folder in sorted((root / "Annotations" / "480p").iterdir()):
-            truth = list_images(folder)[0]
-            image = next((root / "JPEGImages" / "480p" / folder.name).glob(f"{truth.stem}.*"))
+            truth = list_images(folder)[options.at]
+            images = list_images(root / "JPEGImages" / "480p" / folder.name)
+            place = [image.stem for image in images].index(truth.stem)
+            near = [step for step in range(-options.nearby, options.nearby + 1) if step]
+            nearby = [read_image(images[place + step]) for step in near if 0 <= place + step < len(images)]
             ids = read_ids(truth)
             ids = np.where(ids == VOID, 0 if (ids[ids != VOID] > 0).any() else 1, ids)
             begun = time.process_time()
-            marker = Marker(read_image(image), encoder)
+            marker = Marker(read_image(images[place]), encoder, nearby)
             spent["encoder"], frames = spent["encoder"] + time.process_time() - begun, frames + 1
             begun, found = time.process_time(), []
             for label in np.unique(ids[ids > 0])[: options.objects]:

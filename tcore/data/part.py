@@ -35,7 +35,7 @@ class PartOfVideo(Video):
             yield frame
         self.problem = self.whole.problem
         if not found:
-            raise InputError(f"{self.path} ends before frame {self.start}, where it should start.")
+            raise self._too_short()
 
     def reach(self, stop: int) -> int:
         """How many of the first `stop` frames there are."""
@@ -46,6 +46,19 @@ class PartOfVideo(Video):
         return islice(
             self.whole.backward(self.number(stop - 1) + 1), 0, (stop - 1) * self.every + 1, self.every
         )
+
+    def around(self, index: int) -> tuple[Frame | None, list[Frame]]:
+        """A frame, None after the last one; and those right before and after it in the whole video."""
+        number = self.number(index)
+        if self._stop is not None and number >= self._stop:
+            return None, []
+        frame, nearby = self.whole.around(number)
+        if frame is None and index == 0:
+            raise self._too_short()
+        return frame, nearby
+
+    def _too_short(self) -> InputError:
+        return InputError(f"{self.path} ends before frame {self.start}, where it should start.")
 
     def number(self, index: int) -> int:
         """The number of a frame in the whole video."""

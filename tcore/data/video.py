@@ -132,6 +132,15 @@ class Video:
         """The frames stop - 1, stop - 2, ..., 0; a few are in memory at a time."""
         raise NotImplementedError
 
+    def around(self, index: int) -> tuple[Frame | None, list[Frame]]:
+        """A frame, None after the last one; and those right before and after it that there are."""
+        frames = islice(iter(self), max(0, index - 1), index + 2)
+        nearby = list(islice(frames, min(1, index)))
+        frame = next(frames, None)
+        with suppress(InputError):  # what comes after may not be readable, and is not needed
+            nearby += frames
+        return frame, [] if frame is None else [near for near in nearby if near.shape == frame.shape]
+
     def number(self, index: int) -> int:
         """The number of a frame in its file or folder."""
         return index

@@ -75,7 +75,8 @@ class Job:
     def marker(self, frame: int) -> Marker:
         """A frame to be marked; that of the last one is kept."""
         if self._marker is None or self._marker[0] != frame:
-            self._marker = (frame, Marker(self.clip.frame(frame), self.engine.encoder))
+            nearby = [self.clip.frame(near) for near in (frame - 1, frame + 1) if 0 <= near < self.clip.count]
+            self._marker = (frame, Marker(self.clip.frame(frame), self.engine.encoder, nearby))
         return self._marker[1]
 
     @property

@@ -179,7 +179,8 @@ class LabelStudio(Server):
             ids = given.setdefault(index, np.zeros(size, np.uint8))
             mask = one.mask
             if mask is None:
-                marker = Marker(frames[index], self.engine.encoder)
+                nearby = [*frames[max(0, index - 1) : index], *frames[index + 1 : index + 2]]
+                marker = Marker(frames[index], self.engine.encoder, nearby)
                 mask = marker.mark(box=one.box, clicks=one.clicks or (), clicks_not=one.clicks_not or ())
             ids[mask] = 1 + labels.index(label)
         return labels, given, {key for key, one in said.items() if one.mask is not None}

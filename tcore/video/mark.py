@@ -3,7 +3,8 @@
 Of a box, a small network says where in it the object is likely to be. Colors and patch features of the frame
 are sorted into a few kinds each; how often a kind occurs on the object and around it says what a pixel looks
 like (as in GrabCut, Rother et al., SIGGRAPH 2004). A random walk between neighboring pixels (Grady, TPAMI
-2006) carries that along, less across edges; both are repeated.
+2006) carries that along, less across edges; both are repeated. Where frames right before and after are
+given, motion beside the background's is sorted into kinds in the same way.
 """
 
 from collections.abc import Sequence
@@ -27,6 +28,7 @@ from tcore.evaluation.resize import Size, bilinear
 from tcore.evaluation.run_clip import encode
 from tcore.text import format_size
 from tcore.video.box_network import likely_in_box
+from tcore.video.motion import Motion, find_motion, sample
 from tcore.video.outlines import bounds
 
 MaskPixels = Bool[np.ndarray, "rows columns"]
@@ -39,6 +41,9 @@ KINDS = 48  # of colors, and of features
 CHANNELS = 16  # principal components of the features
 ROUNDS = 5
 STEPS = 30  # of conjugate gradients
+BY_MOTION = 2.0  # how much motion counts beside colors
+MOVES = 1.25  # from which on a pixel moves otherwise than the background; see Motion
+LEAN = 1.0  # log odds of what does
 PULL = 0.03  # of what a pixel looks like, against its neighbors
 FIXED = 1e3  # pull of what was said: clicks, scribbles, and all outside of the box
 EVEN = 0.5  # share of each histogram that is spread over all kinds
@@ -74,14 +79,20 @@ class Hints:
 class Marker:
     """A frame whose objects are being marked: its features are computed once, for any number of marks."""
 
-    def __init__(self, frame: Frame, encoder: Encoder) -> None:
+    def __init__(self, frame: Frame, encoder: Encoder, nearby: Sequence[np.ndarray] = ()) -> None:
         encoder.need_features()
         self.frame, size = frame, (frame.shape[0], frame.shape[1])
+        for other in nearby:
+            if other.shape != frame.shape:
+                found, wanted = format_size(*other.shape[:2]), format_size(*size)
+                raise InputError(f"a nearby frame is {found}, the marked one {wanted}: need one size.")
         patch = encoder.patch_size
         rows, columns = (max(1, round(SHORT_SIDE * side / min(size))) * patch for side in size)
         features = encode(encoder, frame, (rows, columns), smooth=True)
         self._features = F.normalize(features, dim=0).cpu()
-        self._pixels = torch.from_numpy(frame.copy()).permute(2, 0, 1).float() / 255
+        self._pixels, *self._nearby = (
+            torch.from_numpy(one.copy()).permute(2, 0, 1).float() / 255 for one in (frame, *nearby)
+        )
 
     def mark(
         self,
@@ -109,7 +120,7 @@ class Marker:
 
     def _refine(self, hints: Hints, around: MaskPixels) -> MaskPixels:
         """The object, from what was said, in a stretch of the frame around some pixels."""
-        top, bottom, left, right = stretch(around)
+        place = top, bottom, left, right = stretch(around)
         part = (slice(top, bottom), slice(left, right))
         scale = min(1.0, SIDE / max(bottom - top, right - left))
         size = (max(2, round(scale * (bottom - top))), max(2, round(scale * (right - left))))
@@ -120,28 +131,24 @@ class Marker:
             )[0, 0]
 
         pixels = F.interpolate(self._pixels[None, :, *part], size, mode="area")[0]
-        features = self._sample(top, bottom, left, right, size)
+        height, width = hints.inside.shape
+        features = sample(self._features, (0, height, 0, width), place, size)
+        above, before, below, after = bounds(around)
+        motions = [
+            find_motion(self._pixels, other, (above, below, before, after), place, size)
+            for other in self._nearby
+        ]
         inside, likely = small(hints.inside) > 0.5, small(hints.likely)
         sure, never = small(hints.is_object) > 0, small(hints.is_not) > 0
         leaning = small(hints.leaning)
-        soft = walk_rounds(pixels, features, inside, likely, hints.trust, leaning, sure, never & ~sure)
+        soft = walk_rounds(
+            pixels, features, inside, likely, hints.trust, leaning, sure, never & ~sure, motions
+        )
         if sure.any():
             soft = soft * connected(soft > 0.5, sure)
         found = np.zeros(hints.inside.shape, dtype=bool)
         found[part] = fine_edges(soft, self._pixels[:, *part]).numpy() > CHANCE
         return (found & hints.inside | hints.is_object) & ~hints.is_not
-
-    def _sample(
-        self, top: int, bottom: int, left: int, right: int, size: Size
-    ) -> Float[Tensor, "channels rows columns"]:
-        """Features of a stretch of the frame, at another size."""
-        height, width = self.frame.shape[:2]
-        y = torch.linspace(top, bottom, 2 * size[0] + 1)[1::2] / height * 2 - 1
-        x = torch.linspace(left, right, 2 * size[1] + 1)[1::2] / width * 2 - 1
-        places = torch.stack([x.expand(*size), y[:, None].expand(*size)], dim=-1)
-        return F.grid_sample(self._features[None], places[None], padding_mode="border", align_corners=False)[
-            0
-        ]
 
 
 def mark(
@@ -153,14 +160,17 @@ def mark(
     clicks_not: Any = (),
     scribble: Any = None,
     brush: Any = None,
+    nearby: Sequence[FrameLike] = (),
 ) -> MaskPixels:
     """The mask of an object of a frame, from a box, clicks, a scribble or a brush.
 
     A `box` is x, y, width and height. `clicks` (x, y each) are on the object, `clicks_not` beside it. A
     `scribble` is a mask of some pixels of the object, a `brush` one that covers all of it, roughly. They may
-    be combined. For several marks on one frame, `tcore.video.mark.Marker` computes its features once.
+    be combined. `nearby` are frames of the same video, best those right before and after: an object that
+    moves otherwise than the background is told from it. For several marks on one frame,
+    `tcore.video.mark.Marker` computes its features once.
     """
-    marker = Marker(as_frame(frame), as_encoder(encoder))
+    marker = Marker(as_frame(frame), as_encoder(encoder), [as_frame(other) for other in nearby])
     return marker.mark(box=box, clicks=clicks, clicks_not=clicks_not, scribble=scribble, brush=brush)
 
 
@@ -257,11 +267,14 @@ def walk_rounds(
     leaning: Float[Tensor, "rows columns"],
     sure: Bool[Tensor, "rows columns"],
     never: Bool[Tensor, "rows columns"],
+    motions: Sequence[Motion] = (),
 ) -> Float[Tensor, "rows columns"]:
     """How much every pixel belongs to the object: what it looks like and where it is, in turns."""
     shape = (inside.shape[0], inside.shape[1])
+    likely = likely_by_motion(likely, inside, motions)
     colors, places = opponent(pixels), principal(features)
     kinds = [sort_kinds(planes.flatten(1).T) for planes in (colors, places)]
+    moves = [(sort_kinds(motion.beside.flatten(1).T), motion.sure.flatten()) for motion in motions]
     links = [link(colors, places, step) for step in STEPS_TO]
     fixed = ~inside | sure | never
     pull = torch.where(fixed, FIXED, PULL)
@@ -278,6 +291,8 @@ def walk_rounds(
             compare(kind, on.flatten(), [one.flatten() for one in offs]) for kind in kinds
         )
         odds = by_color + 0.5 * by_feature + place
+        if moves:
+            odds = odds + BY_MOTION * compare_motion(moves, on.flatten(), [one.flatten() for one in offs])
         target = torch.where(fixed, sure.float(), torch.sigmoid(odds.unflatten(0, shape) + leaning))
         found = walk(links, pull, target, target).clamp(0, 1)
         on, off = found, 1 - found
@@ -340,6 +355,37 @@ def compare(
         count = torch.bincount(kind, weights, minlength=KINDS).float()
         shares.append(count / count.sum().clamp(min=1e-6) + EVEN / KINDS)
     return (shares[0] / torch.stack(shares[1:]).amax(dim=0)).log()[kind]
+
+
+def likely_by_motion(likely: Plane, inside: Bool[Tensor, "rows columns"], motions: Sequence[Motion]) -> Plane:
+    """Where the object is likely, and moves: if most of it does, otherwise than what is around it."""
+    total = weight = torch.zeros_like(likely)
+    for motion in motions:
+        moving = torch.sigmoid(4 * (torch.hypot(*motion.beside) - MOVES))
+        on, off = (
+            (moving * part).sum() / part.sum().clamp(min=1e-6)
+            for part in (likely * inside * motion.sure, ~inside * motion.sure)
+        )
+        differs = (4 * (on - off - 0.1)).clamp(0, 1)
+        total = total + differs * motion.sure * (2 * moving - 1)
+        weight = weight + motion.sure
+    told = LEAN * total / weight.clamp(min=1)
+    return torch.where(
+        told == 0, likely, torch.sigmoid(torch.logit(likely.clamp(0.02, 0.98)) + told) * inside
+    )
+
+
+def compare_motion(
+    moves: Sequence[tuple[Int[Tensor, " pixels"], Float[Tensor, " pixels"]]],
+    on: Float[Tensor, " pixels"],
+    offs: Sequence[Float[Tensor, " pixels"]],
+) -> Float[Tensor, " pixels"]:
+    """Log odds of every pixel by its motion to each nearby frame: their mean, or less where none is sure."""
+    total = weight = torch.zeros_like(on)
+    for kind, sure in moves:
+        total = total + sure * compare(kind, on * sure, [off * sure for off in offs])
+        weight = weight + sure
+    return total / weight.clamp(min=1)
 
 
 Step = tuple[int, int]

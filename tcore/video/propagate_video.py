@@ -5,7 +5,7 @@ import dataclasses
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -308,7 +308,7 @@ def _with_marks(
     whole = source.whole if isinstance(source, PartOfVideo) else source
     number = source.number(0) if at is None else frame_at(at, whole, "mark-at")
     (place,) = _places(Masks({number: np.zeros((1, 1), np.uint8)}), source).frames
-    frame = next(islice(iter(source), place, None), None)
+    frame, nearby = source.around(place)
     if frame is None:
         raise InputError(f"mark-at {number}: {source.path} ends before that frame.")
     taken = max((int(ids.max()) for ids in given.frames.values()), default=0)
@@ -318,7 +318,7 @@ def _with_marks(
         raise InputError(f"the mask for frame {number} is {found}, the frames are {wanted}.")
     if taken + len(marks) >= VOID:
         raise InputError(f"{taken} objects and {len(marks)} marked ones: ids are at most {VOID - 1}.")
-    marker = Marker(frame, encoder)
+    marker = Marker(frame, encoder, nearby)
     for label, mark in enumerate(marks, start=taken + 1):
         found_here = marker.mark(box=mark.box, clicks=mark.clicks, clicks_not=mark.clicks_not)
         ids[found_here] = label

@@ -323,8 +323,9 @@ def test_a_mark_becomes_the_object_and_bad_marks_are_refused(visitor: Visitor) -
     box = {"frame": 1, "box": [30, 40, 90, 80], "clicks_not": [[40, 45]]}
     runs = np.array(visitor.post("mark", box)["runs"]).reshape(-1, 2)
     mask = np.repeat(runs[:, 1], runs[:, 0]).reshape(256, 256)
-    frame = rendered("walker").frames[1]
-    expected = mark(frame, tiny_encoder(), box=(30, 40, 90, 80), clicks_not=[(40, 45)])
+    before, frame, after = rendered("walker").frames[:3]
+    near = [before, after]
+    expected = mark(frame, tiny_encoder(), box=(30, 40, 90, 80), clicks_not=[(40, 45)], nearby=near)
     np.testing.assert_array_equal(mask, expected)
     assert 0 < mask.sum() == mask[40:120, 30:120].sum()
     for wrong, said in (

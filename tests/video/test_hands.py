@@ -343,3 +343,37 @@ def test_help_of_the_package_is_short() -> None:
     # Python 3.13 says more about exceptions than 3.11, and breaks long lines.
     assert len(text.splitlines()) < 300
     assert "propagate(encoder" in "".join(text.split())
+
+
+def test_marks_look_at_the_frames_right_before_and_after_in_the_whole_video(
+    encoder: Encoder, clip: Path, tmp_path: Path
+) -> None:
+    frames, box = list(open_part(clip)), (20, 20, 30, 30)
+    for at, part in (
+        ("4", ["--start", "2", "--every", "2"]),
+        ("0", []),
+        ("6", ["--start", "6", "--end", "6"]),
+    ):
+        out = tmp_path / at
+        words = ["--box", "it", *map(str, box), "--mark-at", at, "--no-overlay", *part]
+        main(["propagate", "tiny", str(clip), *words, "--out", str(out)])
+        near = [frames[place] for place in (int(at) - 1, int(at) + 1) if 0 <= place < len(frames)]
+        expected = tcore.mark(frames[int(at)], encoder, box=box, nearby=near)
+        np.testing.assert_array_equal(read_ids(out / "masks" / f"0000{at}.png") > 0, expected)
+
+
+def test_frames_nearby_are_those_that_can_be_read_and_have_the_size(
+    video: RenderedVideo, tmp_path: Path
+) -> None:
+    folder = tmp_path / "clip"
+    write_folder(folder, video.frames[:4])
+    Image.fromarray(video.frames[0, :40]).save(folder / "00000.png")
+    (folder / "00003.png").write_bytes(b"not an image")
+    whole = open_part(folder)
+    for index, near in ((0, []), (1, [2]), (2, [1])):
+        frame, nearby = whole.around(index)
+        assert frame is not None
+        assert [one.tolist() for one in nearby] == [video.frames[place].tolist() for place in near]
+    part = open_part(folder, "1", "1")
+    assert part.around(0)[1][0].tolist() == video.frames[2].tolist()  # after the part's end
+    assert part.around(1) == (None, [])

@@ -3,6 +3,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from PIL import Image
 
 import tcore
@@ -10,6 +11,7 @@ from tcore.errors import InputError
 from tcore.evaluation.encoder import Encoder
 from tcore.video.box_network import likely_in_box
 from tcore.video.mark import STEPS_TO, Marker, link, walk
+from tcore.video.motion import fit_affine, follow
 from tests.evaluation.clips import overlap
 
 
@@ -152,3 +154,55 @@ def test_the_walk_solves_its_equations() -> None:
             matrix[b, a] -= held
     expected = torch.linalg.solve(matrix, (pull * target).flatten()).view(5, 6)
     torch.testing.assert_close(walk(links, pull, target, target), expected, atol=1e-4, rtol=1e-4)
+
+
+def moving_clip(shift: tuple[int, int], own: tuple[int, int]) -> tuple[list[np.ndarray], np.ndarray]:
+    """Three frames of a corner before a ground with the same texture, and the mask of the second one."""
+    rng = np.random.default_rng(2)
+    blurred = F.avg_pool2d(torch.from_numpy(rng.random((2, 3, 160, 200))).float(), 3, 1)
+    ground, texture = (blurred * 255).permute(0, 2, 3, 1).to(torch.uint8).numpy()
+    frames, truth = list[np.ndarray](), np.zeros((96, 128), bool)
+    truth[20:76, 30:50] = truth[56:76, 30:90] = True
+    for time in (-1, 0, 1):
+        behind, before = (
+            np.roll(one, (time * by[1], time * by[0]), (0, 1))
+            for one, by in ((ground, shift), (texture, own))
+        )
+        there = np.roll(truth, (time * own[1], time * own[0]), (0, 1))
+        frames.append(np.where(there[..., None], before[:96, :128], behind[:96, :128]))
+    return frames, truth
+
+
+def test_an_object_that_looks_like_the_ground_is_found_by_its_motion(encoder: Encoder) -> None:
+    (before, frame, after), truth = moving_clip((3, 1), (-2, 0))
+    box = (30, 20, 60, 56)
+    alone = overlap(tcore.mark(frame, encoder, box=box), truth)
+    one = overlap(tcore.mark(frame, encoder, box=box, nearby=[after]), truth)
+    both = overlap(tcore.mark(frame, encoder, box=box, nearby=[before, Image.fromarray(after)]), truth)
+    assert alone + 0.2 < one
+    assert both > 0.8
+
+
+@pytest.mark.parametrize("marks", [{"box": (30, 20, 60, 56)}, {"clicks": [(40, 40)]}])
+def test_nearby_frames_in_which_nothing_moves_change_no_pixel(
+    marks: dict[str, Any], encoder: Encoder
+) -> None:
+    (_, frame, _), _ = moving_clip((0, 0), (0, 0))
+    alone = tcore.mark(frame, encoder, **marks)
+    np.testing.assert_array_equal(tcore.mark(frame, encoder, **marks, nearby=[frame, frame]), alone)
+
+
+def test_a_nearby_frame_of_another_size_is_refused(encoder: Encoder, frame: np.ndarray) -> None:
+    with pytest.raises(InputError, match="nearby frame is 120x90, the marked one 128x96"):
+        tcore.mark(frame, encoder, box=(26, 20, 49, 49), nearby=[frame, frame[:90, :120]])
+
+
+def test_motion_is_found_and_most_of_it_is_the_background() -> None:
+    (_, frame, after), truth = moving_clip((4, -2), (-2, 3))
+    pair = [torch.from_numpy(one).permute(2, 0, 1)[None] / 255 for one in (frame, after)]
+    flow = follow(pair[0], pair[1])
+    inside = flow[0, :, torch.from_numpy(truth)].median(dim=1).values
+    torch.testing.assert_close(inside, torch.tensor([-2.0, 3.0]), atol=0.2, rtol=0)
+    background, usual = fit_affine(flow, torch.ones(96, 128))
+    torch.testing.assert_close(background[0, :, 48, 64], torch.tensor([4.0, -2.0]), atol=0.2, rtol=0)
+    assert usual < 1
