@@ -40,15 +40,14 @@ from tcore.evaluation.resize import grid_to_ids, ids_to_grid
 from tcore.evaluation.run_clip import run_clip
 from tcore.model.vit import save_safetensors
 
-BASE: dict[str, Any] = {
-    "auxiliary": "none",
-    "masking.ratio": (0.6, 0.9),
+RUNTIME: dict[str, Any] = {
     "optim.steps": 800,
     "keep_every": 250,
     "checkpoint_every": 100_000,
     "runtime.workers": 1,
     "runtime.log_every": 50,
 }
+BASE = RUNTIME | {"auxiliary": "none", "masking.ratio": (0.6, 0.9)}
 FINER = {"optim.batch": 64}
 PUBLISHED = {"masking.ratio": (0.1, 0.5), "optim.steps": 1000, "runtime.workers": 2}
 # The second round: masks as in the recipe, whose encoders lose nothing on the coarse grid.
@@ -79,6 +78,10 @@ CANDIDATES: dict[str, tuple[str, dict[str, Any]]] = {
     "longer": ("CLIPS*3+VARIED", HARD | {"optim.steps": 2000}),
     "raised": ("CLIPS*3+VARIED", HARD | {"init": "default", "optim.base_lr": 1e-3}),
 }
+# The fourth round: other methods, which differ from their short recipes in size and length.
+SMALL = RUNTIME | {"vit.dim": 192, "vit.num_heads": 3, "optim.steps": 1200, "runtime.workers": 4}
+METHODS = ("simclr", "dinov2", "croc", "odin")
+CANDIDATES |= dict.fromkeys(METHODS, ("CLIPS*3+VARIED", SMALL | {"views.color": 0.0}))
 VIDEOS = "rendered-videos"  # under RUNS, beside the folders of candidates
 FILTERS = ("pieces", "features", "both")
 DETAILS = {"coarse": 1, "fine": 2, "finest": 3}
@@ -148,7 +151,8 @@ def train_one(name: str, clips: Path, runs: Path, seconds: float, settings: dict
     data, differs = CANDIDATES[name]
     while "VARIED" in data and not (runs / VIDEOS).exists():
         time.sleep(1)
-    config = tcore.recipe("vitti16-short", BASE | differs | changed)
+    own = f"vits16-{name}-short" if name in METHODS else "vitti16-short"
+    config = tcore.recipe(own, (differs if name in METHODS else BASE | differs) | changed)
     frames = data.replace("CLIPS", str(clips)).replace("VARIED", str(runs / VIDEOS))
     tcore.train(config, runs / name, frames)
 
