@@ -101,7 +101,8 @@ SHORT_BATCH = {"siammae": 256, "cropmae": 256, "rsp": 128, "dropmae": 128, "vide
 
 def short(name: str) -> tuple[Config, str]:
     """The short twin of a method: a few hundred clips, 1,000 steps."""
-    config, _ = PUBLISHED[name]
+    config, said = PUBLISHED[name]
+    called = said.split()[0].rstrip(":")
     method, spacing, batch = config.method, "", SHORT_BATCH.get(name, 512)
     if isinstance(method, SiamMaeSettings | RspSettings | DropMaeSettings):
         method = replace(method, pair=SHORT_PAIR)
@@ -112,7 +113,7 @@ def short(name: str) -> tuple[Config, str]:
     optim = replace(config.optim, steps=1000, batch=batch, base_lr=1e-3 * 256 / batch, repeat=1)
     runtime = RuntimeConfig(log_every=25)
     made = replace(config, method=method, optim=optim, keep_every=500, runtime=runtime)
-    return made, f"{method.name} on a few hundred clips of your own, minutes on one GPU{spacing}."
+    return made, f"{called} on a few hundred clips of your own, minutes on one GPU{spacing}."
 
 
 PIXEL_RECIPES: dict[str, tuple[Config, str]] = {

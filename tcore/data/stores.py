@@ -299,7 +299,7 @@ def open_images(path: str | Path) -> FrameStore:
     if store.lengths.max() > 1:
         raise InputError(
             f"{path} holds videos of up to {int(store.lengths.max())} frames, not single images: "
-            "use --source videos, or pack images with tcore prepare IMAGES STORE --images."
+            "pack images with tcore prepare IMAGES STORE --images; to train on videos, use --source videos."
         )
     return store
 

@@ -2,7 +2,6 @@
 
 import math
 import os
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ LAST_PART = 0.9  # the last frame lies at least this far into a file of the stat
 STRETCH = 128 << 20  # bytes of decoded frames that are held to read a file backward
 LEAD = 16  # frames: the first ones after a key frame may refer to frames before it
 SLACK_S = 1.0  # ... which may itself be wrong by this much
+NO_FRAME = "not a video, damaged, or cut off before its first frame"
 
 
 class UnreadableError(InputError):
@@ -366,7 +366,7 @@ def _reason(error: Exception) -> str:
     """An error of FFmpeg in words that a person understands."""
     av = import_package("av", "a video file")
     if isinstance(error, av.InvalidDataError):
-        return "not a video, damaged, or cut off before its first frame"
+        return NO_FRAME
     if isinstance(error, av.DecoderNotFoundError):
         return "no decoder for this kind of video"
     if isinstance(error, MemoryError):
@@ -393,18 +393,24 @@ class Probe:
 
 def probe(root: Path, name: str, full: bool) -> Probe:
     """Open a file and decode its first, middle and last part; with `full`, all of it before that."""
+    begun = False
     try:
         if full:
             with open_stream(root / name) as (container, stream):
-                deque(container.decode(stream), maxlen=0)
+                for _ in container.decode(stream):
+                    begun = True
         with open_stream(root / name) as (container, stream):
             seconds = float(container.duration or 0) / 1e6
             if stream.duration:
                 seconds = float(stream.duration * stream.time_base)
             # The last frame is the one that no other follows.
             parts = ((0.0, 0.0), (seconds / 2, seconds / 2), (seconds - 0.5, math.inf))
-            found = [_frame_at(container, stream, start, time) for start, time in parts]
-            frames = [frame for frame in found if frame is not None]
+            frames = []
+            for start, time in parts:
+                frame = _frame_at(container, stream, start, time)
+                if frame is not None:
+                    begun = True
+                    frames.append(frame)
             if not frames:
                 raise UnreadableError(name, "no frame can be decoded")
             last, problem = max(float(frame.time or 0) for frame in frames), ""
@@ -420,7 +426,10 @@ def probe(root: Path, name: str, full: bool) -> Probe:
                 [frame.reformat(32, 32, "gray").to_ndarray() for frame in frames],
             )
     except UnreadableError as error:
-        return Probe(name, f"cannot be read ({error.reason}): download it again")
+        why = (
+            "damaged or cut off after its first frame" if begun and error.reason == NO_FRAME else error.reason
+        )
+        return Probe(name, f"cannot be read ({why}): download it again")
 
 
 def _frame_at(container: Any, stream: Any, start: float, time: float) -> Any:

@@ -188,6 +188,7 @@ def _settings(runs: Sequence[Run]) -> Iterator[Block]:
         for name in names
         if not name.startswith(OPERATIONAL)
         and len(set(shown := [setting_text(own.get(name)) for own in compared.values()])) > 1
+        and (len(every) > 1 or shown[0] != "auto")  # of a recipe: what the machine chose is no change
     ]
     if rows:
         yield table(("setting", *compared), rows, "Settings that differ.")

@@ -3,8 +3,9 @@
 import json
 import math
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePath
+from types import MappingProxyType
 from typing import Any, NamedTuple
 from xml.sax.saxutils import escape, quoteattr
 
@@ -36,6 +37,8 @@ class About(NamedTuple):
     size: Size
     file_name: Callable[[int], str]
     """The image file of a frame, by the number of the frame."""
+    called: Mapping[int, str] = MappingProxyType({})
+    """Names of objects by their ids, where they have one."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -50,6 +53,11 @@ class About(NamedTuple):
         return tuple(
             sorted({int(one) for ids in self.given.frames.values() for one in np.unique(ids) if one})
         )
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """What the objects are called, in the order of their ids."""
+        return tuple(_plain(self.called.get(label, f"object {label}")) for label in self.objects)
 
 
 class Format(NamedTuple):
@@ -118,7 +126,8 @@ def write_coco(about: About, labeled: Labeled) -> Files:
     for place, index in enumerate(numbers):
         image = {"id": index + 1, "file_name": about.file_name(index), "height": height, "width": width}
         yield name, b",\n"[2 * (place == 0) :] + json.dumps(image).encode()
-    categories: list[dict[str, Any]] = [{"id": label, "name": f"object {label}"} for label in about.objects]
+    named = zip(about.objects, about.classes, strict=True)
+    categories: list[dict[str, Any]] = [{"id": label, "name": called} for label, called in named]
     if about.names:
         categories = [{"id": 1, "name": "points", "keypoints": list(about.names), "skeleton": []}]
     yield name, b'],\n"categories": ' + json.dumps(categories).encode() + b"}\n"
@@ -126,7 +135,7 @@ def write_coco(about: About, labeled: Labeled) -> Files:
 
 def write_yolo(about: About, labeled: Labeled) -> Files:
     """YOLO segmentation: a text file per frame, a line per object: its class and a polygon from 0 to 1."""
-    yield "classes.txt", "".join(f"object {label}\n" for label in about.objects).encode()
+    yield "classes.txt", "".join(f"{called}\n" for called in about.classes).encode()
     scale = np.array(about.size[::-1], dtype=np.float64)
     for index, ids in labeled:
         lines = []
@@ -138,7 +147,7 @@ def write_yolo(about: About, labeled: Labeled) -> Files:
 
 def write_cvat(about: About, labeled: Labeled) -> Files:
     """CVAT 1.1 for video: a track of polygons for every object, or of points for every point."""
-    labels = about.names or tuple(f"object {label}" for label in about.objects)
+    labels = about.names or about.classes
     shapes: list[list[tuple[int, int]]] = [[] for _ in labels]
     last: list[Polygon | None] = [None] * len(labels)
     kind, done = "points" if about.names else "polygon", 0
@@ -297,5 +306,5 @@ def _cvat_head(about: About, labels: Sequence[str], kind: str, count: int) -> by
 
 
 def _plain(name: str) -> str:
-    """A name without the control characters that XML cannot hold."""
+    """A name without line breaks and the other control characters that XML cannot hold."""
     return "".join(one if one.isprintable() else "?" for one in name)

@@ -112,7 +112,7 @@ def propagate_video_file(
         overlay = False
     sizes = (format_size(*one) for one in (size, inside, track.grid))
     say(f"detail {detail}: " + "frames of {} go in at {}, a grid of {}.".format(*sizes))
-    about = About(used, size, source.file_name)
+    about = About(used, size, source.file_name, _called(read, marks))
     names = [f"point {name!r}" for name in about.names] or [f"object {label}" for label in about.objects]
     with new_folder(folder, replace=True) as made:
         with ExitStack() as files:
@@ -311,7 +311,7 @@ def _with_marks(
     frame, nearby = source.around(place)
     if frame is None:
         raise InputError(f"mark-at {number}: {source.path} ends before that frame.")
-    taken = max((int(ids.max()) for ids in given.frames.values()), default=0)
+    taken = _taken(given)
     ids = given.frames.get(place, np.zeros(frame.shape[:2], np.uint8)).copy()
     if ids.shape != frame.shape[:2]:
         found, wanted = format_size(*ids.shape), format_size(*frame.shape[:2])
@@ -328,14 +328,27 @@ def _with_marks(
     return Masks(given.frames | {place: ids})
 
 
+def _taken(given: Masks) -> int:
+    """The highest id of the masks that were read."""
+    return max((int(ids.max()) for ids in given.frames.values()), default=0)
+
+
+def _called(read: Masks | Points, marks: Sequence[Mark]) -> dict[int, str]:
+    """Names of marked objects by their ids, as `_with_marks` counts them."""
+    if isinstance(read, Points):
+        return {}
+    return {label: mark.name for label, mark in enumerate(marks, start=_taken(read) + 1)}
+
+
 def _within(given: Masks | Points, source: Video) -> Masks | Points:
     """The labels of frames that there are; a video may end earlier than it says."""
     last, number = max(given.frames), source.number
     ends = f"but {source.path} has"
     if source.count is not None and last >= source.count:
-        if source.number(0) or source.number(1) > 1:
+        if isinstance(source, PartOfVideo):
             raise InputError(
-                f"labels for frame {number(last)} come after frame {number(source.count - 1)}, the last."
+                f"labels for frame {number(last)}, but frame {number(source.count - 1)} is the last that is "
+                "propagated: change --end, or leave them out."
             )
         raise InputError(f"labels for frame {last}, {ends} {source.count} frames, from 0 on.")
     count = source.reach(last + 1) if last else 1

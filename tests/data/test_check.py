@@ -23,7 +23,7 @@ from tests.conftest import Refused
 from tests.data.clips import break_jpeg, write_clip
 from tests.data.packing import pack
 from tests.data.painted import Painted
-from tests.evaluation.clips import need_av, write_file
+from tests.evaluation.clips import cut, need_av, write_file
 
 CONFIG = recipe("quickstart", {"runtime.workers": 1})
 
@@ -260,6 +260,14 @@ def test_video_files_are_described_and_bad_ones_named_with_reasons(videos: Path,
     assert "empty" in findings.figures["bad"]["empty.mp4"]
     assert "cut off" in findings.figures["bad"]["cut.mkv"]
     assert findings.exit_code == 1
+
+
+def test_a_file_that_ends_after_some_good_frames_is_not_said_to_have_none(videos: Path) -> None:
+    cut(write_video(videos / "cut.mp4", 10), 0.5)
+    (videos / "text.mp4").write_text("not a video")
+    bad = check(videos, CONFIG, full=True).figures["bad"]
+    assert "damaged or cut off after its first frame" in bad["cut.mp4"]
+    assert "cut off before its first frame" in bad["text.mp4"]
 
 
 def test_a_short_video_file_a_copy_and_a_still_one_are_named(videos: Path) -> None:

@@ -130,7 +130,10 @@ def test_rows_are_summarized_over_seeds_and_clips(tmp_path: Path) -> None:
     assert found["J&F"] == pytest.approx(35)
     assert found["over_seeds"] == pytest.approx(12.71 * 7.0711 / 2**0.5, rel=1e-3)
     assert found["over_clips"] == pytest.approx([25, 45])
-    assert "61.9 (59.7 / 64.0)" in list(markdown("t", [found]))[-1]
+    head, _, row = markdown("t", [found])[2:]
+    assert "| davis J&F |" in head
+    assert head.endswith("| paper's J&F (J / F) on DAVIS-2017 |")
+    assert "61.9 (59.7 / 64.0)" in row
     assert list(markdown("t", [found | {"flags": ""}]))[-1].startswith("| none | - | 2 | 35.0 |")
     assert over_seeds([3.0]) is None
     assert bootstrap(1, lambda chosen: {}) == {}

@@ -159,7 +159,13 @@ def test_what_is_no_run_is_refused_by_name(tmp_path: Path, refused: Refused) -> 
     assert "run folder" in refused("report", "--out", "a.html")
 
 
-def test_what_a_recipe_leaves_to_the_machine_is_no_changed_setting() -> None:
+@pytest.mark.usefixtures("no_panels")
+def test_what_a_recipe_leaves_to_the_machine_is_no_changed_setting(
+    runs: tuple[Path, Path], tmp_path: Path
+) -> None:
+    page = write_report(runs[:1], tmp_path / "report.md", draw=False).read_text(encoding="utf-8")
+    assert "optim.precision" not in page[page.index("Settings that differ") : page.index("All settings")]
+    assert "| optim.precision | fp32 |" in page
     config = RECIPES["quickstart"].config
     resolved = replace(config, optim=replace(config.optim, precision="fp32"))
     assert nearest_recipe(resolved) == ("quickstart", 0)

@@ -137,6 +137,18 @@ def test_cvat_tracks_hold_a_polygon_per_frame_and_say_where_an_object_is_gone(
             assert overlap(filled(np.array(places, dtype=np.float64)), mask) > 0.95
 
 
+def test_objects_with_a_name_are_called_by_it_in_every_format_that_has_classes(frames: np.ndarray) -> None:
+    named = about(Masks({0: frames[0]}))._replace(called={9: "dog & ball"})
+    for form, said in (
+        ("coco", '"dog & ball"'),
+        ("yolo", "object 2\ndog & ball"),
+        ("cvat", "dog &amp; ball"),
+    ):
+        text = b"".join(part for _, part in choose_format(form, named.given).write(named, enumerate(frames)))
+        assert said in text.decode()
+        assert "object 9" not in text.decode()
+
+
 @pytest.fixture(scope="module")
 def points() -> tuple[Points, np.ndarray]:
     """Three points; the second is lost in frame 1, and the third has a name that needs quotes."""

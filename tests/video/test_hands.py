@@ -96,7 +96,7 @@ def test_parts_of_files_and_folders_are_read_forward_and_backward(
         ("--every 0", "--every 0"),
         ("--every 3 --labels 00001.png", "frame 1"),
         ("--start 3 --labels 00001.png", "frame 1"),
-        ("--end 3 --labels 00005.png", "frame 5"),
+        ("--end 3 --labels 00005.png", "frame 5, but frame 3 is the last"),
         ("--device tpu", "tpu"),
         ("--long-side -5", "long side of -5"),
         ("--mark-at 2", "--mark-at 2"),
@@ -140,6 +140,15 @@ def test_boxes_and_clicks_make_the_first_masks(
     assert rows(tmp_path / "out")[3]["given"] == "1"
     marks = json.loads((tmp_path / "out" / "propagation.json").read_text())["marks"]
     assert [one["name"] for one in marks] == ["ball", "dog"]
+
+
+def test_marked_objects_keep_their_names_beside_those_of_a_mask(
+    video: RenderedVideo, clip: Path, tmp_path: Path
+) -> None:
+    given = mask(tmp_path / "first.png", (video.objects[0] > 0) * np.uint8(1))
+    words = "--click my\ndog 5 5 --format yolo --no-overlay --end 1".split(" ")
+    main(["propagate", "tiny", str(clip), "--labels", str(given), *words, "--out", str(tmp_path / "out")])
+    assert (tmp_path / "out" / "classes.txt").read_text() == "object 1\nmy?dog\n"
 
 
 def test_several_videos_take_their_labels_by_name_and_a_bad_one_stops_no_other(
