@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, get_args
 import numpy as np
 
 from tcore.config import Config, differences, flatten, from_dict, override, to_dict
+from tcore.data.findings import count
 from tcore.device import choose_device, num_cores
 from tcore.errors import InputError
 from tcore.evaluation.benchmarks import find_benchmark
@@ -209,7 +210,7 @@ def measure_rows(
             say(f"{job.row.name}: {found['samples_per_second']:.1f} samples/s, {found['gib']:.1f} GiB")
 
     jobs = [Job(Row(entry.name), 0, out / entry.name) for entry in missing]
-    say(f"measuring the speed of {len(jobs)} rows")
+    say(f"measuring the speed of {count(len(jobs), 'row')}")
     if failed := run_jobs(jobs, run, devices, say, list):
         raise failed[0]
 

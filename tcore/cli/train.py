@@ -12,7 +12,7 @@ from tyro.conf import Positional
 from tcore.cli.parsing import Settings, Switch, at_least, parse, parse_settings
 from tcore.config import Config, flatten
 from tcore.errors import InputError, PeerError
-from tcore.recipes import METHOD_NAMES, RECIPES, recipe, recipe_of
+from tcore.recipes import METHOD_NAMES, recipe, recipe_of
 from tcore.text import to_stderr, to_stdout
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ def parse_train(argv: list[str]) -> Train:
     if name in ("-h", "--help"):
         config = Config()
     elif not name or name.startswith("-"):
-        raise InputError(f"tcore train needs a recipe first: one of {', '.join(RECIPES)}.")
+        raise InputError("tcore train needs a recipe first, such as quickstart: tcore --help lists them.")
     else:
         config = recipe(name)
     # The word for no limit is the same as where an encoder is used.

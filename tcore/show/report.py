@@ -15,6 +15,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from PIL import Image
 
 from tcore.config import OPERATIONAL, Config, differences, flatten
+from tcore.data.findings import count
 from tcore.data.images import read_image
 from tcore.errors import InputError
 from tcore.evaluation.benchmarks import find_benchmark
@@ -265,8 +266,8 @@ def _scores(runs: Sequence[Run]) -> Iterator[Block]:
             (features, 50 * (s["region"] + s["boundary"]), *(100 * s[name] for name in shown))
             for features, s in run.quickstart["scores"].items()
         ]
-        count = run.quickstart["heldout_videos"]
-        caption = f"{run.name}: label propagation on {count} held-out rendered videos, in percent."
+        videos = count(run.quickstart["heldout_videos"], "held-out rendered video")
+        caption = f"{run.name}: label propagation on {videos}, in percent."
         yield table(("features", "J&F", *shown.values()), rows, caption)
 
 
@@ -290,7 +291,7 @@ def _worst(runs: Sequence[Run]) -> Iterator[Block]:
         for benchmark in card["benchmarks"]:
             clips = [(clip, 100 * score) for clip, score in worst(card, benchmark)]
             head, what = ("clip", find_benchmark(benchmark).score_names[0]), f"{name}, {benchmark}"
-            yield table(head, clips[:WORST], f"{what}: the worst of {len(clips)} clips.")
+            yield table(head, clips[:WORST], f"{what}: the worst of {count(len(clips), 'clip')}.")
             if len(clips) > WORST:
                 yield table(head, clips, f"{what}: all clips.", folded=True)
 

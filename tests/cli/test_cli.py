@@ -70,7 +70,7 @@ BY_TYRO = [
     ("arguments", "expected"),
     [
         *BY_TYRO,
-        ("train --run R quickstart", "needs a recipe first"),
+        ("train --run R quickstart", "needs a recipe first, such as quickstart"),
         ("train quickstrat", "Did you mean quickstart?"),
         ("trane quickstart", "Did you mean train?"),
         ("train vits16-k400", "--frames"),
