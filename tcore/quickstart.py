@@ -32,7 +32,8 @@ def quickstart(run: Path, config: Config, *, num_videos: int = 24) -> dict[str, 
 
     console = Console(highlight=False, soft_wrap=True)
     console.print(
-        f"\ntrained in {format_seconds(trained - started)}; scoring {num_videos} held-out videos ..."
+        f"\ntrained in {format_seconds(trained - started)}; scoring {num_videos} "
+        f"held-out video{'s'[: num_videos > 1]} ..."
     )
     benchmark = Rendered.open(num_videos, RENDERED)
     encoders = untrained_encoders(config) | {TRAINED: load_encoder(run)}

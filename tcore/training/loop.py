@@ -361,11 +361,13 @@ def describe_run(source: Source, num_steps: int, first_step: int = 0) -> str:
         how = "a share of the model each" if config.runtime.sharding == "shard" else "the whole model each"
         parts += f" ({optim.samples // processes} in each of {processes} processes, {how})"
     begin = f"resumes at step {first_step} of" if first_step else "takes"
+    if first_step == num_steps:
+        begin = "has finished all"
     epoch = f"{source.steps_per_epoch:,} step{'s'[: source.steps_per_epoch > 1]} an epoch"
     return (
         f"{clips:,} {what}{short}, batch {optim.batch}{each}{parts}, {epoch}; "
-        f"{begin} {num_steps:,} steps of {config.method.name} on {choose_device(config.runtime.device)} "
-        f"in {optim.precision}"
+        f"{begin} {num_steps:,} step{'s'[: num_steps > 1]} of {config.method.name} "
+        f"on {choose_device(config.runtime.device)} in {optim.precision}"
     )
 
 
