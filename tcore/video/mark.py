@@ -82,6 +82,7 @@ class Marker:
     def __init__(self, frame: Frame, encoder: Encoder, nearby: Sequence[np.ndarray] = ()) -> None:
         encoder.need_features()
         self.frame, size = frame, (frame.shape[0], frame.shape[1])
+        self._nearby = nearby
         for other in nearby:
             if other.shape != frame.shape:
                 found, wanted = format_size(*other.shape[:2]), format_size(*size)
@@ -90,9 +91,7 @@ class Marker:
         rows, columns = (max(1, round(SHORT_SIDE * side / min(size))) * patch for side in size)
         features = encode(encoder, frame, (rows, columns), smooth=True)
         self._features = F.normalize(features, dim=0).cpu()
-        self._pixels, *self._nearby = (
-            torch.from_numpy(one.copy()).permute(2, 0, 1).float() / 255 for one in (frame, *nearby)
-        )
+        self._pixels = torch.from_numpy(frame.copy()).permute(2, 0, 1).float() / 255
 
     def mark(
         self,
@@ -135,7 +134,7 @@ class Marker:
         features = sample(self._features, (0, height, 0, width), place, size)
         above, before, below, after = bounds(around)
         motions = [
-            find_motion(self._pixels, other, (above, below, before, after), place, size)
+            find_motion(self.frame, other, (above, below, before, after), place, size)
             for other in self._nearby
         ]
         inside, likely = small(hints.inside) > 0.5, small(hints.likely)
@@ -271,6 +270,7 @@ def walk_rounds(
 ) -> Float[Tensor, "rows columns"]:
     """How much every pixel belongs to the object: what it looks like and where it is, in turns."""
     shape = (inside.shape[0], inside.shape[1])
+    motions = [weigh_motion(motion, likely, inside) for motion in motions]
     likely = likely_by_motion(likely, inside, motions)
     colors, places = opponent(pixels), principal(features)
     kinds = [sort_kinds(planes.flatten(1).T) for planes in (colors, places)]
@@ -357,22 +357,29 @@ def compare(
     return (shares[0] / torch.stack(shares[1:]).amax(dim=0)).log()[kind]
 
 
+def weigh_motion(motion: Motion, likely: Plane, inside: Bool[Tensor, "rows columns"]) -> Motion:
+    """Motion counts as far as more of what is likely the object moves than of what is around it."""
+    on, off = (
+        (moving(motion) * part).sum() / part.sum().clamp(min=1e-6)
+        for part in (likely * inside * motion.sure, ~inside * motion.sure)
+    )
+    return replace(motion, sure=motion.sure * (4 * (on - off - 0.05)).clamp(0, 1))
+
+
+def moving(motion: Motion) -> Plane:
+    """How surely every pixel moves otherwise than the background, from 0 to 1."""
+    return torch.sigmoid(4 * (torch.hypot(*motion.beside) - MOVES))
+
+
 def likely_by_motion(likely: Plane, inside: Bool[Tensor, "rows columns"], motions: Sequence[Motion]) -> Plane:
-    """Where the object is likely, and moves: if most of it does, otherwise than what is around it."""
+    """Where the object is likely, more so where it moves and less so elsewhere."""
     total = weight = torch.zeros_like(likely)
     for motion in motions:
-        moving = torch.sigmoid(4 * (torch.hypot(*motion.beside) - MOVES))
-        on, off = (
-            (moving * part).sum() / part.sum().clamp(min=1e-6)
-            for part in (likely * inside * motion.sure, ~inside * motion.sure)
-        )
-        differs = (4 * (on - off - 0.1)).clamp(0, 1)
-        total = total + differs * motion.sure * (2 * moving - 1)
+        total = total + motion.sure * (2 * moving(motion) - 1)
         weight = weight + motion.sure
     told = LEAN * total / weight.clamp(min=1)
-    return torch.where(
-        told == 0, likely, torch.sigmoid(torch.logit(likely.clamp(0.02, 0.98)) + told) * inside
-    )
+    moved = torch.sigmoid(torch.logit(likely.clamp(0.02, 0.98)) + told) * inside
+    return torch.where(told == 0, likely, moved)
 
 
 def compare_motion(

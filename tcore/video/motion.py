@@ -6,11 +6,13 @@ around every pixel. The background's motion is the affine one that most of what 
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from tcore.data.images import Frame
 from tcore.evaluation.resize import Size, bilinear
 
 SIDE = 128  # pixels of the longer side of the box where its motion is found
@@ -41,16 +43,10 @@ class Motion:
 
 
 @torch.no_grad()
-def find_motion(
-    pixels: Float[Tensor, "3 height width"],
-    nearby: Float[Tensor, "3 height width"],
-    around: Stretch,
-    wanted: Stretch,
-    size: Size,
-) -> Motion:
-    """How a stretch of a frame moves to a nearby frame, at another size; the object lies in another one."""
+def find_motion(frame: Frame, nearby: Frame, around: Stretch, wanted: Stretch, size: Size) -> Motion:
+    """How the wanted stretch of a frame moves to a nearby frame, at a size; the object lies in `around`."""
     top, bottom, left, right = around
-    height, width = pixels.shape[1:]
+    height, width = frame.shape[:2]
     side = max(bottom - top, right - left)
     margin = round(max(side / 2, 0.15 * min(height, width), 12))
     seen = (
@@ -60,13 +56,16 @@ def find_motion(
     scale = min(1.0, SIDE / side)
     rows, columns = (max(2, round(scale * length)) for length in (seen[1] - seen[0], seen[3] - seen[2]))
     part = (slice(seen[0], seen[1]), slice(seen[2], seen[3]))
-    frame, other = (
-        F.interpolate(planes[None, :, *part], (rows, columns), mode="area") for planes in (pixels, nearby)
+    here, there = (
+        F.interpolate(
+            torch.from_numpy(one[part] / np.float32(255)).permute(2, 0, 1)[None], (rows, columns), mode="area"
+        )
+        for one in (frame, nearby)
     )
     y = (torch.arange(rows) + 0.5) / rows * (seen[1] - seen[0]) + seen[0]
     x = (torch.arange(columns) + 0.5) / columns * (seen[3] - seen[2]) + seen[2]
     inside = ((y > top) & (y < bottom))[:, None] & ((x > left) & (x < right))
-    beside, sure = beside_background(frame, other, inside)
+    beside, sure = beside_background(here, there, inside)
     planes = sample(torch.cat([beside, sure[None]]), seen, wanted, (2 * size[0], 2 * size[1]))
     planes = F.avg_pool2d(planes, 2)
     return Motion(planes[:2], planes[2])
