@@ -25,7 +25,7 @@ def test_plan_measures_real_steps_at_half_of_the_batch_and_at_all_of_it(tmp_path
     found = rows(plan(config, None))
     assert "batch 8 in 2 parts" in found["run"]
     assert "measured at 2 and 4" in found["memory"]
-    assert "takes 1 steps of tcore" in found["run"]
+    assert "takes 1 step of tcore" in found["run"]
     assert "backbone" in found["parameters"]
     assert "samples/s" in found["a step"]
     line = metrics(train(config, tmp_path / "run", quiet=True))[0]
