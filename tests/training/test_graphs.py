@@ -11,8 +11,9 @@ from tcore import methods
 from tcore.data.loader import render_batch
 from tcore.methods.method import Method
 from tcore.training.graphs import Losses, StepGraphs, join, split
-from tcore.training.loop import open_source
+from tcore.training.loop import open_source, resolve
 from tcore.training.optim import build_schedule
+from tcore.training.step import Trainer
 from tests.tiny import shrunk
 
 # One of each kind of batch: stratified and independent masks, Sinkhorn and centers, regions, pixels.
@@ -85,6 +86,22 @@ def test_steps_in_fixed_shapes_by_graphs_are_the_plain_steps(name: str) -> None:
         assert now == pytest.approx(before, rel=1e-5)
     for one, other in zip(gradients, others, strict=True):
         torch.testing.assert_close(other, one, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(("name", "recorded"), [("vits16-short", 2), ("vits16-odin-short", 1)])
+def test_a_trainer_hands_graphs_fixed_shapes_and_takes_the_plain_steps(name: str, recorded: int) -> None:
+    config, found = shrunk(name, optim__batch=8, vit__drop_path=0.0), []
+    for graphs in (False, True):
+        trainer, source = Trainer(resolve(config)), open_source(config, None)
+        schedule, recorder = build_schedule(config, trainer.method, 4), Rerun(trainer.method)
+        if graphs:
+            trainer.graphs = StepGraphs(trainer.method, trainer._backward, recorder)
+        # ODIN measures its health outside of graphs.
+        steps = [trainer.step(iter([source[i]]), i, schedule.at(i), look=i in (0, 4)) for i in range(6)]
+        found.append([outcome.check() for outcome in steps])
+    assert recorder.recorded == recorded
+    for before, now in zip(*found, strict=True):
+        assert now == pytest.approx(before, rel=1e-4, abs=1e-6)
 
 
 def test_more_masked_patches_than_ever_make_the_shapes_grow() -> None:
