@@ -13,7 +13,6 @@ from typing import Any, NamedTuple, get_args
 import numpy as np
 
 from tcore.config import Config, differences, flatten, from_dict, override, to_dict
-from tcore.data.findings import count
 from tcore.device import choose_device, num_cores
 from tcore.errors import InputError
 from tcore.evaluation.benchmarks import find_benchmark
@@ -40,7 +39,7 @@ from tcore.pretrain import check_training, train
 from tcore.recipes import recipe
 from tcore.show.comparison import GRIDS, draw_scores, markdown
 from tcore.show.runs import read_run
-from tcore.text import Say, print_error, silent, to_stderr, to_stdout
+from tcore.text import Say, count, print_error, silent, to_stderr, to_stdout
 from tcore.training.plan import measure_speed
 
 WORK, COST, SCORES, SPEED = "job.json", "cost.json", "scores.json", "speed.json"

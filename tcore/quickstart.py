@@ -17,7 +17,7 @@ from tcore.methods import build
 from tcore.pretrain import train
 from tcore.show.propagation import label_clip, propagation_figure
 from tcore.show.report import write_report
-from tcore.text import format_seconds
+from tcore.text import count, format_seconds
 
 COPY, COLOR, UNTRAINED, TRAINED = "copy first frame", "raw color patches", "untrained", "trained"
 COLUMNS = {"J&F": "J&F", "J": "J", "F": "F", "mIoU": "part mIoU", "PCK@0.2": "PCK@.2"}
@@ -32,8 +32,7 @@ def quickstart(run: Path, config: Config, *, num_videos: int = 24) -> dict[str, 
 
     console = Console(highlight=False, soft_wrap=True)
     console.print(
-        f"\ntrained in {format_seconds(trained - started)}; scoring {num_videos} "
-        f"held-out video{'s'[: num_videos > 1]} ..."
+        f"\ntrained in {format_seconds(trained - started)}; scoring {count(num_videos, 'held-out video')} ..."
     )
     benchmark = Rendered.open(num_videos, RENDERED)
     encoders = untrained_encoders(config) | {TRAINED: load_encoder(run)}

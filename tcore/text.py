@@ -37,6 +37,15 @@ def format_size(height: int, width: int) -> str:
     return f"{width}x{height}"
 
 
+def count(number: int, noun: str) -> str:
+    """A number of things.
+
+    >>> count(1, "video"), count(1200, "video")
+    ('1 video', '1,200 videos')
+    """
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
 def short_path(path: str | Path) -> str:
     """A name or path as a shared file may hold it: an absolute one becomes relative, or its last two parts.
 

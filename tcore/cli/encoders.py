@@ -13,9 +13,8 @@ from tyro.conf import Positional, UseAppendAction
 
 from tcore.cli.parsing import Switch, WithDatasets, at_least
 from tcore.config import Reach, Resize
-from tcore.data.findings import count
 from tcore.errors import InputError
-from tcore.text import Say, print_error, to_stderr, to_stdout
+from tcore.text import Say, count, print_error, to_stderr, to_stdout
 
 if TYPE_CHECKING:
     from tcore.evaluation.card import Card

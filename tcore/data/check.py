@@ -11,7 +11,7 @@ from jaxtyping import Bool, UInt8
 from PIL import Image
 
 from tcore.config import Config
-from tcore.data.findings import Findings, bars, commonest, count, for_each
+from tcore.data.findings import Findings, bars, commonest, for_each
 from tcore.data.images import BAD_IMAGE, image_problem, open_image
 from tcore.data.source import Sampling
 from tcore.data.stores import (
@@ -27,7 +27,7 @@ from tcore.data.video import Probe, VideoFiles, probe
 from tcore.device import num_cores
 from tcore.errors import InputError
 from tcore.files import open_regular
-from tcore.text import format_seconds, list_some
+from tcore.text import count, format_seconds, list_some
 
 LENGTHS = (1, 2, 4, 7, 10, 15, 20, 25, 50, 100, 500, 1000, 5000)
 MOTIONS = (0, 1, 2, 5, 10, 20, 40)

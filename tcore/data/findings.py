@@ -73,15 +73,6 @@ class Findings:
         return about | self.figures
 
 
-def count(number: int, noun: str) -> str:
-    """A number of things.
-
-    >>> count(1, "video"), count(1200, "video")
-    ('1 video', '1,200 videos')
-    """
-    return f"{number:,} {noun}" + ("" if number == 1 else "s")
-
-
 def bars(values: np.ndarray, edges: Sequence[int]) -> list[str]:
     """A histogram in characters: bin i holds edges[i] <= value < edges[i + 1]; the last bin has no end.
 

@@ -15,7 +15,6 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from PIL import Image
 
 from tcore.config import OPERATIONAL, Config, differences, flatten
-from tcore.data.findings import count
 from tcore.data.images import read_image
 from tcore.errors import InputError
 from tcore.evaluation.benchmarks import find_benchmark
@@ -35,7 +34,7 @@ from tcore.show.propagation import (
     with_truth,
 )
 from tcore.show.runs import Line, Run, draw_panel, panels, read_runs, words
-from tcore.text import Say, format_seconds, short_path, silent
+from tcore.text import Say, count, format_seconds, short_path, silent
 
 FORMATS = (".html", ".htm", ".md")
 FIGURES = "figures"  # folder of a run

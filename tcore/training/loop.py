@@ -20,6 +20,7 @@ from tcore.data.stores import FrameStore, open_images, open_mixture
 from tcore.device import choose_device, choose_dtype, world
 from tcore.errors import DivergedError, InputError, PeerError
 from tcore.files import LOCKS, lock
+from tcore.text import count
 from tcore.training import distributed
 from tcore.training.checkpoint import (
     Init,
@@ -363,10 +364,10 @@ def describe_run(source: Source, num_steps: int, first_step: int = 0) -> str:
     begin = f"resumes at step {first_step} of" if first_step else "takes"
     if first_step == num_steps:
         begin = "has finished all"
-    epoch = f"{source.steps_per_epoch:,} step{'s'[: source.steps_per_epoch > 1]} an epoch"
+    epoch = f"{count(source.steps_per_epoch, 'step')} an epoch"
     return (
         f"{clips:,} {what}{short}, batch {optim.batch}{each}{parts}, {epoch}; "
-        f"{begin} {num_steps:,} step{'s'[: num_steps > 1]} of {config.method.name} "
+        f"{begin} {count(num_steps, 'step')} of {config.method.name} "
         f"on {choose_device(config.runtime.device)} in {optim.precision}"
     )
 

@@ -7,13 +7,14 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from tcore.data.findings import Findings, count
+from tcore.data.findings import Findings
 from tcore.data.images import read_image
 from tcore.errors import InputError
 from tcore.evaluation import scores
 from tcore.evaluation.benchmarks.benchmark import Clip, MaskBenchmark, Result
 from tcore.evaluation.masks import VOID, Ids, read_ids
 from tcore.evaluation.protocols import Protocol
+from tcore.text import count
 
 OBJECTS = 61  # of DAVIS-2017 val
 
