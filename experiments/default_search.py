@@ -82,6 +82,12 @@ CANDIDATES: dict[str, tuple[str, dict[str, Any]]] = {
 SMALL = RUNTIME | {"vit.dim": 192, "vit.num_heads": 3, "optim.steps": 1200, "runtime.workers": 4}
 METHODS = ("simclr", "dinov2", "croc", "odin")
 CANDIDATES |= dict.fromkeys(METHODS, ("CLIPS*3+VARIED", SMALL | {"views.color": 0.0}))
+# Global crops that are flipped, as DINOv2's are, alone and with the branch.
+FLIPPED = HARD | {"views.flip_global": 0.5}
+CANDIDATES |= {
+    "flipped": ("CLIPS*3+VARIED", FLIPPED | {"auxiliary": "none"}),
+    "flipped-branch": ("CLIPS*3+VARIED", FLIPPED),
+}
 VIDEOS = "rendered-videos"  # under RUNS, beside the folders of candidates
 FILTERS = ("pieces", "features", "both")
 DETAILS = {"coarse": 1, "fine": 2, "finest": 3}
