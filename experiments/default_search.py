@@ -82,6 +82,8 @@ CANDIDATES: dict[str, tuple[str, dict[str, Any]]] = {
 SMALL = RUNTIME | {"vit.dim": 192, "vit.num_heads": 3, "optim.steps": 1200, "runtime.workers": 4}
 METHODS = ("simclr", "dinov2", "croc", "odin")
 CANDIDATES |= dict.fromkeys(METHODS, ("CLIPS*3+VARIED", SMALL | {"views.color": 0.0}))
+# More rendered videos than recorded clips there can be, for a method that gained from more clips.
+CANDIDATES["simclr-rendered"] = ("VARIED", SMALL | {"views.color": 0.0})
 # Global crops that are flipped, as DINOv2's are, alone and with the branch.
 FLIPPED = HARD | {"views.flip_global": 0.5}
 CANDIDATES |= {
@@ -157,8 +159,9 @@ def train_one(name: str, clips: Path, runs: Path, seconds: float, settings: dict
     data, differs = CANDIDATES[name]
     while "VARIED" in data and not (runs / VIDEOS).exists():
         time.sleep(1)
-    own = f"vits16-{name}-short" if name in METHODS else "vitti16-short"
-    config = tcore.recipe(own, (differs if name in METHODS else BASE | differs) | changed)
+    method = name.partition("-")[0]
+    own = f"vits16-{method}-short" if method in METHODS else "vitti16-short"
+    config = tcore.recipe(own, (differs if method in METHODS else BASE | differs) | changed)
     frames = data.replace("CLIPS", str(clips)).replace("VARIED", str(runs / VIDEOS))
     tcore.train(config, runs / name, frames)
 
