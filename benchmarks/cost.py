@@ -30,7 +30,7 @@ from tcore.training.loop import resolve
 from tcore.training.optim import build_schedule
 from tcore.training.step import Trainer
 
-WARMUP = 2
+WARMUP = 4  # two compile, the third is recorded as a CUDA graph
 LIMIT = 240  # seconds for a point, compilation included
 
 SIZES: dict[str, dict[str, Any]] = {

@@ -1,8 +1,10 @@
 """Positions of tokens on a grid and in time: fixed by a formula, or learned."""
 
-from typing import Literal
+from functools import lru_cache
+from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -31,6 +33,50 @@ def line_positions(length: int, dim: int) -> Float[Tensor, "{length} {dim}"]:
     channel = torch.arange(dim, dtype=torch.float64)
     angles = torch.arange(length, dtype=torch.float64)[:, None] / 10000.0 ** (2 * (channel // 2) / dim)
     return torch.where(channel % 2 == 0, angles.sin(), angles.cos()).float()
+
+
+def resize_positions(
+    grid: Float[Tensor, "1 d n n"], rows: int, columns: int, *, antialias: bool
+) -> Float[Tensor, "1 d {rows} {columns}"]:
+    """Positions on another grid, bicubic: to the size with antialias, or in DINO's form.
+
+    In DINO's form, sampling coordinates follow from a factor that is a little too large (arXiv:2104.14294).
+    """
+    if antialias:
+        return F.interpolate(grid, size=(rows, columns), mode="bicubic", antialias=True)
+    factors = ((rows + 0.1) / grid.shape[2], (columns + 0.1) / grid.shape[3])
+    return F.interpolate(grid, scale_factor=factors, mode="bicubic")
+
+
+@lru_cache(maxsize=16)
+def resize_matrix(
+    side: int, rows: int, columns: int, antialias: bool, device: torch.device
+) -> Float[Tensor, "{side}*{side} {rows}*{columns}"]:
+    """What every cell of a grid gives to every cell of the resized one, in double precision."""
+    cells = torch.eye(side**2, dtype=torch.float64).view(1, side**2, side, side)
+    return resize_positions(cells, rows, columns, antialias=antialias)[0].flatten(1).to(device)
+
+
+class ResizePositions(torch.autograd.Function):
+    """`resize_positions` with a gradient that is a matrix product.
+
+    On CUDA the gradient of torch's own is added up in any order, so that no two runs would be the same.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, grid: Tensor, rows: int, columns: int, antialias: bool) -> Tensor:
+        """As without."""
+        ctx.resized = (grid.shape[-1], rows, columns, antialias)
+        return resize_positions(grid, rows, columns, antialias=antialias)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+        """Every cell gets from the resized ones what it gave to them."""
+        (gradient,) = gradients
+        side = ctx.resized[0]
+        matrix = resize_matrix(*ctx.resized, gradient.device)
+        found = gradient[0].flatten(1).double() @ matrix.T
+        return found.view(1, -1, side, side).to(gradient.dtype), None, None, None
 
 
 class Places(nn.Module):

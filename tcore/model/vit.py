@@ -15,7 +15,7 @@ from tcore.config import Resize, VitSpec
 from tcore.errors import InputError
 from tcore.files import open_regular, write_bytes
 from tcore.model.attention import LARGE, Attention, Seen, tiles_within_reach, within_reach, working_dtype
-from tcore.model.positions import grid_positions
+from tcore.model.positions import ResizePositions, grid_positions, resize_positions
 from tcore.model.subset import (
     Share,
     Subset,
@@ -366,13 +366,11 @@ class VisionTransformer(nn.Module):
         grid = (
             self.pos_embed[:, self.num_class :].float().view(1, native, native, self.dim).permute(0, 3, 1, 2)
         )
-        if torch.are_deterministic_algorithms_enabled():
-            grid = grid.cpu()  # on CUDA the gradients of a resize are added up in any order
-        if self.position_resize == "size":
-            grid = F.interpolate(grid, size=(rows, columns), mode="bicubic", antialias=True)
-        else:  # DINO's form: sampling coordinates follow from a factor that is a little too large
-            factors = ((rows + 0.1) / native, (columns + 0.1) / native)
-            grid = F.interpolate(grid, scale_factor=factors, mode="bicubic")
+        antialias = self.position_resize == "size"
+        if grid.is_cuda and torch.is_grad_enabled():
+            grid = ResizePositions.apply(grid, rows, columns, antialias)  # type: ignore[no-untyped-call]
+        else:
+            grid = resize_positions(grid, rows, columns, antialias=antialias)
         patches = grid.flatten(2).transpose(1, 2)
         return torch.cat([self.pos_embed[:, : self.num_class], patches.to(self.pos_embed)], dim=1)
 

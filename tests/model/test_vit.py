@@ -12,6 +12,7 @@ from tcore.config import VitSpec
 from tcore.data.source import Counts
 from tcore.errors import InputError
 from tcore.methods.batch import make_batch
+from tcore.model.positions import ResizePositions, resize_positions
 from tcore.model.subset import Share, Subset, Wanted, add_residual, draw_gates, draw_subsets
 from tcore.model.vit import Block, LayerScale, Tokens, VisionTransformer, build_vit
 from tcore.recipes import VIT_B, VIT_L, VIT_S, VIT_TI
@@ -92,6 +93,19 @@ def test_shrinking_the_position_grid_averages_instead_of_skipping() -> None:
     vit = encoder(image_size=128)  # 16 x 16
     nn.init.normal_(vit.pos_embed)
     assert vit.positions(4, 4)[:, 1:].std() < 0.4
+
+
+@pytest.mark.parametrize("antialias", [True, False])
+def test_resized_positions_have_the_gradient_of_torch_by_a_matrix_product(antialias: bool) -> None:
+    """On CUDA, where torch adds it up in any order; the positions themselves are the same bits."""
+    grid = torch.randn(1, 5, 8, 8, requires_grad=True)
+    weights = torch.randn(1, 5, 3, 6)
+    plain = resize_positions(grid, 3, 6, antialias=antialias)
+    fast = ResizePositions.apply(grid, 3, 6, antialias)  # type: ignore[no-untyped-call]
+    assert torch.equal(plain, fast)
+    wanted, found = (torch.autograd.grad((x * weights).sum(), grid)[0] for x in (plain, fast))
+    assert torch.allclose(wanted, found, atol=1e-6)
+    assert found.abs().max() > 0.1
 
 
 @pytest.mark.parametrize(("height", "width"), [(36, 32), (32, 36), (4, 32)])
