@@ -156,14 +156,19 @@ def train_one(name: str, clips: Path, runs: Path, seconds: float, settings: dict
         made = train_filter(bank, encoder, goal, steps=steps, seconds=0.6 * seconds, batch=batch)
         save_filter(made, runs / f"{name}.safetensors")
         return
-    data, differs = CANDIDATES[name]
+    data = CANDIDATES[name][0]
     while "VARIED" in data and not (runs / VIDEOS).exists():
         time.sleep(1)
-    method = name.partition("-")[0]
-    own = f"vits16-{method}-short" if method in METHODS else "vitti16-short"
-    config = tcore.recipe(own, (differs if method in METHODS else BASE | differs) | changed)
     frames = data.replace("CLIPS", str(clips)).replace("VARIED", str(runs / VIDEOS))
-    tcore.train(config, runs / name, frames)
+    tcore.train(candidate(name, changed), runs / name, frames)
+
+
+def candidate(name: str, changed: dict[str, Any]) -> tcore.Config:
+    """The settings of a candidate."""
+    differs, method = CANDIDATES[name][1], name.partition("-")[0]
+    if method in METHODS:
+        return tcore.recipe(f"vits16-{method}-short", differs | changed)
+    return tcore.recipe("vitti16-short", BASE | differs | changed)
 
 
 class Task(NamedTuple):

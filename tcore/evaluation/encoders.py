@@ -47,12 +47,14 @@ class Shipped(NamedTuple):
     weights: Path
     card: Path
     matching: Path
-    """Student backbone and matching module; not every encoder has them."""
+    """Student backbone and matching module of a run of T-CoRe, for figures of attention."""
+    matching_card: Path
+    """How that run was trained, which need not be the run of the encoder."""
 
 
 def shipped(folder: Path | None = None) -> Shipped:
     """The files of the default encoder in this installation or another folder; they need not exist."""
-    names = ("default.safetensors", "default.json", "default-matching.safetensors")
+    names = (f"default{middle}.{kind}" for middle in ("", "-matching") for kind in ("safetensors", "json"))
     return Shipped(*((folder or FOLDER) / name for name in names))
 
 

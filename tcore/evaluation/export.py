@@ -216,9 +216,10 @@ def ship(encoder: Encoder, folder: Path) -> list[Path]:
     matching = (file.with_name("matching.safetensors"), file.parent.parent / "matching.safetensors")
     if file.is_file() and (found := next(filter(Path.is_file, matching), None)):
         save_safetensors(half(read_file(found), str(found)), files.matching)
-        written.append(files.matching)
         # The module is from the end of the run, whichever step the encoder is from.
-        card["matching_step"] = read_json(found.with_name("encoder.json"), shape=dict).get("step")
+        whole = read_json(found.with_name("encoder.json"), shape=dict)
+        write_json(files.matching_card, whole | {"precision": "fp16"}, indent=2)
+        written += [files.matching, files.matching_card]
     write_json(files.card, card, indent=2)
     save_safetensors(weights, files.weights)
     return written

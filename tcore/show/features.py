@@ -44,7 +44,7 @@ MASKED = (0.25, 0.35)  # share of the current frame that is masked
 def load_matcher(run: str | Path) -> Matcher | None:
     """Student backbone and matching module of a run folder, or of `default`; None if it has none."""
     if run == DEFAULT:
-        file, card = shipped().matching, shipped().card
+        file, card = shipped().matching, shipped().matching_card
     else:
         file, card = Path(run) / "matching.safetensors", Path(run) / CONFIG
     if not file.is_file():
