@@ -113,7 +113,8 @@ def propagate_video_file(
     sizes = (format_size(*one) for one in (size, inside, track.grid))
     say(f"detail {detail}: " + "frames of {} go in at {}, a grid of {}.".format(*sizes))
     about = About(used, size, source.file_name, _called(read, marks))
-    names = [f"point {name!r}" for name in about.names] or [f"object {label}" for label in about.objects]
+    called = [repr(about.called[label]) if label in about.called else label for label in about.objects]
+    names = [f"point {name!r}" for name in about.names] or [f"object {name}" for name in called]
     with new_folder(folder, replace=True) as made:
         with ExitStack() as files:
             kept = files.enter_context(keep_unfinished(folder, asked, detail))
