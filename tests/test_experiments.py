@@ -8,7 +8,9 @@ import pytest
 from safetensors.torch import load_file
 
 from experiments.box_scenes import Dice, draw_batch, draw_tiles, main
+from experiments.branch_study import ROWS, line
 from experiments.health_scores import ranks, spearman
+from tcore import recipe
 from tcore.files import write_text
 from tcore.video.box_network import EDGE, SIDE, BoxNetwork
 
@@ -68,3 +70,16 @@ def test_scenes_train_a_network_that_can_be_loaded(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr("sys.argv", ["box_scenes.py", *options])
     main()
     BoxNetwork().load_state_dict(load_file(out))
+
+
+def test_rows_of_the_branch_study_are_settings_of_the_recipe_and_read_as_times_chance() -> None:
+    known = [recipe("vits16-short", row) for row in ROWS.values()]
+    assert len({str(config) for config in known}) == len(ROWS)
+    looked = {"times_chance": {"place": 9.84, "moved": 1.1}, "object": 0.256}
+    ways = dict.fromkeys(("cross-attention", "feature similarity", "same position"), looked)
+    assert line("match", {"rendered": ways, "davis2016": ways}) == [
+        "match",
+        *["9.8, 1.1"] * 3,
+        *["25.6%"] * 3,
+    ]
+    assert line("match", {"rendered": ways})[4:] == ["-"] * 3
