@@ -3,7 +3,7 @@
 `python benchmarks/cost.py --out docs/cost.png` on a GPU; without one, around a small model. Every point is a
 process of its own; its line is printed as soon as it is there, and the picture is drawn anew, so that a run
 that is cut off keeps what it has; with `--keep FILE.json` the next one measures only what is missing there.
-`--points batch K` chooses axes.
+`--points batch K` chooses axes. Several processes compile at a time (`--at-a-time`), and one is timed.
 """
 
 import argparse
@@ -11,8 +11,11 @@ import itertools
 import json
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from step import NoiseStore, now, pinned
 
 from tcore import methods
+from tcore.compare import among_others
 from tcore.config import Config, flatten
 from tcore.device import peak_memory_gib
 from tcore.files import read_json, write_text
@@ -31,7 +35,7 @@ from tcore.training.optim import build_schedule
 from tcore.training.step import Trainer
 
 WARMUP = 4  # two compile, the third is recorded as a CUDA graph
-LIMIT = 240  # seconds for a point, compilation included
+LIMIT = 300  # seconds for a point, compilation included
 
 SIZES: dict[str, dict[str, Any]] = {
     "Ti": {"vit.dim": 192, "vit.num_heads": 3},
@@ -40,9 +44,9 @@ SIZES: dict[str, dict[str, Any]] = {
     "L": {"vit.dim": 1024, "vit.depth": 24, "vit.num_heads": 16},
 }
 # The first value of an axis is where all axes meet. ViT-B and L at half and a quarter of the batch. A point
-# takes 15 s, and 30 s more where shapes are new and are compiled: 11 processes, about 7 minutes.
+# takes 15 s, and 30 s more where shapes are new and are compiled: 11 processes.
 GPU_AXES: dict[str, list[dict[str, Any]]] = {
-    "batch": [{"optim.batch": batch} for batch in (256, 64, 128, 512)],
+    "batch": [{"optim.batch": batch} for batch in (256, 512, 64, 128)],
     "K": [{"head.prototypes": count} for count in (65536, 8192, 131072)],
     "locals": [{"views.num_local": count} for count in (8, 2, 4)],
     "size": [
@@ -99,18 +103,21 @@ def main() -> None:
     on_gpu = torch.cuda.is_available()
     axes = GPU_AXES if on_gpu else CPU_AXES
     parser.add_argument("--points", nargs="+", choices=list(axes), default=list(axes), help="axes")
-    parser.add_argument("--steps", type=int, default=6, help="timed steps of a point")
+    parser.add_argument("--steps", type=int, default=20, help="timed steps of a point")
     parser.add_argument("--compile", choices=("auto", "on", "off"), default="auto")
     parser.add_argument(
         "--seconds", type=float, default=470, help="begin no point that would not be done by then"
     )
     parser.add_argument("--out", type=Path, help="a picture (needs matplotlib)")
     parser.add_argument("--keep", type=Path, help="points so far, as JSON: taken from there, added to it")
+    parser.add_argument("--at-a-time", type=int, default=4, help="processes that compile at a time")
     parser.add_argument("--one", help=argparse.SUPPRESS)  # settings of a point, as JSON
+    parser.add_argument("--lock", type=Path, help="a file that what is timed locks; others may wait for it")
     options = parser.parse_args()
     base = {"runtime.compile": options.compile} | ({} if on_gpu else SMALL)
     if options.one:
-        print(json.dumps(measure(recipe("vits16-k400", base | json.loads(options.one)), options.steps)))
+        config = recipe("vits16-k400", base | json.loads(options.one))
+        print(json.dumps(measure(config, options.steps, options.lock)))
         return
     began = time.perf_counter()
     gpu = torch.cuda.get_device_name() if on_gpu else "CPU, a small model"
@@ -119,7 +126,8 @@ def main() -> None:
     print(f"cost of a step around vits16-k400, {gpu}, compile {options.compile}\n\n{HEADER}", flush=True)
     points: list[Point] = []
     chosen = {name: axes[name] for name in options.points}
-    for point in measure_axes(chosen, kept, options.steps, options.compile, began + options.seconds):
+    deadline = began + options.seconds
+    for point in measure_axes(chosen, kept, options, deadline):
         points.append(point)
         print(point.row(), flush=True)
         if options.keep:
@@ -144,46 +152,41 @@ def read_kept(path: Path | None, wanted: dict[str, Any]) -> dict[str, dict[str, 
 def measure_axes(
     axes: dict[str, list[dict[str, Any]]],
     kept: dict[str, dict[str, float]],
-    steps: int,
-    wish: str,
+    options: argparse.Namespace,
     deadline: float,
 ) -> Iterator[Point]:
     """Measure every point that is not kept, in a fresh process; the one where axes meet, once."""
-    slowest = 0.0
-    for axis, changes in axes.items():
-        for index, change in enumerate(changes):
-            name = json.dumps(change) if index else "center"
-            found = kept.get(name)
-            if found is None:
-                started = time.perf_counter()
-                if started + slowest > deadline:
-                    print(f"{axis}: no time for {change}, left out", file=sys.stderr, flush=True)
-                    continue
-                found = in_fresh_process(change, steps, wish)
-                slowest = max(slowest, time.perf_counter() - started)
-            if found is None:
-                continue
-            kept[name] = found
-            numbers = (found[figure] for figure in ("speed", "memory"))
-            yield Point(axis, int(found[axis]), int(found["batch"]), *numbers)
-
-
-def in_fresh_process(change: dict[str, Any], steps: int, wish: str) -> dict[str, float] | None:
-    """What a point costs, or none where it fails; the others go on."""
-    command = [
-        sys.executable,
-        __file__,
-        "--one",
-        json.dumps(change),
-        "--steps",
-        str(steps),
-        "--compile",
-        wish,
+    wanted = [
+        (axis, json.dumps(change) if index else "center", change)
+        for axis, changes in axes.items()
+        for index, change in enumerate(changes)
     ]
+    missing = {name: change for _, name, change in wanted if name not in kept}
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(options.at_a_time) as pool:
+        lock = options.lock or Path(folder) / "lock"
+        found = {
+            name: pool.submit(in_fresh_process, change, options.steps, options.compile, lock, deadline)
+            for name, change in missing.items()
+        }
+        for axis, name, _ in wanted:
+            result = kept.get(name) or found[name].result()
+            if result is not None:
+                kept[name] = result
+                numbers = (result[figure] for figure in ("speed", "memory"))
+                yield Point(axis, int(result[axis]), int(result["batch"]), *numbers)
+
+
+def in_fresh_process(
+    change: dict[str, Any], steps: int, wish: str, lock: Path, deadline: float
+) -> dict[str, float] | None:
+    """What a point costs, or none where it fails or comes too late; the others go on."""
+    command = [sys.executable, __file__, "--one", json.dumps(change), "--steps", str(steps)]
+    command += ["--compile", wish, "--lock", str(lock)]
+    left = min(LIMIT, deadline - time.perf_counter())
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=max(0, left))
     except subprocess.TimeoutExpired:
-        print(f"{change}: not done after {LIMIT} s, left out", file=sys.stderr, flush=True)
+        print(f"{change}: not done in time, left out", file=sys.stderr, flush=True)
         return None
     if done.returncode:
         why = (done.stderr.strip().splitlines() or ["no word"])[-1]
@@ -193,8 +196,16 @@ def in_fresh_process(change: dict[str, Any], steps: int, wish: str) -> dict[str,
     return found
 
 
-def measure(config: Config, steps: int) -> dict[str, float]:
-    """Speed and memory of a step in this process."""
+def measure(config: Config, steps: int, lock: Path) -> dict[str, float]:
+    """Speed and memory of a step in this process; it is timed while no other one works."""
+    with among_others(lock) as alone:
+        return measure_after_warmup(config, steps, alone)
+
+
+def measure_after_warmup(
+    config: Config, steps: int, alone: Callable[[], AbstractContextManager[None]]
+) -> dict[str, float]:
+    """Compile, then measure alone."""
     config = resolve(config)
     source = methods.build_source(NoiseStore(2 * config.optim.batch), config)
     trainer = Trainer(config)
@@ -203,13 +214,14 @@ def measure(config: Config, steps: int) -> dict[str, float]:
     feed = itertools.cycle(raws)
     for step in range(WARMUP):
         trainer.step(feed, step, schedule.at(step)).metrics()
-    started, unread = now(trainer), list[Any]()
-    for step in range(WARMUP, WARMUP + steps):
-        unread.append(trainer.step(feed, step, schedule.at(step)))
-        if len(unread) > 1:
-            unread.pop(0).metrics()
-    unread.pop(0).metrics()
-    seconds = (now(trainer) - started) / steps
+    with alone():
+        started, unread = now(trainer), list[Any]()
+        for step in range(WARMUP, WARMUP + steps):
+            unread.append(trainer.step(feed, step, schedule.at(step)))
+            if len(unread) > 1:
+                unread.pop(0).metrics()
+        unread.pop(0).metrics()
+        seconds = (now(trainer) - started) / steps
     return {
         "batch": config.optim.batch,
         "K": flatten(config)["head.prototypes"],

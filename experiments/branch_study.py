@@ -32,13 +32,21 @@ COSINE: dict[str, Any] = {"matching.form": "cosine", "matching.temperature": 0.0
 MATCH = COSINE | {"matching.start": "identity"}
 GRADIENT: dict[str, Any] = {"matching.auxiliary_gradient": True}
 BOX: dict[str, Any] = {"views.auxiliary_box": "current"}
+# The loss of the student's own masked patches, which the branch takes the place of, beside those of the branch.
+OWN: dict[str, Any] = {"loss.own_patches": 1.0}
+FAST: dict[str, Any] = {"teacher.momentum": (0.95, 1.0)}
 ROWS: dict[str, dict[str, Any]] = {
     "all": {},
     "none": NONE,
     "none-flip": NONE | FLIP,
     "none-hard": NONE | HARD,
     "none-hard-flip": NONE | HARD | FLIP,
-    "none-flip-fast": NONE | FLIP | {"teacher.momentum": (0.95, 1.0)},
+    "none-flip-fast": NONE | FLIP | FAST,
+    "none-fast": NONE | FAST,
+    "none-hard-fast": NONE | HARD | FAST,
+    "own": OWN,
+    "own-match": MATCH | OWN,
+    "own-match-box": MATCH | OWN | BOX,
     "all-flip": FLIP,
     "match": MATCH,
     "match-box": MATCH | BOX,

@@ -117,6 +117,8 @@ class LossConfig:
     """Weight of the patch loss that takes the place of the middle three with --auxiliary none."""
     auxiliary: Factors = (1.0, 1.0)
     """Factor on the weights of L_pt, L_ft and L_pf, first to last step (published: 1 throughout)."""
+    own_patches: Weight = 0.0
+    """Weight of the same patch loss beside the middle three (published: none)."""
     student_temperature: Positive = 0.1
     """Temperature of the student's predictions."""
     koleo_global: bool = False

@@ -20,6 +20,7 @@ from tcore.model.losses import TeacherTargets, Warmth
 from tcore.model.vit import VisionTransformer, build_vit
 
 AUXILIARY = ("past_teacher", "future_teacher", "past_future")
+OWN = "patch_teacher"  # the loss of patches that the student restores without another frame
 FACTOR = "auxiliary_factor"  # the value of a step that they are multiplied by
 
 
@@ -52,12 +53,16 @@ class TCoRe(SelfDistillation):
         matching_lr: float = 1.0,
         auxiliary_gradient: bool = False,
         auxiliary_factor: tuple[float, float] = (1.0, 1.0),
+        own_patches: float = 0.0,
         fused: bool = True,
     ) -> None:
+        weights = LossConfig().weights() if weights is None else weights
+        if match is not None:  # what past and future restore takes the place of the student's own patches
+            weights = {**weights, OWN: own_patches}
         super().__init__(
             backbone,
             head,
-            LossConfig().weights() if weights is None else weights,
+            weights,
             teacher=teacher,
             masking=masking,
             form=form,
@@ -113,12 +118,18 @@ class TCoRe(SelfDistillation):
         """The student restores masked patches by matching patches across time, once from each side."""
         if self.match is None:
             return super().restore(batch, patches, context)
-        return {side: batch.at_masked(self.match(patches, other)) for side, other in context.items()}
+        sides = {side: batch.at_masked(self.match(patches, other)) for side, other in context.items()}
+        return {**sides, **super().restore(batch, patches, context)} if self.weights[OWN] else sides
 
     def fused_patches(
         self, batch: Batch, targets: TeacherTargets, sides: list[str], rows: Tensor, prototypes: Tensor
     ) -> dict[str, Tensor]:
-        """Each side with the teacher, and both sides with one another."""
+        """Each side with the teacher, and past and future with one another."""
+        if "patch" in sides:  # the student's own, which come last, have no other side
+            terms = super().fused_patches(batch, targets, sides[-1:], rows[-1:], prototypes)
+            if sides[:-1]:
+                terms |= self.fused_patches(batch, targets, sides[:-1], rows[:-1], prototypes)
+            return terms
         terms, distance, apart = self.patch_sums(batch, targets, sides, rows, prototypes)
         counts = batch.counts
         if len(sides) == 2 and self.form == "paper":
@@ -192,4 +203,5 @@ def build_tcore(config: Config, settings: TCoReSettings) -> TCoRe:
         matching_lr=config.optim.matching_lr,
         auxiliary_gradient=settings.matching.auxiliary_gradient,
         auxiliary_factor=settings.loss.auxiliary,
+        own_patches=settings.loss.own_patches,
     )

@@ -12,7 +12,7 @@ from tcore.methods.distillation import Center
 from tcore.methods.method import Length
 from tcore.methods.settings import Auxiliary, LossForm
 from tcore.methods.settings_groups import Targets
-from tcore.methods.tcore import AUXILIARY, FACTOR, TCoRe
+from tcore.methods.tcore import AUXILIARY, FACTOR, OWN, TCoRe
 from tcore.model.subset import Wanted
 from tests.methods import tiny_models
 from tests.methods.tiny_models import STAY, TEMPERATURE, VALUES, VIDEOS, batch, model, part_of, seeded, values
@@ -141,6 +141,21 @@ def test_losses_of_past_and_future_may_have_a_schedule() -> None:
     for name, value in published.items():
         assert found[name] == pytest.approx(value * (0.5 if name in AUXILIARY else 1.0))
     assert set(AUXILIARY) <= set(published)
+
+
+def test_own_masked_patches_may_be_compared_beside_past_and_future() -> None:
+    tcore, made = model(), batch()
+    published = values(tcore(made, VALUES))
+    alone = model(auxiliary="none")
+    alone.student.load_state_dict(tcore.student.state_dict())
+    alone.teacher.load_state_dict(tcore.teacher.state_dict())
+    tcore.weights = {**tcore.weights, OWN: 0.5}
+    for tcore.fused in (True, False):
+        losses = tcore(made, VALUES)
+        own = values(alone(batch(auxiliary="none"), VALUES))[OWN]
+        assert values(losses) == pytest.approx(published | {OWN: own}, rel=1e-5)
+        without = sum(tcore.weights[name] * value for name, value in published.items())
+        assert tcore.total(losses).item() == pytest.approx(without + 0.5 * own, rel=1e-5)
 
 
 # Losses
