@@ -32,7 +32,7 @@ COSINE: dict[str, Any] = {"matching.form": "cosine", "matching.temperature": 0.0
 MATCH = COSINE | {"matching.start": "identity"}
 GRADIENT: dict[str, Any] = {"matching.auxiliary_gradient": True}
 BOX: dict[str, Any] = {"views.auxiliary_box": "current"}
-# The loss of the student's own masked patches, which the branch takes the place of, beside those of the branch.
+# The loss of own masked patches, which the branch takes the place of, beside those of the branch.
 OWN: dict[str, Any] = {"loss.own_patches": 1.0}
 FAST: dict[str, Any] = {"teacher.momentum": (0.95, 1.0)}
 ROWS: dict[str, dict[str, Any]] = {
