@@ -1,7 +1,7 @@
 """Does the matching module match, and does it help? Settings of T-CoRe side by side, at two grids.
 
     python experiments/branch_study.py --out LAB --frames CLIPS --data DATA [--rows NAME ...] [--seeds 3]
-        [--sets few|all] [--gpus 0 0 0] [--recipe vits16-short] [--steps 1000]
+        [--sets few|all] [--gpus 0 0 0] [--recipe vits16-tcore-short] [--steps 1000]
 
 Every row is the recipe with the settings below, trained and scored by the same code as `tcore lab methods`
 (lab.md, lab.json). Rows with a module are measured as by `tcore figure matching`: matching.md has the shares
@@ -104,7 +104,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--sets", choices=("few", "all", "rendered"), default="few")
     parser.add_argument("--gpus", nargs="+", default=[""])
-    parser.add_argument("--recipe", default="vits16-short")
+    parser.add_argument("--recipe", default="vits16-tcore-short")
     parser.add_argument("--steps", type=int)
     given = parser.parse_args()
     entries = [Entry(name, given.recipe, tcore.recipe(given.recipe, ROWS[name])) for name in given.rows]

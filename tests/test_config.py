@@ -71,6 +71,8 @@ def test_short_recipes_have_the_length_that_was_measured() -> None:
         optim = recipe(name).optim
         assert f"{optim.steps:,} steps of {optim.batch} samples" in tutorial
     assert recipe("vits16-short").optim.steps == 1000
+    branch = differences(recipe("vits16-short"), recipe("vits16-tcore-short"))
+    assert branch == {"auxiliary": ("none", "both")}
 
 
 def test_unknown_setting_is_an_error_with_a_suggestion(tmp_path: Path) -> None:

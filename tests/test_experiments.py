@@ -73,7 +73,7 @@ def test_scenes_train_a_network_that_can_be_loaded(tmp_path: Path, monkeypatch: 
 
 
 def test_rows_of_the_branch_study_are_settings_of_the_recipe_and_read_as_times_chance() -> None:
-    known = [recipe("vits16-short", row) for row in ROWS.values()]
+    known = [recipe("vits16-tcore-short", row) for row in ROWS.values()]
     assert len({str(config) for config in known}) == len(ROWS)
     looked = {"times_chance": {"place": 9.84, "moved": 1.1}, "object": 0.256}
     ways = dict.fromkeys(("cross-attention", "feature similarity", "same position"), looked)

@@ -16,7 +16,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # torch, of its own affairs, where it compiles
 ]
 
-METHODS = ("", "dino-", "ibot-", "dinov2-", "simclr-", "mocov3-", "croc-", "odin-")
+METHODS = ("", "tcore-", "dino-", "ibot-", "dinov2-", "simclr-", "mocov3-", "croc-", "odin-")
 PIXELS = ("mae-", "rcmae-", "siammae-", "cropmae-", "rsp-", "dropmae-", "videomae-", "maest-")
 
 

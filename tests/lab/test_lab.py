@@ -120,6 +120,10 @@ def test_every_row_of_the_paper_has_its_numbers_and_its_flags() -> None:
     found = [(mask.probability, mask.ratio) for mask in (settings_of(config).masking for config in configs)]
     assert found[:4] == [(share, (0.1, 0.5)) for share in (0.1, 0.3, 0.5, 0.7)]
     assert found[4:] == [(0.5, (0.2, 0.6)), (0.5, (0.3, 0.7))]
+    names = [row.name for row in TABLES["branch"]]
+    configs = [parse_train(["vits16-short", *row.flags.split()]).config for row in TABLES["branch"]]
+    sides = dict(zip(names, (settings_of(config).auxiliary for config in configs), strict=True))
+    assert sides == {"none": "none", "past": "past", "future": "future", "both": "both", "all": "both"}
 
 
 def test_rows_are_summarized_over_seeds_and_clips(tmp_path: Path) -> None:
@@ -230,7 +234,7 @@ def test_flags_of_a_row_replace_those_of_all_rows() -> None:
         ("methods --size 240 432", "--size"),
         ("methods --binary", "--binary"),
         ("methods --rows dino --masks nowhere", "nowhere"),
-        ("methods --recipe vits16-short", "vits16-short needs --frames"),
+        ("methods --recipe vits16-short", "vits16-tcore-short needs --frames"),
         ("methods --rows dino --extra='--matching.gain 2'", "--matching.gain"),
     ],
 )

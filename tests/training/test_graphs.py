@@ -17,7 +17,7 @@ from tcore.training.step import Trainer
 from tests.tiny import shrunk
 
 # One of each kind of batch: stratified and independent masks, Sinkhorn and centers, regions, pixels.
-NAMES = ("vits16-k400", "vits16-short", "vits16-ibot-short", "vits16-dinov2-short", "vits16-mae-short")
+NAMES = ("vits16-k400", "vits16-tcore-short", "vits16-ibot-short", "vits16-dinov2-short", "vits16-mae-short")
 
 
 class Rerun:
@@ -88,7 +88,7 @@ def test_steps_in_fixed_shapes_by_graphs_are_the_plain_steps(name: str) -> None:
         torch.testing.assert_close(other, one, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize(("name", "recorded"), [("vits16-short", 2), ("vits16-odin-short", 1)])
+@pytest.mark.parametrize(("name", "recorded"), [("vits16-tcore-short", 2), ("vits16-odin-short", 1)])
 def test_a_trainer_hands_graphs_fixed_shapes_and_takes_the_plain_steps(name: str, recorded: int) -> None:
     config, found = shrunk(name, optim__batch=8, vit__drop_path=0.0), []
     for graphs in (False, True):
@@ -105,7 +105,7 @@ def test_a_trainer_hands_graphs_fixed_shapes_and_takes_the_plain_steps(name: str
 
 
 def test_more_masked_patches_than_ever_make_the_shapes_grow() -> None:
-    config = shrunk("vits16-short", optim__batch=8)
+    config = shrunk("vits16-tcore-short", optim__batch=8)
     method, source = methods.build(config), open_source(config, None)
     batch = render_batch(source[0], torch.device("cpu"))
     first = method.in_fixed_shapes(batch)
