@@ -1,5 +1,6 @@
 """The parts of the benchmarks that decide something."""
 
+import argparse
 import json
 import sys
 import time
@@ -61,17 +62,22 @@ def test_points_that_were_measured_otherwise_are_not_kept(tmp_path: Path) -> Non
 def test_axes_meet_in_one_point_that_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
-    def found(change: dict[str, object], steps: int, wish: str) -> dict[str, float]:
+    def found(
+        change: dict[str, object], steps: int, wish: str, lock: Path, deadline: float
+    ) -> dict[str, float] | None:
         asked.append(change)
-        return {"batch": 8, "K": 2048, "locals": 4, "size": 96, "speed": 1.0, "memory": 1.0}
+        numbers = {"batch": 8, "K": 2048, "locals": 4, "size": 96, "speed": 1.0, "memory": 1.0}
+        return numbers if time.perf_counter() < deadline else None
 
     monkeypatch.setattr(cost, "in_fresh_process", found)
     kept: dict[str, dict[str, float]] = {}
-    points = list(cost.measure_axes(cost.GPU_AXES, kept, 6, "auto", time.perf_counter() + 60))
+    options = argparse.Namespace(steps=6, compile="auto", at_a_time=2, lock=None)
+    points = list(cost.measure_axes(cost.GPU_AXES, kept, options, time.perf_counter() + 60))
     assert len(points) == 14
     assert len(asked) == 11
-    assert list(cost.measure_axes(cost.GPU_AXES, kept, 6, "auto", time.perf_counter() - 1)) == points
-    assert list(cost.measure_axes(cost.GPU_AXES, {}, 6, "auto", time.perf_counter() - 1)) == []
+    assert list(cost.measure_axes(cost.GPU_AXES, kept, options, time.perf_counter() - 1)) == points
+    assert len(asked) == 11
+    assert list(cost.measure_axes(cost.GPU_AXES, {}, options, time.perf_counter() - 1)) == []
 
 
 def test_ranks_are_shared_by_equal_values_and_auroc_is_a_chance() -> None:

@@ -5,6 +5,7 @@ import math
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,9 +13,10 @@ import numpy as np
 from jaxtyping import Float64, Int64, UInt8
 from PIL import Image
 
-from tcore.data.images import IMAGE_SUFFIXES, Frame, decode_image, read_file
+from tcore.data.images import IMAGE_SUFFIXES, Frame, ahead, decode_image, read_file
 from tcore.data.packed import STORE, PackedVideos, shard_path
 from tcore.data.rendered import render_video
+from tcore.device import num_cores
 from tcore.errors import InputError
 
 VIDEO_SUFFIXES = set(
@@ -168,6 +170,39 @@ class RenderedStore(FrameStore):
             rendered.frames.setflags(write=False)  # callers get views of the kept video itself
             self._kept[video] = rendered.frames
         return [self._kept[video][index] for index in frames]
+
+
+class HeldStore(FrameStore):
+    """A store whose frames are decoded once and kept; a video that cannot be decoded is read as before.
+
+    Reading processes that are forked afterwards share the pixels.
+    """
+
+    def __init__(self, store: FrameStore) -> None:
+        self.store, self.names, self.lengths = store, store.names, store.lengths
+        self.fps, self.rates = store.fps, store.rates
+        self._kept = dict(enumerate(ahead(self._decode, range(len(store)), num_cores())))
+
+    def _decode(self, video: int) -> list[Frame] | None:
+        try:
+            return self.store.read(video, range(int(self.lengths[video])))
+        except InputError:
+            return None
+
+    def read(self, video: int, frames: Sequence[int]) -> list[Frame]:
+        """Look the frames up."""
+        kept = self._kept[video]
+        return self.store.read(video, frames) if kept is None else [kept[index] for index in frames]
+
+
+def decoded_gib(store: FrameStore, samples: int = 64) -> float:
+    """Memory that all frames of a store take, about: from the first frames of some videos, spread evenly."""
+    some = np.unique(np.linspace(0, len(store) - 1, samples).astype(int)).tolist()
+    sizes = []
+    for video in some:
+        with suppress(InputError):
+            sizes.append(store.read(video, [0])[0].nbytes)
+    return float(np.mean(sizes or [0.0])) * float(store.lengths.sum()) / 2**30
 
 
 class Pose(NamedTuple):

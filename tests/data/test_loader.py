@@ -1,13 +1,16 @@
 """From a step's number to its batch: randomness, parts, masks, reading processes."""
 
+import shutil
+import sys
 from dataclasses import fields, replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 from tcore.config import OptimConfig, RuntimeConfig
-from tcore.data.loader import load, render_batch
+from tcore.data.loader import hold_frames, load, render_batch
 from tcore.data.render import normalize, render_pixels
 from tcore.data.source import Counts, FrameBuffer, RawBatch, pad
 from tcore.data.stores import FrameStore
@@ -15,6 +18,7 @@ from tcore.data.views import ViewPlan
 from tcore.methods import build_sampling, build_source
 from tcore.methods.settings import Auxiliary
 from tcore.methods.settings_groups import MaskingConfig
+from tests.data.clips import break_jpeg, write_clip
 from tests.data.painted import ALL_MASKED, TINY, Painted, sandwiches_of, videos_of
 from tests.tiny import change
 
@@ -175,3 +179,25 @@ def test_every_frame_is_found_again_in_its_corner_and_the_rest_is_zero(sizes: li
     assert torch.equal(padded, torch.from_numpy(plain))
     # Frames of one size are not copied again.
     assert (padded.data_ptr() == buffer.pixels.data_ptr()) == (len(set(sizes)) == 1)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reading processes are forked on Linux alone")
+def test_frames_of_a_small_store_are_decoded_once_and_batches_stay_the_same(tmp_path: Path) -> None:
+    for number in range(5):
+        write_clip(tmp_path / f"store/{number}", 8, seed=number)
+    break_jpeg(tmp_path / "store/3/00004.jpg")  # read as before, and replaced where it is drawn
+    source = build_source(FrameStore.open(tmp_path / "store"), change(TINY, runtime__workers=1))
+    plain = [source.read(step, 0) for step in range(24)]
+    assert any(raw.bad for raw in plain)
+    assert hold_frames(source, 1).store is source.store  # read once: nothing to gain
+    without = change(TINY, runtime__workers=1, runtime__hold_gib=0.0)
+    assert hold_frames(build_source(source.store, without), 24).store is source.store
+    little = change(TINY, runtime__workers=1, runtime__hold_gib=1e-6)
+    assert hold_frames(build_source(source.store, little), 24).store is source.store
+    parts = load(source, 0, 24, CPU)
+    first = next(parts)
+    for whole in (0, 1, 2, 4):
+        shutil.rmtree(tmp_path / f"store/{whole}")
+    for before, now in zip(plain, (first, *parts), strict=True):
+        assert same(before, now)
+        assert before.bad == now.bad

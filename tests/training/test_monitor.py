@@ -45,7 +45,9 @@ def test_a_slow_store_is_warned_of_once_during_a_run(
         return usual(self, video, frames)
 
     monkeypatch.setattr(FolderStore, "read", slow)
-    train(tiny(optim__steps=12, runtime__workers=0), tmp_path / "run", tmp_path / "store")
+    train(
+        tiny(optim__steps=12, runtime__workers=0, runtime__hold_gib=0.0), tmp_path / "run", tmp_path / "store"
+    )
     printed = capsys.readouterr().err
     assert printed.count("waiting for data") == 1
     assert f"--runtime.workers {num_cores()}" in printed
@@ -97,7 +99,8 @@ def test_an_image_that_goes_bad_in_mid_training_is_replaced_counted_and_said(
             path.write_bytes(path.read_bytes()[:100])
 
     with pytest.raises(InputError, match=r"runtime.bad_samples=0.01 .*video-3"):
-        train(tiny(runtime__workers=0, optim__steps=40, runtime__log_every=1), run, store, on_step=spoil)
+        config = tiny(runtime__workers=0, runtime__hold_gib=0.0, optim__steps=40, runtime__log_every=1)
+        train(config, run, store, on_step=spoil)
     said = capsys.readouterr().err
     counted = [line["bad_samples"] for line in metrics(run)]
     assert counted[:3] == [0, 0, 0]
