@@ -202,7 +202,7 @@ def decoded_gib(store: FrameStore, samples: int = 64) -> float:
     for video in some:
         with suppress(InputError):
             sizes.append(store.read(video, [0])[0].nbytes)
-    return float(np.mean(sizes or [0.0])) * float(store.lengths.sum()) / 2**30
+    return float(np.mean(sizes or [0])) * float(store.lengths.sum()) / 2**30
 
 
 class Pose(NamedTuple):

@@ -98,8 +98,8 @@ def test_an_image_that_goes_bad_in_mid_training_is_replaced_counted_and_said(
         for path in (store / "video-3").iterdir() if step == 3 else ():
             path.write_bytes(path.read_bytes()[:100])
 
+    config = tiny(runtime__workers=0, runtime__hold_gib=0.0, optim__steps=40, runtime__log_every=1)
     with pytest.raises(InputError, match=r"runtime.bad_samples=0.01 .*video-3"):
-        config = tiny(runtime__workers=0, runtime__hold_gib=0.0, optim__steps=40, runtime__log_every=1)
         train(config, run, store, on_step=spoil)
     said = capsys.readouterr().err
     counted = [line["bad_samples"] for line in metrics(run)]
