@@ -1,7 +1,7 @@
 """How the cost of a step grows: samples/s and peak memory, one setting at a time around vits16-k400.
 
 `python benchmarks/cost.py --out docs/cost.png` on a GPU; without one, around a small model. Every point is a
-process of its own; its line is printed as soon as it is there, and the picture is drawn anew, so that a run
+process of its own; lines are printed in turn, and the picture is drawn anew, so that a run
 that is cut off keeps what it has; with `--keep FILE.json` the next one measures only what is missing there.
 `--points batch K` chooses axes. Several processes compile at a time (`--at-a-time`), and one is timed.
 """
@@ -106,13 +106,13 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20, help="timed steps of a point")
     parser.add_argument("--compile", choices=("auto", "on", "off"), default="auto")
     parser.add_argument(
-        "--seconds", type=float, default=470, help="begin no point that would not be done by then"
+        "--seconds", type=float, default=470, help="points that are not done by then are left out"
     )
     parser.add_argument("--out", type=Path, help="a picture (needs matplotlib)")
     parser.add_argument("--keep", type=Path, help="points so far, as JSON: taken from there, added to it")
     parser.add_argument("--at-a-time", type=int, default=4, help="processes that compile at a time")
     parser.add_argument("--one", help=argparse.SUPPRESS)  # settings of a point, as JSON
-    parser.add_argument("--lock", type=Path, help="a file that what is timed locks; others may wait for it")
+    parser.add_argument("--lock", type=Path, help="a lock file to share with other benchmarks")
     options = parser.parse_args()
     base = {"runtime.compile": options.compile} | ({} if on_gpu else SMALL)
     if options.one:
@@ -168,12 +168,15 @@ def measure_axes(
             name: pool.submit(in_fresh_process, change, options.steps, options.compile, lock, deadline)
             for name, change in missing.items()
         }
-        for axis, name, _ in wanted:
-            result = kept.get(name) or found[name].result()
-            if result is not None:
-                kept[name] = result
-                numbers = (result[figure] for figure in ("speed", "memory"))
-                yield Point(axis, int(result[axis]), int(result["batch"]), *numbers)
+        try:
+            for axis, name, _ in wanted:
+                result = kept.get(name) or found[name].result()
+                if result is not None:
+                    kept[name] = result
+                    numbers = (result[figure] for figure in ("speed", "memory"))
+                    yield Point(axis, int(result[axis]), int(result["batch"]), *numbers)
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
 
 
 def in_fresh_process(

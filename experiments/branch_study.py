@@ -107,7 +107,10 @@ def main() -> None:
     parser.add_argument("--recipe", default="vits16-tcore-short")
     parser.add_argument("--steps", type=int)
     given = parser.parse_args()
-    entries = [Entry(name, given.recipe, tcore.recipe(given.recipe, ROWS[name])) for name in given.rows]
+    entries = [
+        Entry(name, given.recipe, tcore.recipe(given.recipe, {"auxiliary": "both"} | ROWS[name]))
+        for name in given.rows
+    ]
     named = {"few": FEW, "all": ALL, "rendered": ()}[given.sets]
     sets = tuple(Dataset(kind, str(given.data / path), binary) for kind, path, binary in named)
     precision: Any = "bf16" if given.gpus[0] else "fp32"

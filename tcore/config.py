@@ -196,8 +196,8 @@ class RuntimeConfig:
     """Replay steps as CUDA graphs (auto: on one GPU, where a step is one part; docs/performance.md)."""
     workers: AtLeastZero | None = None
     """Processes that read frames (default: one per core, up to 16 for each GPU; 0 for rendered videos)."""
-    hold_gib: Weight = 3.0
-    """Decode frames once and keep them where all take at most this many GiB of memory (0: never)."""
+    hold_gib: Weight = 0.0
+    """Decode all frames first and keep up to this many GiB of them (0: decode each as it is read)."""
     sharding: Sharding = "replicate"
     """Under torchrun: every process holds the whole model, or (for ViT-L and up) a share of it."""
     log_every: Count = 10

@@ -89,12 +89,12 @@ TABLES: dict[str, tuple[Row, ...]] = {
         Row("both future", f"{BRANCH} --sandwich.frames future-future", (63.3, 61.3, 65.3)),
     ),
     "masks": (
-        Row("probability .1", f"{BRANCH} --masking.probability 0.1 {RATIO}", (60.1, 58.1, 62.2)),
-        Row("probability .3", f"{BRANCH} --masking.probability 0.3 {RATIO}", (63.5, 61.8, 65.3)),
-        Row("probability .5", f"{BRANCH} --masking.probability 0.5 {RATIO}", (64.4, 63.0, 65.9)),
-        Row("probability .7", f"{BRANCH} --masking.probability 0.7 {RATIO}", (62.7, 61.3, 64.2)),
-        Row("ratio .2-.6", f"{BRANCH} {PROBABILITY} --masking.ratio 0.2 0.6", (64.1, 62.3, 65.9)),
-        Row("ratio .3-.7", f"{BRANCH} {PROBABILITY} --masking.ratio 0.3 0.7", (63.7, 61.9, 65.5)),
+        Row("probability .1", f"--masking.probability 0.1 {RATIO}", (60.1, 58.1, 62.2)),
+        Row("probability .3", f"--masking.probability 0.3 {RATIO}", (63.5, 61.8, 65.3)),
+        Row("probability .5", f"--masking.probability 0.5 {RATIO}", (64.4, 63.0, 65.9)),
+        Row("probability .7", f"--masking.probability 0.7 {RATIO}", (62.7, 61.3, 64.2)),
+        Row("ratio .2-.6", f"{PROBABILITY} --masking.ratio 0.2 0.6", (64.1, 62.3, 65.9)),
+        Row("ratio .3-.7", f"{PROBABILITY} --masking.ratio 0.3 0.7", (63.7, 61.9, 65.5)),
     ),
 }
 

@@ -295,9 +295,9 @@ RECIPES: dict[str, Recipe] = {
     ),
     "vits16-short": Recipe(
         VITS16_SHORT,
-        "ViT-S/16 on a few hundred clips of your own, minutes on one GPU; no auxiliary branch; reach 3.",
+        "ViT-S/16 on a few hundred clips of your own, minutes on one GPU; T-CoRe without its branch.",
     ),
-    "vits16-tcore-short": Recipe(VITS16_TCORE_SHORT, "T-CoRe with its auxiliary branch, the same."),
+    "vits16-tcore-short": Recipe(VITS16_TCORE_SHORT, "The same with the auxiliary branch."),
     "vits16-dino-short": Recipe(
         short(
             DinoSettings(head=SHORT_HEAD, teacher=TeacherConfig(**CENTERED)), "dino", num_local=8, color=0.0
@@ -336,7 +336,7 @@ RECIPES: dict[str, Recipe] = {
             override(VITS16_TCORE_SHORT, {"head.hidden": 512}),
             vit=replace(VITS16_SHORT.vit, dim=VIT_TI.dim, num_heads=VIT_TI.num_heads),
         ),
-        "T-CoRe with its branch, ViT-Ti/16, the same: a quarter of the weights.",
+        "The same with the branch as a ViT-Ti/16, a quarter of the weights.",
     ),
     "quickstart": Recipe(
         QUICKSTART, "A small ViT on rendered videos: learns within minutes on a laptop, needs no data."

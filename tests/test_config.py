@@ -134,6 +134,7 @@ def test_value_of_another_kind_is_an_error_that_names_it(name: str, value: Any) 
         {"sandwich.offset_seconds": (0.0, 1.0)},
         {"sandwich.short_videos": "repeat", "sandwich.offset_seconds": (1.0, 2.0)},
         {"sandwich.frames": "past-past", "auxiliary": "past"},
+        {"loss.own_patches": 1.0, "auxiliary": "none"},
         {"seed": -1},
     ],
 )

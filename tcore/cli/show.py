@@ -137,7 +137,9 @@ class Matching(Drawn):
         at_least(1, videos=self.videos)
         matcher = load_matcher(self.run)
         if matcher is None:
-            raise InputError(f"{self.run} has no patch matching module: give a run of T-CoRe.")
+            raise InputError(
+                f"{self.run} has no patch matching module: give a run of T-CoRe with --auxiliary both."
+            )
         size = matcher.backbone.native_grid * matcher.backbone.patch_size
         davis = [(root, self.binary) for root in self.davis]
         title = title_of(self.run, "does its module match?")

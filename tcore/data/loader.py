@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from tcore.data.render import PLAIN, Kernels, normalize, render_pixels
 from tcore.data.source import RawBatch, Source, pad
-from tcore.data.stores import HeldStore, RenderedStore, decoded_gib
+from tcore.data.stores import RenderedStore, hold_frames
 from tcore.data.views import ViewPlan
 from tcore.device import num_cores
 from tcore.errors import InputError
@@ -63,18 +63,17 @@ def num_workers(source: Source) -> int:
     return 0 if isinstance(source.store, RenderedStore) else max(1, min(16, num_cores() // source.share.here))
 
 
-def hold_frames(source: Source, steps: int) -> Source:
-    """The source with all frames decoded, where memory allows it and most are read more than once."""
-    store, reads = source.store, steps * source.config.optim.samples * len(source.sampling.names)
-    if isinstance(store, RenderedStore) or reads < 2 * int(store.lengths.sum()):
+def with_frames_held(source: Source) -> Source:
+    """The source with all frames decoded, where that is wanted."""
+    limit = source.config.runtime.hold_gib
+    if not limit:
         return source
-    if sys.platform != "linux" or not (limit := source.config.runtime.hold_gib):
-        return source  # reading processes that are not forked would each get a copy
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    if decoded_gib(store) * source.share.here > min(limit, memory / 8):
-        return source
+    if sys.platform != "linux" and num_workers(source):
+        raise InputError(
+            f"runtime.hold_gib={limit:g}: reading processes share frames on Linux alone; leave it out."
+        )
     held = copy.copy(source)
-    held.store = HeldStore(store)
+    held.store = hold_frames(source.store, limit)
     return held
 
 
@@ -82,7 +81,7 @@ def load(
     source: Source, first_step: int, num_steps: int, device: torch.device
 ) -> Generator[RawBatch, None, None]:
     """Parts of steps `first_step` to `num_steps` - 1, in order, read ahead by worker processes."""
-    source, accumulate = hold_frames(source, num_steps - first_step), source.config.optim.accumulate
+    source, accumulate = with_frames_held(source), source.config.optim.accumulate
     indices = range(first_step * accumulate, num_steps * accumulate)
     workers = num_workers(source)
     with warnings.catch_warnings():

@@ -1,11 +1,11 @@
 """FrameStore: videos as ordered frames, whether on disk, packed, rendered, or panned over photographs."""
 
+import copy
 import hashlib
 import math
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -172,39 +172,6 @@ class RenderedStore(FrameStore):
         return [self._kept[video][index] for index in frames]
 
 
-class HeldStore(FrameStore):
-    """A store whose frames are decoded once and kept; a video that cannot be decoded is read as before.
-
-    Reading processes that are forked afterwards share the pixels.
-    """
-
-    def __init__(self, store: FrameStore) -> None:
-        self.store, self.names, self.lengths = store, store.names, store.lengths
-        self.fps, self.rates = store.fps, store.rates
-        self._kept = dict(enumerate(ahead(self._decode, range(len(store)), num_cores())))
-
-    def _decode(self, video: int) -> list[Frame] | None:
-        try:
-            return self.store.read(video, range(int(self.lengths[video])))
-        except InputError:
-            return None
-
-    def read(self, video: int, frames: Sequence[int]) -> list[Frame]:
-        """Look the frames up."""
-        kept = self._kept[video]
-        return self.store.read(video, frames) if kept is None else [kept[index] for index in frames]
-
-
-def decoded_gib(store: FrameStore, samples: int = 64) -> float:
-    """Memory that all frames of a store take, about: from the first frames of some videos, spread evenly."""
-    some = np.unique(np.linspace(0, len(store) - 1, samples).astype(int)).tolist()
-    sizes = []
-    for video in some:
-        with suppress(InputError):
-            sizes.append(store.read(video, [0])[0].nbytes)
-    return float(np.mean(sizes or [0])) * float(store.lengths.sum()) / 2**30
-
-
 class Pose(NamedTuple):
     """Camera pose: the center as a share of the available room, turn, zoom and brightness."""
 
@@ -309,6 +276,56 @@ class MixedStore(FrameStore):
         """Frames that begin a new shot, where the store knows them."""
         store, number = self._place(video)
         return store.cuts(number)
+
+
+class HeldStore(FrameStore):
+    """A store whose frames are decoded once and kept; a video that cannot be decoded is read as before.
+
+    Reading processes that are forked afterwards share the pixels. `used` bytes of the limit are taken.
+    """
+
+    def __init__(self, store: FrameStore, limit_gib: float, used: int = 0) -> None:
+        self.store, self.names, self.lengths = store, store.names, store.lengths
+        self.fps, self.rates, self.bytes = store.fps, store.rates, 0
+        self._kept: list[list[Frame] | None] = []
+        for frames in ahead(self._decode, range(len(store)), num_cores()):
+            self._kept.append(frames)
+            self.bytes += sum(frame.nbytes for frame in frames or ())
+            if used + self.bytes > limit_gib * 2**30:
+                raise InputError(
+                    f"runtime.hold_gib={limit_gib:g}: decoded, the frames take more than that; raise it, or "
+                    "leave it out, and frames are decoded as they are read."
+                )
+
+    def _decode(self, video: int) -> list[Frame] | None:
+        try:
+            return self.store.read(video, range(int(self.lengths[video])))
+        except InputError:
+            return None
+
+    def read(self, video: int, frames: Sequence[int]) -> list[Frame]:
+        """Look the frames up."""
+        kept = self._kept[video]
+        return self.store.read(video, frames) if kept is None else [kept[index] for index in frames]
+
+    def cuts(self, video: int) -> tuple[int, ...]:
+        """Frames that begin a new shot, where the store knows them."""
+        return self.store.cuts(video)
+
+
+def hold_frames(store: FrameStore, limit_gib: float) -> FrameStore:
+    """The store with its frames in memory; of a mixture, each store once, however often it is repeated."""
+    if isinstance(store, RenderedStore):  # keeps its frames anyway
+        return store
+    if not isinstance(store, MixedStore):
+        return HeldStore(store, limit_gib)
+    held: dict[FrameStore, FrameStore] = {}
+    for one in dict.fromkeys(store.stores):
+        used = sum(each.bytes for each in held.values() if isinstance(each, HeldStore))
+        held[one] = one if isinstance(one, RenderedStore) else HeldStore(one, limit_gib, used)
+    mixture = copy.copy(store)
+    mixture.stores = [held[one] for one in store.stores]
+    return mixture
 
 
 def open_mixture(frames: str, seed: int) -> FrameStore:

@@ -118,7 +118,7 @@ class LossConfig:
     auxiliary: Factors = (1.0, 1.0)
     """Factor on the weights of L_pt, L_ft and L_pf, first to last step (published: 1 throughout)."""
     own_patches: Weight = 0.0
-    """Weight of the same patch loss beside the middle three (published: none)."""
+    """With an auxiliary branch: weight of that same patch loss in addition (published: none)."""
     student_temperature: Positive = 0.1
     """Temperature of the student's predictions."""
     koleo_global: bool = False
@@ -163,6 +163,11 @@ class TCoReSettings(AnySettings):
         if self.auxiliary != "none" and vit.dim % self.matching.num_heads:
             raise InputError(
                 f"matching.num_heads={self.matching.num_heads}: need a divisor of vit.dim={vit.dim}."
+            )
+        if self.auxiliary == "none" and self.loss.own_patches:
+            raise InputError(
+                f"loss.own_patches={self.loss.own_patches} has no effect with auxiliary=none: there "
+                "--loss.patch-teacher is the weight of this loss."
             )
         check_blocks(self.masking, shared)
 

@@ -5,6 +5,7 @@ import importlib
 import importlib.util
 import json
 import platform
+import sys
 import threading
 import time
 import zlib
@@ -335,6 +336,8 @@ class DataWait:
             advice.append("pip install simplejpeg decodes several times faster")
         if not advice:
             advice.append("tcore prepare --short-side 256 makes smaller frames, which decode faster")
+        if not self._source.config.runtime.hold_gib and sys.platform == "linux":
+            advice.append("--runtime.hold-gib 4 keeps decoded frames in memory, up to 4 GiB")
         return ", ".join(advice) + "; benchmarks/loader.py shows where the time goes."
 
 

@@ -377,6 +377,8 @@ def introduce(source: Source, trainer: Trainer, num_steps: int, first_step: int)
     config, lines = source.config, [describe_run(source, num_steps, first_step)]
     if compiles(config.runtime.compile, trainer.device):
         lines.append("the first step compiles the model, for up to a minute (--runtime.compile off: never)")
+    if config.runtime.hold_gib:
+        lines.append("all frames are decoded before the first step, and kept in memory")
     if frozen := config.optim.freeze_backbone_steps:
         lines.append(f"the backbone is frozen for the first {frozen:,} of {num_steps:,} steps")
     lines += trainer.method.warnings(trainer.own_videos) + source.sampling.warnings()

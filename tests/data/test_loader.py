@@ -10,11 +10,12 @@ import pytest
 import torch
 
 from tcore.config import OptimConfig, RuntimeConfig
-from tcore.data.loader import hold_frames, load, render_batch
+from tcore.data.loader import load, render_batch
 from tcore.data.render import normalize, render_pixels
 from tcore.data.source import Counts, FrameBuffer, RawBatch, pad
-from tcore.data.stores import FrameStore
+from tcore.data.stores import FrameStore, hold_frames, open_mixture
 from tcore.data.views import ViewPlan
+from tcore.errors import InputError
 from tcore.methods import build_sampling, build_source
 from tcore.methods.settings import Auxiliary
 from tcore.methods.settings_groups import MaskingConfig
@@ -182,22 +183,30 @@ def test_every_frame_is_found_again_in_its_corner_and_the_rest_is_zero(sizes: li
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reading processes are forked on Linux alone")
-def test_frames_of_a_small_store_are_decoded_once_and_batches_stay_the_same(tmp_path: Path) -> None:
+def test_frames_that_are_held_are_decoded_once_and_batches_stay_the_same(tmp_path: Path) -> None:
     for number in range(5):
-        write_clip(tmp_path / f"store/{number}", 8, seed=number)
-    break_jpeg(tmp_path / "store/3/00004.jpg")  # read as before, and replaced where it is drawn
-    source = build_source(FrameStore.open(tmp_path / "store"), change(TINY, runtime__workers=1))
+        write_clip(tmp_path / f"{'one' if number < 2 else 'two'}/{number}", 8, seed=number)
+    break_jpeg(tmp_path / "two/3/00004.jpg")  # read as before, and replaced where it is drawn
+    store = open_mixture(f"{tmp_path / 'one'}*2+{tmp_path / 'two'}", 0)
+    source = build_source(store, change(TINY, runtime__workers=1, runtime__hold_gib=1.0))
     plain = [source.read(step, 0) for step in range(24)]
     assert any(raw.bad for raw in plain)
-    assert hold_frames(source, 1).store is source.store  # read once: nothing to gain
-    without = change(TINY, runtime__workers=1, runtime__hold_gib=0.0)
-    assert hold_frames(build_source(source.store, without), 24).store is source.store
-    little = change(TINY, runtime__workers=1, runtime__hold_gib=1e-6)
-    assert hold_frames(build_source(source.store, little), 24).store is source.store
     parts = load(source, 0, 24, CPU)
     first = next(parts)
-    for whole in (0, 1, 2, 4):
-        shutil.rmtree(tmp_path / f"store/{whole}")
+    for whole in ("one/0", "one/1", "two/2", "two/4"):
+        shutil.rmtree(tmp_path / whole)
     for before, now in zip(plain, (first, *parts), strict=True):
         assert same(before, now)
         assert before.bad == now.bad
+
+
+def test_no_more_frames_are_held_than_is_allowed_and_repeats_count_once(tmp_path: Path) -> None:
+    write_clip(tmp_path / "store/a", 8)
+    bytes_of = 8 * 32 * 32 * 3 / 2**30
+    store = open_mixture(f"{tmp_path / 'store'}*3", 0)
+    held = hold_frames(store, 1.01 * bytes_of)
+    assert all(
+        np.array_equal(*pair) for pair in zip(held.read(2, [0, 7]), store.read(0, [0, 7]), strict=True)
+    )
+    with pytest.raises(InputError, match=r"runtime.hold_gib=.*raise it"):
+        hold_frames(store, 0.9 * bytes_of)
