@@ -130,5 +130,8 @@ def ahead(work: Callable[[Item], Made], items: Iterable[Item], threads: int = TH
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()
+        pool.shutdown()
     finally:
-        pool.shutdown(cancel_futures=True)
+        # Where it is given up, nobody waits for the threads: the garbage collector may close it while another
+        # thread starts, and that one holds a lock which the end of every thread needs.
+        pool.shutdown(wait=False, cancel_futures=True)

@@ -2,7 +2,9 @@
 
 import io
 import struct
+import threading
 import zlib
+from collections.abc import Generator
 from pathlib import Path
 
 import numpy as np
@@ -103,3 +105,24 @@ def test_what_simplejpeg_cannot_read_is_left_to_pillow() -> None:
     with pytest.raises(InputError, match="cannot read frame half"):
         decode_image(whole.getvalue()[:700], "half")
     assert decode_jpeg(b"no image") is None
+
+
+def test_work_ahead_that_is_given_up_waits_for_nobody() -> None:
+    go_on = threading.Event()
+    late = threading.Timer(30, go_on.set)  # ends a test that fails
+    late.start()
+
+    def work(item: int) -> int:
+        assert item == 0 or go_on.wait()
+        return item
+
+    made = reading.ahead(work, range(20), threads=2)
+    assert isinstance(made, Generator)
+    assert next(made) == 0
+    made.close()
+    assert not go_on.is_set()
+    go_on.set()
+    late.cancel()
+    before = threading.active_count()
+    assert list(reading.ahead(work, range(20), threads=2)) == [*range(20)]
+    assert threading.active_count() <= before  # what is done leaves no thread behind
