@@ -176,14 +176,23 @@ def print_kernels(step: Callable[[], Any], count: int) -> None:
     """What the device does most of a step with."""
     with torch.profiler.profile() as seen:
         step()
-    # Operations count the time of their kernels too: on a GPU the kernels alone are wanted.
-    on_gpu = [event for event in seen.key_averages() if "CPU" not in str(event.device_type)]
+    # Operations and named ranges count the time of their kernels too: on a GPU the kernels alone are wanted.
+    on_gpu = [
+        event
+        for event in seen.key_averages()
+        if "CPU" not in str(event.device_type) and not getattr(event, "is_user_annotation", False)
+    ]
+    copies = [event for event in on_gpu if event.key.startswith(("Memcpy", "Memset"))]
+    on_gpu = [event for event in on_gpu if event not in copies]
 
     def of(event: Any) -> float:
         return float(event.self_device_time_total if on_gpu else event.self_cpu_time_total)
 
     started = sum(event.count for event in seen.key_averages() if "Launch" in event.key)
-    print_events(f"kernels of one step, {started} launches", on_gpu or list(seen.key_averages()), of, count)
+    what = f"kernels of one step, {started} launches, all streams added up"
+    print_events(what, on_gpu or list(seen.key_averages()), of, count)
+    if copies:
+        print_events("copies and fills of memory", copies, of, 0)
 
 
 def print_events(

@@ -197,7 +197,7 @@ class RuntimeConfig:
     workers: AtLeastZero | None = None
     """Processes that read frames (default: one per core, up to 16 for each GPU; 0 for rendered videos)."""
     hold_gib: Weight = 0.0
-    """Decode all frames first and keep up to this many GiB of them (0: decode each as it is read)."""
+    """Before the first step, decode as many videos as fit into this many GiB, and keep their frames."""
     sharding: Sharding = "replicate"
     """Under torchrun: every process holds the whole model, or (for ViT-L and up) a share of it."""
     log_every: Count = 10

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tcore.config import Config, differences, flatten, load_config
 from tcore.device import on_signals
 from tcore.errors import InputError, reason
 from tcore.evaluation.evaluate import bootstrap
@@ -106,6 +107,8 @@ class Plan:
     recipe: str
     train: tuple[str, ...] = ()
     score: tuple[str, ...] = ()
+    settings: Callable[[list[str]], Config] | None = None
+    """Reads the settings off the words of a training; without it, words alone are compared."""
 
 
 @dataclass(frozen=True)
@@ -270,16 +273,41 @@ def is_done(job: Job, plan: Plan) -> bool:
         pairs = list(zip(before, job.commands(plan), strict=True))
     except (InputError, KeyError, TypeError, ValueError) as error:
         raise InputError(f"{noted} is damaged: remove it, then rerun the same command.") from error
+    names, changed = run_settings(job, plan)
     for then, now in pairs:
         was, will = by_flag(then), by_flag(now)
         for name in was | will:
             if name not in LOCATIONS and was.get(name) != will.get(name):
+                if name in names and not changed:  # other words for the same settings
+                    continue
                 value = shlex.join([name, *will[name]]) if name in will else f"without {name}"
                 raise InputError(
                     f"{job.folder} was made by other commands, `tcore {shlex.join(then)}` (now {value}): "
                     "give another --out, or remove this run."
                 )
+    for name, (before, wanted) in changed.items():  # the same words for other settings: a recipe has changed
+        raise InputError(
+            f"{job.folder} was made with {name}={before}, now {wanted}: "
+            "give another --out, or remove this run."
+        )
     return done.is_file()
+
+
+def run_settings(job: Job, plan: Plan) -> tuple[set[str], dict[str, tuple[Any, Any]]]:
+    """Words of a training command that make its settings, and those settings in which its run differs.
+
+    A run whose settings are not known has none.
+    """
+    config = job.folder / "run" / "config.json"
+    if plan.settings is None or not config.is_file():
+        return set(), {}
+    ran, wanted = load_config(config), plan.settings(job.commands(plan)[0])
+    changed = differences(ran, wanted)
+    if wanted.optim.precision == "auto":  # a run notes what the machine made of it
+        changed.pop("optim.precision", None)
+    flags = {f"--{name.replace('_', '-')}" for name in flatten(wanted)}
+    negated = {f"{flag.rpartition('.')[0]}.no-{flag.rpartition('.')[2]}" for flag in flags if "." in flag}
+    return {"train", *flags, *negated}, changed
 
 
 class Processes:

@@ -54,8 +54,6 @@ class WithProtocol(WithEncoder):
 
     protocol: str = "tcore"
     """How labels are propagated: tcore, dino, rsp, crw, dinov3; -fine and -finest of tcore and dinov3."""
-    precision: Literal["fp32", "bf16"] = "fp32"
-    """Precision of the encoder and of the features; bf16 is faster, and nearly the same."""
     device: str = "auto"
     """auto (CUDA where there is one), cpu, cuda, cuda:1 ..., or mps, Apple's GPU (not tested on one)."""
 
@@ -64,6 +62,8 @@ class WithProtocol(WithEncoder):
 class Evaluate(WithProtocol, WithDatasets):
     """Score an encoder by label propagation: masks (DAVIS), body parts (VIP), joints (JHMDB)."""
 
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """Precision of the encoder and of the features; bf16 is faster, and nearly the same."""
     rendered: Switch = False
     """Score on held-out rendered videos: masks, parts and joints; needs no dataset."""
     videos: int = 24
@@ -223,6 +223,8 @@ class Propagate(WithProtocol):
     """Masks follow the edges of a frame; off: labels of the grid are interpolated."""
     long_side: int | None = None
     """Shrink larger frames to this long side (unset: to a short side of 480)."""
+    precision: Literal["fp32", "bf16"] | None = None
+    """Precision of the encoder and of the features (unset: bf16 on a GPU, else fp32)."""
     search: Literal["exact", "halved"] | None = None
     """Compare all patches, or means of four first (unset: exact; halved for large grids on a CPU)."""
     overlay: bool = True
@@ -237,6 +239,7 @@ class Propagate(WithProtocol):
         from tcore.video.several import find_labels, find_videos
 
         at_least(1, every=self.every)
+        self._refuse_grid()
         given, marks = list(chain(*self.labels)), self._marks()
         if not given and not marks:
             raise InputError("nothing to follow: give --labels, --box or --click.")
@@ -282,7 +285,8 @@ class Propagate(WithProtocol):
                 start=self.start,
                 end=self.end,
                 every=self.every,
-                protocol=replace(protocol(self.protocol), precision=self.precision),
+                protocol=protocol(self.protocol),
+                precision=self.precision,
                 detail=self.detail,
                 edges=self.edges == "on",
                 long_side=self.long_side,
@@ -293,6 +297,15 @@ class Propagate(WithProtocol):
                 say=to_stderr,
             )
         to_stdout(f"{out}: {done.frames} frames, mean confidence {done.confidence:.3f}")
+
+    def _refuse_grid(self) -> None:
+        """A protocol's own grid is for benchmarks: here --detail says how fine it is."""
+        name, _, grid = self.protocol.partition("-")
+        if grid:
+            raise InputError(
+                f"--protocol {self.protocol}: the grid is chosen by --detail here; use --protocol {name} "
+                f"--detail {grid}."
+            )
 
     def _marks(self) -> "list[Mark]":
         """Boxes and clicks by the name of their object, in the order in which names appear."""

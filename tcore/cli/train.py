@@ -289,7 +289,8 @@ class Lab:
         score += ["--binary"] if self.binary else []
         score += ["--size", *map(str, self.size)] if self.size else []
         extra = split_flags(self.extra, "--extra")
-        plan = Plan(self.recipe, (*frames, *steps, *extra), tuple(score))
+        words = (*frames, *steps, *extra)
+        plan = Plan(self.recipe, words, tuple(score), lambda words: parse_train(words[1:]).config)
         for row in read_table(self.table, self.rows):
             try:
                 check_row(row, plan, self)

@@ -64,16 +64,11 @@ def num_workers(source: Source) -> int:
 
 
 def with_frames_held(source: Source) -> Source:
-    """The source with all frames decoded, where that is wanted."""
-    limit = source.config.runtime.hold_gib
-    if not limit:
+    """The source with frames decoded and in memory, where that is wanted."""
+    if not source.config.runtime.hold_gib:
         return source
-    if sys.platform != "linux" and num_workers(source):
-        raise InputError(
-            f"runtime.hold_gib={limit:g}: reading processes share frames on Linux alone; leave it out."
-        )
-    held = copy.copy(source)
-    held.store = hold_frames(source.store, limit)
+    held, threads = copy.copy(source), max(1, num_cores() // source.share.here)
+    held.store = hold_frames(source.store, source.config.runtime.hold_gib, threads)
     return held
 
 

@@ -5,6 +5,7 @@ import hashlib
 import math
 import os
 import re
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -16,7 +17,6 @@ from PIL import Image
 from tcore.data.images import IMAGE_SUFFIXES, Frame, ahead, decode_image, read_file
 from tcore.data.packed import STORE, PackedVideos, shard_path
 from tcore.data.rendered import render_video
-from tcore.device import num_cores
 from tcore.errors import InputError
 
 VIDEO_SUFFIXES = set(
@@ -278,28 +278,41 @@ class MixedStore(FrameStore):
         return store.cuts(number)
 
 
-class HeldStore(FrameStore):
-    """A store whose frames are decoded once and kept; a video that cannot be decoded is read as before.
+class Room:
+    """Memory for frames, which several threads take; once something has not fit, it is full."""
 
-    Reading processes that are forked afterwards share the pixels. `used` bytes of the limit are taken.
+    def __init__(self, gib: float) -> None:
+        self.full, self._left, self._lock = False, gib * 2**30, threading.Lock()
+
+    def take(self, count: int) -> bool:
+        """Take this many bytes, if they are there."""
+        with self._lock:
+            self.full |= count > self._left
+            self._left -= 0 if self.full else count
+            return not self.full
+
+
+class HeldStore(FrameStore):
+    """A store whose first videos, as many as there is room for, are decoded once and kept.
+
+    Reading processes that are forked afterwards share the pixels. Other videos are read as before.
     """
 
-    def __init__(self, store: FrameStore, limit_gib: float, used: int = 0) -> None:
+    def __init__(self, store: FrameStore, room: Room, threads: int) -> None:
         self.store, self.names, self.lengths = store, store.names, store.lengths
-        self.fps, self.rates, self.bytes = store.fps, store.rates, 0
-        self._kept: list[list[Frame] | None] = []
-        for frames in ahead(self._decode, range(len(store)), num_cores()):
-            self._kept.append(frames)
-            self.bytes += sum(frame.nbytes for frame in frames or ())
-            if used + self.bytes > limit_gib * 2**30:
-                raise InputError(
-                    f"runtime.hold_gib={limit_gib:g}: decoded, the frames take more than that; raise it, or "
-                    "leave it out, and frames are decoded as they are read."
-                )
+        self.fps, self.rates, self._room = store.fps, store.rates, room
+        self._kept = list(ahead(self._decode, range(len(store)), threads))
 
     def _decode(self, video: int) -> list[Frame] | None:
+        """All frames of a video; None where there is no room for them, or one of them is unreadable."""
+        length = int(self.lengths[video])
+        if self._room.full:
+            return None
         try:
-            return self.store.read(video, range(int(self.lengths[video])))
+            first = self.store.read(video, [0])
+            if not self._room.take(length * first[0].nbytes):  # before the others are in memory
+                return None
+            return first + self.store.read(video, range(1, length))
         except InputError:
             return None
 
@@ -313,19 +326,25 @@ class HeldStore(FrameStore):
         return self.store.cuts(video)
 
 
-def hold_frames(store: FrameStore, limit_gib: float) -> FrameStore:
+def hold_frames(store: FrameStore, gib: float, threads: int) -> FrameStore:
     """The store with its frames in memory; of a mixture, each store once, however often it is repeated."""
-    if isinstance(store, RenderedStore):  # keeps its frames anyway
-        return store
+    room = Room(gib)
+
+    def hold(one: FrameStore) -> FrameStore:
+        return HeldStore(one, room, threads) if can_hold(one) else one
+
     if not isinstance(store, MixedStore):
-        return HeldStore(store, limit_gib)
-    held: dict[FrameStore, FrameStore] = {}
-    for one in dict.fromkeys(store.stores):
-        used = sum(each.bytes for each in held.values() if isinstance(each, HeldStore))
-        held[one] = one if isinstance(one, RenderedStore) else HeldStore(one, limit_gib, used)
+        return hold(store)
+    held = {one: hold(one) for one in dict.fromkeys(store.stores)}
     mixture = copy.copy(store)
     mixture.stores = [held[one] for one in store.stores]
     return mixture
+
+
+def can_hold(store: FrameStore) -> bool:
+    """Whether frames of the store are decoded; rendered ones are kept anyway."""
+    parts = store.stores if isinstance(store, MixedStore) else [store]
+    return not all(isinstance(one, RenderedStore) for one in parts)
 
 
 def open_mixture(frames: str, seed: int) -> FrameStore:

@@ -76,7 +76,7 @@ class Engine:
 
     def encode(self, frame: Frame, inside: Size) -> Float[Tensor, "channels rows columns"]:
         """Features of one frame."""
-        return encode(self.encoder, frame, inside, smooth=True)
+        return encode(self.encoder, frame, inside, self.protocol(inside).precision, smooth=True)
 
     def estimate(self, frame: Frame, inside: Size, count: int) -> dict[str, float]:
         """Seconds to encode a frame, for a step with a full context, and for a clip of `count` frames."""

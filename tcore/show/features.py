@@ -45,6 +45,8 @@ def load_matcher(run: str | Path) -> Matcher | None:
     """Student backbone and matching module of a run folder, or of `default`; None if it has none."""
     if run == DEFAULT:
         file, card = shipped().matching, shipped().matching_card
+        if not card.is_file():  # files of an earlier version: both are of one run
+            card = shipped().card
     else:
         file, card = Path(run) / "matching.safetensors", Path(run) / CONFIG
     if not file.is_file():
@@ -104,8 +106,10 @@ def attend(encoder: Encoder, clip: Clip, matcher: Matcher | None, patches: Seque
         mask[:] = False
     past, future = (_grid(m.transpose(0, 1), grid) for m in maps)
     frame_token = None
-    if isinstance(encoder.backbone, VisionTransformer):
-        frame_token = _grid(encoder.backbone.frame_attention(images), grid)
+    # Of the network whose patches are asked: the module of `default` is of another run than its encoder.
+    backbone = encoder.backbone if matcher is None else matcher.backbone
+    if isinstance(backbone, VisionTransformer):
+        frame_token = _grid(backbone.frame_attention(images), grid)
     return Attention(queries, mask, past, future, frame_token, matcher is not None)
 
 

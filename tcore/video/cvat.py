@@ -17,7 +17,7 @@ from tcore.errors import InputError
 from tcore.evaluation.encoder import Encoder
 from tcore.evaluation.encoders import load_encoder
 from tcore.evaluation.propagate import Propagator
-from tcore.evaluation.protocols import TCORE, Detail
+from tcore.evaluation.protocols import TCORE, Detail, Protocol
 from tcore.evaluation.resize import Size
 from tcore.evaluation.run_clip import encode
 from tcore.video.detail import fit_size, suited
@@ -66,11 +66,16 @@ class Tracker:
         """Features of an image."""
         frame = np.asarray(image.convert("RGB"))
         inside = fit_size((frame.shape[0], frame.shape[1]), self._encoder.patch_size, self._detail)
-        return Prepared(frame, inside, encode(self._encoder, frame, inside, smooth=True))
+        precision = self._protocol(inside).precision
+        return Prepared(frame, inside, encode(self._encoder, frame, inside, precision, smooth=True))
+
+    def _protocol(self, inside: Size) -> Protocol:
+        """That of `tcore propagate`."""
+        return suited(replace(TCORE, edges="guided"), self._encoder, inside)
 
     def init_tracking_state(self, context: Any, pp_image: Prepared, shape: Any) -> Tracking:
         """Begin with a shape on an image."""
-        protocol = suited(replace(TCORE, edges="guided"), self._encoder, pp_image.inside)
+        protocol = self._protocol(pp_image.inside)
         labels = self._labels(pp_image, shape)
         track = track_labels(labels, pp_image.size, pp_image.inside, self._encoder.patch_size, protocol)
         given, propagator = track.given(0, None), Propagator(track.protocol)

@@ -9,7 +9,7 @@ import torch
 from tcore.data.images import Frame
 from tcore.evaluation.encoder import Encoder
 from tcore.evaluation.propagate import Propagator
-from tcore.evaluation.protocols import CELL, FINER, Detail, Protocol, Search
+from tcore.evaluation.protocols import CELL, FINER, Detail, Precision, Protocol, Search
 from tcore.evaluation.resize import Size, input_size
 from tcore.evaluation.run_clip import encode
 from tcore.text import Say, format_seconds, silent
@@ -35,15 +35,24 @@ def fit_size(frame: Size, patch_size: int, detail: Detail = "coarse", long_side:
     return input_size(frame, patch_size, long=min(long_side, max(frame)), cell=cell)
 
 
-def suited(protocol: Protocol, encoder: Encoder, inside: Size, search: Search | None = None) -> Protocol:
+def suited(
+    protocol: Protocol,
+    encoder: Encoder,
+    inside: Size,
+    search: Search | None = None,
+    precision: Precision | None = None,
+) -> Protocol:
     """The protocol as this machine computes it fast: in bf16 on a GPU, with a halved search on a CPU.
 
-    A search that is asked for is kept, and so is the exact one on small grids.
+    A search or a precision that is asked for is kept, and so is the exact search on small grids.
     """
     kind, patches = next(encoder.parameters()).device.type, inside[0] * inside[1] // encoder.patch_size**2
-    protocol = replace(protocol, precision="bf16") if kind == "cuda" else protocol
     slow = patches > HALVED and kind == "cpu"
-    return replace(protocol, search=search or ("halved" if slow else protocol.search))
+    return replace(
+        protocol,
+        precision=precision or ("bf16" if kind == "cuda" else protocol.precision),
+        search=search or ("halved" if slow else protocol.search),
+    )
 
 
 def choose_detail(
@@ -55,18 +64,22 @@ def choose_detail(
     search: Search | None = None,
     say: Say = silent,
     asked: Detail | None = None,
+    precision: Precision | None = None,
+    backward: int = 0,
 ) -> Detail:
     """The detail that is asked for, or else `fine`, or `coarse` where that would be too slow.
 
-    The time that it takes is measured on one frame, and said with what would make it faster.
+    The time that it takes is measured on one frame, and said with what would make it faster. `backward`
+    frames are carried in both directions.
     """
     size, on_cpu = (frame.shape[0], frame.shape[1]), next(encoder.parameters()).device.type == "cpu"
 
     def measure(detail: Detail) -> tuple[float, float]:
         inside = fit_size(size, encoder.patch_size, detail, long_side)
-        chosen = suited(protocol, encoder, inside, search)
+        chosen = suited(protocol, encoder, inside, search, precision)
         spent = estimate(encoder, frame, inside, count or chosen.context, chosen)
-        return spent["encode"] + spent["step"], spent["total"]
+        each = spent["encode"] + spent["step"]
+        return each, spent["total"] + backward * each
 
     detail: Detail = asked or "fine"
     (each, total), why = measure(detail), ""

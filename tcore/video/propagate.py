@@ -36,6 +36,8 @@ class LabeledFrame:
     """Of the frame, from 0 to 1."""
     each: tuple[float, ...]
     """Of every object, in the order of their ids, or of every point: 0 where it is gone."""
+    detail: Detail
+    """How fine the grid is that they were propagated on."""
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         return np.array(self.labels, dtype=dtype, copy=copy)
@@ -111,7 +113,7 @@ def propagate(
     for index, (frame, label) in enumerate(labeled for labeled in soft if labeled is not None):
         one = track.read(index, label, frame)
         values = one.values if isinstance(given, Masks) else one.values[:, :2]
-        yield LabeledFrame(number(index), values, one.confidence, one.each)
+        yield LabeledFrame(number(index), values, one.confidence, one.each, detail)
 
 
 def from_memory(frames: Any) -> tuple[Callable[[int], Iterator[Frame]], Callable[[int], int]]:

@@ -19,7 +19,7 @@ from tcore.evaluation.card import versions
 from tcore.evaluation.encoder import Encoder
 from tcore.evaluation.masks import VOID
 from tcore.evaluation.propagate import Labels
-from tcore.evaluation.protocols import TCORE, Detail, Protocol, Search
+from tcore.evaluation.protocols import TCORE, Detail, Precision, Protocol, Search
 from tcore.evaluation.resize import Size
 from tcore.files import check_writable, digest, new_folder, sha256, write_json
 from tcore.text import Progress, Say, format_size, short_path, silent
@@ -65,6 +65,7 @@ def propagate_video_file(
     edges: bool = True,
     long_side: int | None = None,
     search: Search | None = None,
+    precision: Precision | None = None,
     overlay: bool = True,
     form: str | None = None,
     interrupted: Callable[[], bool] = bool,
@@ -81,8 +82,9 @@ def propagate_video_file(
     (None: the first one); between two of these, what comes forward from one is blended with what comes
     backward from the other. `start`, `end` and `every` are those of `open_part`. `detail` and `long_side` are
     those of `fit_size` (None: as fine as this machine can), `search` is that of the protocol (None: exact, or
-    halved for large grids on a CPU); the protocol's own size is for benchmarks. `form` is the format of the
-    labels (`tcore.video.formats`). Masks follow the edges of a frame, unless `edges` is False.
+    halved for large grids on a CPU), `precision` likewise (None: bf16 on a GPU); the protocol's own size is
+    for benchmarks. `form` is the format of the labels (`tcore.video.formats`). Masks follow the edges of a
+    frame, unless `edges` is False.
     """
     encoder.need_features()
     protocol = dataclasses.replace(protocol, edges="guided" if edges else "off")
@@ -93,6 +95,7 @@ def propagate_video_file(
     parts = {"start": start, "end": end, "every": every, "mark-at": mark_at}
     knobs = {"detail": detail, "long-side": long_side, "search": search, "overlay": overlay, "format": form}
     asked = _asked(encoder, source, paths, marks, protocol) | parts | knobs
+    asked |= {"precision": precision} if precision else {}
     before = find_unfinished(folder, asked)
     read = read_labels(paths, source.stems, say, source.number(0)) if paths or not marks else Masks({})
     given = _places(read, source)
@@ -103,9 +106,21 @@ def propagate_video_file(
     frames = iter(source)
     first = next(frames)
     size = (first.shape[0], first.shape[1])
-    detail = choose_detail(encoder, first, source.count, protocol, long_side, search, say, before or detail)
+    last = max(used.frames)
+    detail = choose_detail(
+        encoder,
+        first,
+        source.count,
+        protocol,
+        long_side,
+        search,
+        say,
+        before or detail,
+        precision,
+        backward=last and 1 + last,
+    )
     inside = fit_size(size, encoder.patch_size, detail, long_side)
-    protocol = suited(protocol, encoder, inside, search)
+    protocol = suited(protocol, encoder, inside, search, precision)
     track = track_labels(used, size, inside, encoder.patch_size, protocol)
     if overlay and h264_encoder() is None:
         say("no overlay.mp4: it needs PyAV with an H.264 encoder (pip install av).")

@@ -223,9 +223,10 @@ def paint_labels(frame: Frame, labels: np.ndarray) -> Frame:
 
 def paint_ids(frame: Frame, ids: Ids, opacity: float = 0.6) -> Frame:
     """A frame with its ids over it, in the colors of the palette; 0 stays as it is."""
-    colors = PALETTE[np.where(ids > 0, 1 + (ids.astype(np.int64) - 1) % (len(PALETTE) - 1), 0)]
-    mixed = (1 - opacity) * frame + opacity * colors
-    return np.where((ids > 0)[..., None], mixed, frame).astype(np.uint8)
+    at, painted = ids > 0, frame.copy()
+    colors = PALETTE[1 + (ids[at].astype(np.int64) - 1) % (len(PALETTE) - 1)]
+    painted[at] = ((1 - opacity) * frame[at] + opacity * colors).astype(np.uint8)
+    return painted
 
 
 def paint_points(frame: Frame, points: Float[np.ndarray, "points 3"]) -> UInt8[np.ndarray, "rows columns 3"]:

@@ -108,7 +108,7 @@ def test_what_simplejpeg_cannot_read_is_left_to_pillow() -> None:
 
 
 def test_work_ahead_that_is_given_up_waits_for_nobody() -> None:
-    go_on = threading.Event()
+    go_on, before = threading.Event(), set(threading.enumerate())
     late = threading.Timer(30, go_on.set)  # ends a test that fails
     late.start()
 
@@ -123,6 +123,7 @@ def test_work_ahead_that_is_given_up_waits_for_nobody() -> None:
     assert not go_on.is_set()
     go_on.set()
     late.cancel()
-    before = threading.active_count()
+    for thread in set(threading.enumerate()) - before:
+        thread.join(30)
     assert list(reading.ahead(work, range(20), threads=2)) == [*range(20)]
-    assert threading.active_count() <= before  # what is done leaves no thread behind
+    assert set(threading.enumerate()) <= before  # what is done leaves no thread behind

@@ -2,6 +2,7 @@
 
 import shutil
 import sys
+from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from tcore.config import OptimConfig, RuntimeConfig
+from tcore.data.images import Frame
 from tcore.data.loader import load, render_batch
 from tcore.data.render import normalize, render_pixels
 from tcore.data.source import Counts, FrameBuffer, RawBatch, pad
@@ -19,6 +21,7 @@ from tcore.errors import InputError
 from tcore.methods import build_sampling, build_source
 from tcore.methods.settings import Auxiliary
 from tcore.methods.settings_groups import MaskingConfig
+from tcore.training.loop import resolve
 from tests.data.clips import break_jpeg, write_clip
 from tests.data.painted import ALL_MASKED, TINY, Painted, sandwiches_of, videos_of
 from tests.tiny import change
@@ -200,13 +203,55 @@ def test_frames_that_are_held_are_decoded_once_and_batches_stay_the_same(tmp_pat
         assert before.bad == now.bad
 
 
-def test_no_more_frames_are_held_than_is_allowed_and_repeats_count_once(tmp_path: Path) -> None:
-    write_clip(tmp_path / "store/a", 8)
-    bytes_of = 8 * 32 * 32 * 3 / 2**30
-    store = open_mixture(f"{tmp_path / 'store'}*3", 0)
-    held = hold_frames(store, 1.01 * bytes_of)
-    assert all(
-        np.array_equal(*pair) for pair in zip(held.read(2, [0, 7]), store.read(0, [0, 7]), strict=True)
-    )
-    with pytest.raises(InputError, match=r"runtime.hold_gib=.*raise it"):
-        hold_frames(store, 0.9 * bytes_of)
+def held_videos(store: FrameStore, root: Path) -> list[bool]:
+    """Which videos can be read when the files are gone."""
+    shutil.move(root, root.with_name("away"))
+    found = []
+    for video in range(len(store)):
+        try:
+            found.append(len(store.read(video, [0, 7])) == 2)
+        except InputError:
+            found.append(False)
+    shutil.move(root.with_name("away"), root)
+    return found
+
+
+def test_the_first_videos_that_fit_are_held_and_repeats_count_once(tmp_path: Path) -> None:
+    root = tmp_path / "clips"
+    for name in ("one/a", "two/a", "two/b"):
+        write_clip(root / name, 8)
+    store = open_mixture(f"{root / 'one'}*3+{root / 'two'}", 0)  # five videos, three of them different
+    for clips, expected in ((0.99, 0), (1.01, 3), (2.01, 4), (2.99, 4), (3.01, 5)):
+        held = hold_frames(store, clips * 8 * 32 * 32 * 3 / 2**30, 1)
+        assert held_videos(held, root) == [video < expected for video in range(5)]
+        for video in range(5):  # the others are read as before
+            for pair in zip(held.read(video, [0, 7]), store.read(video, [0, 7]), strict=True):
+                np.testing.assert_array_equal(*pair)
+
+
+def test_frames_are_held_elsewhere_than_on_linux_where_the_training_process_reads_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    with pytest.raises(InputError, match=r"runtime\.hold_gib=1: .* --runtime\.workers 0"):
+        resolve(change(TINY, runtime__hold_gib=1.0, runtime__workers=None))
+    assert resolve(change(TINY, runtime__hold_gib=1.0, runtime__workers=0)).runtime.hold_gib == 1
+
+
+class Counting(Painted):
+    """Counts the frames that are decoded."""
+
+    decoded = 0
+
+    def read(self, video: int, frames: Sequence[int]) -> list[Frame]:
+        self.decoded += len(frames)
+        return super().read(video, frames)
+
+
+def test_many_threads_decode_no_more_than_there_is_room_for() -> None:
+    store, threads = Counting([20] * 40), 16
+    frame = store.read(0, [0])[0].nbytes
+    store.decoded = 0
+    hold_frames(store, 3.5 * 20 * frame / 2**30, threads)
+    # Three videos, and of those that each thread tries beside them no more than the first frame.
+    assert 3 * 20 <= store.decoded <= 3 * 20 + threads

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import pytest
 
 from tcore.cli.main import main
 from tcore.cli.train import check_gpus, parse_train
-from tcore.config import save_config
+from tcore.config import override, save_config
 from tcore.errors import InputError
 from tcore.evaluation.evaluate import bootstrap
 from tcore.files import write_text
@@ -123,6 +124,8 @@ def test_every_row_of_the_paper_has_its_numbers_and_its_flags() -> None:
     names = [row.name for row in TABLES["branch"]]
     configs = [parse_train(["vits16-short", *row.flags.split()]).config for row in TABLES["branch"]]
     sides = dict(zip(names, (settings_of(config).auxiliary for config in configs), strict=True))
+    configs = [parse_train(["vits16-short", *row.flags.split()]).config for row in TABLES["offsets"]]
+    assert {settings_of(config).auxiliary for config in configs} == {"both"}
     assert sides == {"none": "none", "past": "past", "future": "future", "both": "both", "all": "both"}
 
 
@@ -301,6 +304,25 @@ def test_runs_of_another_table_or_length_in_the_folder_are_refused(tmp_path: Pat
     write_text(job.folder / DONE, "{")
     with pytest.raises(InputError, match=r"lab\.json is damaged"):
         is_done(job, PLAN)
+
+
+def test_runs_are_told_by_their_settings_where_words_or_a_recipe_have_changed(tmp_path: Path) -> None:
+    plan = Plan("quickstart", ("--frames", "F"), (), lambda words: parse_train(words[1:]).config)
+    job = Job(Row("all", "--auxiliary both --views.no-fixed-space"), 0, tmp_path / "all" / "seed-0")
+    made = replace(job, row=Row("all", "--views.no-fixed-space")).commands(plan)  # both is the recipe's own
+    write_text(job.folder / STARTED, json.dumps(made))
+    with pytest.raises(InputError, match=r"\(now --auxiliary both\)"):
+        is_done(job, plan)
+    config = parse_train(job.commands(plan)[0][1:]).config
+    save_config(override(config, {"optim.precision": "fp32"}), job.folder / "run" / "config.json")
+    assert not is_done(job, plan)  # not trained to its end, and no run of others
+    with pytest.raises(InputError, match=r"\(now --frames G\)"):
+        is_done(job, replace(plan, train=("--frames", "G")))
+    # The same words, but a recipe that was another one when they were run.
+    write_text(job.folder / STARTED, json.dumps(job.commands(plan)))
+    save_config(override(config, {"auxiliary": "past"}), job.folder / "run" / "config.json")
+    with pytest.raises(InputError, match=r"auxiliary=past, now both: give another --out"):
+        is_done(job, plan)
 
 
 def test_an_unfinished_run_of_other_commands_is_refused_too(tmp_path: Path) -> None:

@@ -6,7 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from tcore import methods
 from tcore.config import VitSpec
+from tcore.data.loader import render_batch
 from tcore.methods.batch import Batch
 from tcore.methods.distillation import Center
 from tcore.methods.method import Length
@@ -14,8 +16,10 @@ from tcore.methods.settings import Auxiliary, LossForm
 from tcore.methods.settings_groups import Targets
 from tcore.methods.tcore import AUXILIARY, FACTOR, OWN, TCoRe
 from tcore.model.subset import Wanted
+from tcore.training.loop import open_source
 from tests.methods import tiny_models
 from tests.methods.tiny_models import STAY, TEMPERATURE, VALUES, VIDEOS, batch, model, part_of, seeded, values
+from tests.tiny import tiny
 
 
 def assert_finite_gradients(tcore: TCoRe) -> None:
@@ -156,6 +160,15 @@ def test_own_masked_patches_may_be_compared_beside_past_and_future() -> None:
         assert values(losses) == pytest.approx(published | {OWN: own}, rel=1e-5)
         without = sum(tcore.weights[name] * value for name, value in published.items())
         assert tcore.total(losses).item() == pytest.approx(without + 0.5 * own, rel=1e-5)
+
+
+@pytest.mark.parametrize("weight", [0.0, 0.5])
+def test_weight_of_own_masked_patches_is_a_setting(weight: float) -> None:
+    config = tiny(loss__own_patches=weight)
+    tcore = methods.build(config)
+    assert tcore.weights[OWN] == weight
+    losses = tcore(render_batch(open_source(config, None)[0], torch.device("cpu")), VALUES)
+    assert (OWN in losses) == (weight > 0)
 
 
 # Losses

@@ -5,6 +5,7 @@ import weakref
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -348,6 +349,18 @@ def test_large_grids_on_a_cpu_are_searched_halved_unless_asked_otherwise(encoder
         assert suited(TCORE, encoder, inside, search).search == expected  # type: ignore[arg-type]
 
 
+def test_a_gpu_propagates_in_bf16_unless_asked_otherwise(
+    encoder: Encoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = (64, 64)
+    assert suited(TCORE, encoder, size).precision == "fp32"
+    assert suited(TCORE, encoder, size, precision="bf16").precision == "bf16"
+    on_gpu = SimpleNamespace(device=torch.device("cuda"))
+    monkeypatch.setattr(encoder, "parameters", lambda: iter([on_gpu]))
+    assert suited(TCORE, encoder, size).precision == "bf16"
+    assert suited(TCORE, encoder, size, precision="fp32").precision == "fp32"
+
+
 def test_detail_is_fine_unless_the_machine_is_too_slow(
     encoder: Encoder, video: RenderedVideo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -356,7 +369,9 @@ def test_detail_is_fine_unless_the_machine_is_too_slow(
         spent = {"encode": seconds, "step": 0.1, "total": 9.0}
         monkeypatch.setattr(detail_module, "estimate", lambda *values, spent=spent: spent)
         assert choose_detail(encoder, video.frames[0], 12, TCORE, say=said.append) == expected
-    assert "12 frames" in said[0]
+    choose_detail(encoder, video.frames[0], 12, TCORE, say=said.append, asked="fine", backward=10)
+    assert "9.0 s for 12 frames" in said[0]
+    assert "1:00 for 12 frames" in said[2]  # ten frames more, at 5.1 s each
     assert "5.1 s a frame" in said[1]
     masks = [list(propagate(encoder, video.frames[:2], video.objects[0], detail=d)) for d in (None, "coarse")]
     assert np.array_equal(masks[0], masks[1])
