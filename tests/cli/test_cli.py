@@ -93,6 +93,7 @@ BY_TYRO = [
         ("score vip --binary --truth d --predictions d", "--binary has no effect on vip"),
         ("score davis --truth d --predictions nowhere", "nowhere"),
         ("propagate random:vitti16 clip.mp4 --labels a.png --out o", "clip.mp4"),
+        ("propagate default clip.mp4 --labels a.png --protocol tcore-fine", "--protocol tcore --detail fine"),
         ("export random:vitti16 out", "--format"),
         ("export nothing out.pth", "nothing"),
         ("figure pac random:vitti16", "Did you mean pca?"),

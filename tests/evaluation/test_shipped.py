@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -122,6 +123,18 @@ def test_figures_and_the_demo_take_the_word_with_its_matching_module(
         assert torch.allclose(a, b, atol=1e-3)
     main(["figure", "attention", "default", "--out", str(tmp_path / "attention.png")])
     assert "cross-attention of patches" in capsys.readouterr().out
+
+
+def test_files_of_an_earlier_version_have_one_card_for_both_networks(
+    whole: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(folder, tmp_path / "old")
+    (tmp_path / "old" / "default-matching.json").unlink()
+    monkeypatch.setattr(encoders, "FOLDER", tmp_path / "old")
+    found, theirs = load_matcher("default"), load_matcher(whole)
+    assert found is not None
+    assert theirs is not None
+    assert [p.shape for p in found.match.parameters()] == [p.shape for p in theirs.match.parameters()]
 
 
 def test_the_command_makes_it_and_overwrites_nothing(
