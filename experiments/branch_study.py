@@ -1,7 +1,7 @@
 """Does the matching module match, and does it help? Settings of T-CoRe side by side, at two grids.
 
     python experiments/branch_study.py --out LAB --frames CLIPS --data DATA [--rows NAME ...] [--seeds 3]
-        [--sets few|all] [--gpus 0 0 0] [--recipe vits16-tcore-short] [--steps 1000]
+        [--sets few|all] [--gpus 0 0 0] [--recipe vits16-tcore-short] [--steps 1000] [--hold-gib 4]
 
 Every row is the recipe with the settings below, trained and scored by the same code as `tcore lab methods`
 (lab.md, lab.json). Rows with a module are measured as by `tcore figure matching`: matching.md has the shares
@@ -32,6 +32,8 @@ COSINE: dict[str, Any] = {"matching.form": "cosine", "matching.temperature": 0.0
 MATCH = COSINE | {"matching.start": "identity"}
 GRADIENT: dict[str, Any] = {"matching.auxiliary_gradient": True}
 BOX: dict[str, Any] = {"views.auxiliary_box": "current"}
+# Cross-attention that goes where visible patches have gone.
+MOTION = MATCH | {"matching.form": "motion", "matching.num_heads": 1}
 # The loss of own masked patches, which the branch takes the place of, beside those of the branch.
 OWN: dict[str, Any] = {"loss.own_patches": 1.0}
 FAST: dict[str, Any] = {"teacher.momentum": (0.95, 1.0)}
@@ -47,6 +49,12 @@ ROWS: dict[str, dict[str, Any]] = {
     "own": OWN,
     "own-match": MATCH | OWN,
     "own-match-box": MATCH | OWN | BOX,
+    "own-motion": MOTION | OWN,
+    "own-motion-box": MOTION | OWN | BOX,
+    "own-match-late": MATCH | OWN | {"loss.auxiliary": (0.0, 1.0)},
+    "own-match-early": MATCH | OWN | {"loss.auxiliary": (1.0, 0.0)},
+    "own-match-still": MATCH | OWN | {"sandwich.still": 0.5},
+    "own-match-near": MATCH | OWN | {"sandwich.offset": (0.05, 0.15)},
     "all-flip": FLIP,
     "match": MATCH,
     "match-box": MATCH | BOX,
@@ -106,9 +114,11 @@ def main() -> None:
     parser.add_argument("--gpus", nargs="+", default=[""])
     parser.add_argument("--recipe", default="vits16-tcore-short")
     parser.add_argument("--steps", type=int)
+    parser.add_argument("--hold-gib", type=float, default=0.0)
     given = parser.parse_args()
+    shared_settings = {"auxiliary": "both", "runtime.hold_gib": given.hold_gib}
     entries = [
-        Entry(name, given.recipe, tcore.recipe(given.recipe, {"auxiliary": "both"} | ROWS[name]))
+        Entry(name, given.recipe, tcore.recipe(given.recipe, shared_settings | ROWS[name]))
         for name in given.rows
     ]
     named = {"few": FEW, "all": ALL, "rendered": ()}[given.sets]

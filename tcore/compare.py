@@ -74,7 +74,12 @@ WORK_SHAPE = {
     "datasets?": [lambda value: isinstance(value, list) and [*map(type, value)] == [str, str, bool]],
     "precision?": lambda value: value in get_args(Precision),
 }
-SPEED_SHAPE = {"config": dict, "samples_per_second": lambda value: number(value) and value > 0, "gib": number}
+SPEED_SHAPE = {
+    "config": dict,
+    "samples_per_second": lambda value: number(value) and value > 0,
+    "gib": number,
+    "wait?": number,
+}
 COST_SHAPE = {"at_a_time": whole, "device": str}
 RESULT_SHAPE = {"main": str, "scores": {str: number_or_nan}, "interval": {str: interval}}
 
@@ -206,7 +211,10 @@ def measure_rows(
         finally:
             free.put(device)
         if (found := read_speed(job.folder)) is not None:
-            say(f"{job.row.name}: {found['samples_per_second']:.1f} samples/s, {found['gib']:.1f} GiB")
+            wait = f"{found.get('wait', 0.0):.0%} of the time waiting for frames"
+            say(
+                f"{job.row.name}: {found['samples_per_second']:.1f} samples/s, {found['gib']:.1f} GiB, {wait}"
+            )
 
     jobs = [Job(Row(entry.name), 0, out / entry.name) for entry in missing]
     say(f"measuring the speed of {count(len(jobs), 'row')}")
@@ -357,6 +365,7 @@ def collect_row(folder: Path) -> dict[str, Any]:
     seconds = [journal.seconds() or 0.0 for journal in journals]
     speeds = [np.median([*journal.series("samples_per_second").values()] or [0.0]) for journal in journals]
     memory = [max(journal.series("memory_gib").values(), default=0.0) for journal in journals]
+    waits = [np.mean([*journal.series("data_wait").values()] or [0.0]) for journal in journals]
     measured = read_speed(folder)
     speed = measured["samples_per_second"] if measured else float(np.mean(speeds))
     return {
@@ -369,6 +378,7 @@ def collect_row(folder: Path) -> dict[str, Any]:
         "minutes": samples / speed / 60 if measured else float(np.mean(seconds)) / 60,
         "samples_per_second": speed,
         "alone": measured is not None or all(cost["at_a_time"] == 1 for cost in costs),
+        "wait": float(np.mean(waits)),
         "gib": max(memory),
         "device": costs[0]["device"],
         "scores": {

@@ -104,7 +104,10 @@ class Engine:
         sized = normalize(torch.stack([resize_images(image, coarse) for image in images]))
         query = backbone(sized[:1], mask).patches
         sources = backbone(sized[1:]).patches
-        maps = match.attention(query.expand(len(others), -1, -1), sources).cross[:, place]
+        scene = self.matcher.scene(mask, grid)
+        if scene is not None:
+            scene = scene._replace(masked=mask.expand(len(others), -1))
+        maps = match.attention(query.expand(len(others), -1, -1), sources, scene).cross[:, place]
         finer = F.interpolate(maps.unflatten(1, grid)[None], shown, mode="nearest")[0].cpu()
         return list(finer / finer.sum(dim=(1, 2), keepdim=True))
 

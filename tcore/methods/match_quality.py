@@ -20,6 +20,7 @@ from tcore.data.masking import sample_masks
 from tcore.data.render import normalize
 from tcore.data.rendered import find_scene, follow, render_video
 from tcore.methods.matching import PatchMatchingModule
+from tcore.methods.motion import Scene, view_scene
 from tcore.methods.settings import TCoReSettings
 from tcore.methods.settings_groups import MaskingConfig
 from tcore.methods.tcore import build_matching
@@ -37,6 +38,10 @@ class Matcher(NamedTuple):
 
     backbone: VisionTransformer
     match: PatchMatchingModule
+
+    def scene(self, masked: Bool[Tensor, "b n"], grid: tuple[int, int]) -> Scene | None:
+        """What the module must know of masked frames beside their patches."""
+        return view_scene(self.backbone, masked, grid) if self.match.needs_scene else None
 
 
 class KnownMotion(NamedTuple):
@@ -165,10 +170,12 @@ def look(matcher: Matcher, sample: KnownMotion) -> list[Attention]:
     current = matcher.backbone(images[1:2], mask).patches
     patches = matcher.backbone(images).patches
     rows = mask[0].nonzero()[:, 0]
+    scene = matcher.scene(mask, (sample.mask.shape[0], sample.mask.shape[1]))
     unit = torch.nn.functional.normalize(patches, dim=-1)
     found = []
     for side, index in enumerate((0, 2)):
-        cross = matcher.match.cross_attention(current, patches[index : index + 1])[0].mean(dim=0)[rows]
+        heads = matcher.match.cross_attention(current, patches[index : index + 1], scene)[0]
+        cross = heads.mean(dim=0)[rows]
         plain = (SHARPNESS * unit[1][rows] @ unit[index].T).softmax(dim=-1)
         near, same = _truth(sample, side, index, rows.cpu())
         found.append(Attention(cross.float().cpu(), plain.float().cpu(), near, same))

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 Sides = Literal["past-future", "past-past", "future-future"]
 Auxiliary = Literal["none", "past", "future", "both"]
 LossForm = Literal["paper", "release"]
-AttentionForm = Literal["dot", "cosine"]
+AttentionForm = Literal["dot", "cosine", "motion"]
 AttentionStart = Literal["xavier", "identity"]
 
 
@@ -90,7 +90,8 @@ class MatchingConfig:
     temperature: Positive = 1.0
     """Temperature of the cross-attention."""
     form: AttentionForm = "dot"
-    """Cross-attention by products, as published, or by cosines of queries and keys."""
+    """Cross-attention by products, as published, by cosines of queries and keys, or (motion) to where the
+    visible patches that are near and look alike have gone."""
     start: AttentionStart = "xavier"
     """How the projections of the cross-attention start: random, as published, or as the identity."""
     auxiliary_gradient: bool = False

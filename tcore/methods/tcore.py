@@ -12,6 +12,7 @@ from tcore.methods.batch import Batch
 from tcore.methods.distillation import SelfDistillation, build_head
 from tcore.methods.matching import PatchMatchingModule
 from tcore.methods.method import Length, Part, linear, named_parameters
+from tcore.methods.motion import Scene, view_scene
 from tcore.methods.settings import LossConfig, LossForm, TCoReSettings
 from tcore.methods.settings_groups import MaskingConfig, TeacherConfig
 from tcore.model import losses
@@ -118,8 +119,17 @@ class TCoRe(SelfDistillation):
         """The student restores masked patches by matching patches across time, once from each side."""
         if self.match is None:
             return super().restore(batch, patches, context)
-        sides = {side: batch.at_masked(self.match(patches, other)) for side, other in context.items()}
+        scene = self.scene(batch)
+        sides = {side: batch.at_masked(self.match(patches, other, scene)) for side, other in context.items()}
         return {**sides, **super().restore(batch, patches, context)} if self.weights[OWN] else sides
+
+    def scene(self, batch: Batch) -> Scene | None:
+        """What a module that follows motion knows of the masked crops beside their patches."""
+        if self.match is None or not self.match.needs_scene:
+            return None
+        backbone = self.student.backbone
+        sides = [side // backbone.patch_size for side in batch.global_crops.shape[-2:]]
+        return view_scene(backbone, batch.mask[batch.masked], (sides[0], sides[1]))
 
     def fused_patches(
         self, batch: Batch, targets: TeacherTargets, sides: list[str], rows: Tensor, prototypes: Tensor

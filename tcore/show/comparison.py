@@ -23,13 +23,13 @@ def markdown(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         own = [label for label in labels if any(at(row, label, grid) for row in rows)]
         if own:
             yield from grid_table(rows, own, grid, size if own[0] != "rendered" else "")
-    columns = ("row", "samples", "minutes", "samples/s", "GiB", "device", "command")
+    columns = ("row", "samples", "minutes", "samples/s", "waiting for frames", "GiB", "device", "command")
     costs = []
     for row in rows:
         mark = "" if row["alone"] else "*"
         minutes, speed = f"{row['minutes']:.1f}{mark}", f"{row['samples_per_second']:.0f}{mark}"
-        cells = (row["row"], f"{row['samples']:,}", minutes, speed, f"{row['gib']:.1f}", row["device"])
-        costs.append((*cells, f"`{row['train']}`"))
+        cells = (row["row"], f"{row['samples']:,}", minutes, speed, f"{row['wait']:.0%}", f"{row['gib']:.1f}")
+        costs.append((*cells, row["device"], f"`{row['train']}`"))
     yield from ("", "## Cost", "", *markdown_table(columns, costs))
     if not all(row["alone"] for row in rows):
         yield from ("", "\\* The run shared its device with others: alone it is faster.")

@@ -97,9 +97,10 @@ def attend(encoder: Encoder, clip: Clip, matcher: Matcher | None, patches: Seque
     rows = torch.tensor([row * grid[1] + column for row, column in queries])
     images = normalize(torch.from_numpy(clip.frames).permute(0, 3, 1, 2).float() / 255)
     if matcher is not None:
-        current = matcher.backbone(images[1:2], torch.from_numpy(mask.reshape(1, -1))).patches
+        masked = torch.from_numpy(mask.reshape(1, -1))
+        current, scene = matcher.backbone(images[1:2], masked).patches, matcher.scene(masked, grid)
         others = (matcher.backbone(images[i : i + 1]).patches for i in (0, 2))
-        maps = [matcher.match.cross_attention(current, other)[0][:, rows] for other in others]
+        maps = [matcher.match.cross_attention(current, other, scene)[0][:, rows] for other in others]
     else:
         unit = torch.nn.functional.normalize(encode_clip(encoder, clip.frames).flatten(2), dim=1)
         maps = [(unit[1].T[rows] @ unit[i])[None].clamp(min=0) for i in (0, 2)]

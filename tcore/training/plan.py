@@ -179,6 +179,8 @@ class Speed(NamedTuple):
     steps: int
     """Steps that were timed."""
     gib: float
+    wait: float
+    """Share of their time in which training waited for frames."""
 
 
 def measure_speed(
@@ -201,18 +203,20 @@ def measure_speed(
 
     done = 0
 
-    def make_steps(least: int, seconds: float = 0.0) -> tuple[int, float]:
-        """Make at least this many steps, for at least this long; returns their number and their time."""
+    def make_steps(least: int, seconds: float = 0.0) -> tuple[int, float, float]:
+        """Make at least this many steps, for at least this long: their number, time, and time of waiting."""
         nonlocal done
-        begun, first, before = time.perf_counter(), done, None
+        begun, first, before, waited = time.perf_counter(), done, None, 0.0
         while done < first + least or time.perf_counter() < begun + seconds:
             now = trainer.step(parts, done, at)
             if before is not None:  # one step behind, as in training: the GPU is never waited for
                 before.check()
+                waited += before.timing.read()[1]
             before, done = now, done + 1
         if before is not None:
             before.check()
-        return done - first, time.perf_counter() - begun
+            waited += before.timing.read()[1]
+        return done - first, time.perf_counter() - begun, waited
 
     # Rendered videos are rendered once, in the first epoch.
     rendered = isinstance(source.store, RenderedStore)
@@ -220,10 +224,10 @@ def measure_speed(
         make_steps(source.steps_per_epoch if rendered else WARMUP_STEPS)
         with alone():
             make_steps(2 * num_workers(source) + 1)  # what was read ahead while other runs shared the machine
-            count, took = make_steps(TIMED_STEPS, seconds)
+            count, took, waited = make_steps(TIMED_STEPS, seconds)
     finally:
         parts.close()
-    return Speed(count * config.optim.samples / took, count, peak_memory_gib(trainer.device))
+    return Speed(count * config.optim.samples / took, count, peak_memory_gib(trainer.device), waited / took)
 
 
 def verdict(config: Config, processes: int, memory: Line, gpu_gib: float) -> str:

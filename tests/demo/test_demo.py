@@ -27,6 +27,8 @@ from tcore.demo.engine import Engine, load_engine
 from tcore.demo.job import lost_labels
 from tcore.demo.server import GUARD, PAGE, Demo
 from tcore.evaluation.propagate import label_sources
+from tcore.methods.matching import PatchMatchingModule
+from tcore.methods.settings import AttentionForm
 from tcore.video.detail import fit_size
 from tcore.video.labels import Masks, Points
 from tcore.video.mark import mark
@@ -232,8 +234,13 @@ def test_a_patch_says_where_its_label_came_from(visitor: Visitor) -> None:
         assert said in visitor.get(f"inspect?frame=3&column=14&{query}")["error"]
 
 
-def test_the_matching_module_attends_to_other_frames() -> None:
+@pytest.mark.parametrize("form", ["dot", "motion"])
+def test_the_matching_module_attends_to_other_frames(form: AttentionForm) -> None:
     engine = load_engine("default", "coarse")
+    assert engine.matcher is not None
+    if form != "dot":
+        match = PatchMatchingModule(dim=engine.matcher.backbone.dim, num_heads=1, form=form, start="identity")
+        engine.matcher = engine.matcher._replace(match=match)
     frames = rendered("walker").frames[:, :64, :96]
     past, future = engine.attention(frames[1], [frames[0], frames[2]], (64, 96), "coarse", 3, 5)
     assert past.shape == future.shape == (64 // engine.encoder.patch_size, 96 // engine.encoder.patch_size)

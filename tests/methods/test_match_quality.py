@@ -72,6 +72,10 @@ def test_shares_are_those_of_attention_on_the_true_place_and_object() -> None:
     assert found[PLAIN].hits == 1  # nothing is as similar as the patch itself
     assert 0.3 < found[CROSS].times_chance()["place"] < 3  # nothing is learned yet
     assert found[CROSS].object_chance == pytest.approx(6 / GRID**2)
+    model = matcher()
+    following = PatchMatchingModule(dim=32, num_heads=1, temperature=0.01, form="motion", start="identity")
+    followed = measure_matching(model._replace(match=following), [sample()])
+    assert followed[CROSS].hits == 1  # visible patches find themselves where they are, so masked ones do
     away = measure_matching(matcher(), [sample(shift=2.0)])
     assert away[STILL].place == away[STILL].moved == away[PLAIN].hits == 0
     assert away[CROSS].moved == away[CROSS].place > 0
@@ -129,14 +133,18 @@ def test_figure_and_numbers_of_a_run(whole: Path, tmp_path: Path, capsys: pytest
 class Copying(nn.Module):
     """A matching module that takes every patch from its own place."""
 
-    def forward(self, current: Tensor, auxiliary: Tensor) -> Tensor:
+    needs_scene = False
+
+    def forward(self, current: Tensor, auxiliary: Tensor, scene: None) -> Tensor:
         return auxiliary
 
 
 class Blind(nn.Module):
     """One that does not look at the other frames."""
 
-    def forward(self, current: Tensor, auxiliary: Tensor) -> Tensor:
+    needs_scene = False
+
+    def forward(self, current: Tensor, auxiliary: Tensor, scene: None) -> Tensor:
         return current
 
 

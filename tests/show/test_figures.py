@@ -8,14 +8,17 @@ from PIL import Image
 
 from tcore import load_encoder
 from tcore.cli.main import main
+from tcore.config import override
 from tcore.data.rendered import render_video
 from tcore.errors import InputError
 from tcore.evaluation.benchmarks import find_benchmark
 from tcore.evaluation.protocols import TCORE
+from tcore.pretrain import train
 from tcore.show.clips import Times, evenly, open_clip
 from tcore.show.propagation import PropagatedClip, label_clip, propagation_figure, score_frames, with_truth
 from tests.conftest import Refused
 from tests.evaluation.layouts import write_davis, write_jhmdb, write_vip
+from tests.tiny import tiny
 
 
 def looks_real(path: Path, least: int = 200) -> None:
@@ -65,6 +68,13 @@ def test_attention_takes_any_three_images_and_chosen_patches(
     assert "cross-attention of patches 1 2, 6 10" in capsys.readouterr().out
     draw("attention", run / "encoder.safetensors", "--patch", "1", "2", out=out)
     assert "similarity" in capsys.readouterr().out, "there is no matching module"
+
+
+def test_attention_of_a_module_that_follows_motion(tmp_path: Path) -> None:
+    settings = {"matching.form": "motion", "matching.start": "identity", "optim.steps": 2}
+    run = train(override(tiny(), settings), tmp_path / "run")
+    images = paint_images(tmp_path, [(70, 50)] * 3)
+    draw("attention", run, *images, "--patch", "1", "2", out=tmp_path / "a.png")
 
 
 @pytest.mark.parametrize(

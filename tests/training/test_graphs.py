@@ -51,9 +51,15 @@ class Rerun:
         return losses, replay
 
 
-def steps_of(name: str, graphs: bool) -> tuple[list[dict[str, float]], list[torch.Tensor], int]:
+# What of ours changes a step of T-CoRe.
+OURS: dict[str, Any] = {"matching__form": "motion", "matching__start": "identity", "loss__own_patches": 0.5}
+
+
+def steps_of(
+    name: str, graphs: bool, **changes: Any
+) -> tuple[list[dict[str, float]], list[torch.Tensor], int]:
     """Losses of some steps, the gradients of the last one, and how often something was recorded."""
-    config = shrunk(name, optim__batch=8, vit__drop_path=0.0)
+    config = shrunk(name, optim__batch=8, vit__drop_path=0.0, **changes)
     method, source = methods.build(config), open_source(config, None)
     schedule, recorder = build_schedule(config, method, 4), Rerun(method)
 
@@ -77,10 +83,13 @@ def steps_of(name: str, graphs: bool) -> tuple[list[dict[str, float]], list[torc
     return found, gradients, recorder.recorded
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_steps_in_fixed_shapes_by_graphs_are_the_plain_steps(name: str) -> None:
-    plain, gradients, _ = steps_of(name, graphs=False)
-    found, others, recorded = steps_of(name, graphs=True)
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [*((name, {}) for name in NAMES), ("vits16-tcore-short", OURS), ("vits16-k400", OURS)],
+)
+def test_steps_in_fixed_shapes_by_graphs_are_the_plain_steps(name: str, changes: dict[str, Any]) -> None:
+    plain, gradients, _ = steps_of(name, graphs=False, **changes)
+    found, others, recorded = steps_of(name, graphs=True, **changes)
     assert recorded == 2  # a step that is observed, and one that is not
     for before, now in zip(plain, found, strict=True):
         assert now == pytest.approx(before, rel=1e-5)
