@@ -414,6 +414,8 @@ class Served:
     """A patch covers 16, 8 or about 5 pixels of a frame (unset: fine, or coarse on a slow CPU)."""
     edges: Literal["on", "off"] = "on"
     """Masks follow the edges of a frame; off: labels of the grid are interpolated."""
+    long_side: int | None = None
+    """Shrink larger frames to this long side (unset: to a short side of 480)."""
     device: str = "auto"
     """auto (CUDA where there is one), cpu, cuda, cuda:1 ..., or mps, Apple's GPU (not tested on one)."""
 
@@ -436,7 +438,7 @@ class Served:
             check_address(studio)
         limits = Limits(self.max_upload_mb, self.max_frames, self.max_visitors, 1000 * self.max_disk_gb)
         edges: Literal["guided", "off"] = "guided" if self.edges == "on" else "off"
-        engine = load_engine(self.encoder, self.detail, edges, to_stderr, self.device)
+        engine = load_engine(self.encoder, self.detail, edges, to_stderr, self.device, self.long_side)
         server: Page | LabelStudio
         if studio is None:
             server = Page(engine, limits, self.host, self.port)

@@ -45,8 +45,10 @@ class Engine:
         matcher: Matcher | None = None,
         detail: Detail = "fine",
         edges: Edges = "guided",
+        long_side: int | None = None,
     ) -> None:
         self.encoder, self.matcher, self.detail, self.edges = encoder, matcher, detail, edges
+        self.long_side = long_side
         self.device = next(encoder.parameters()).device
         self._thread = ThreadPoolExecutor(1, "compute", initializer=_step_back)
         self.submit = self._thread.submit  # pieces of work that take about as long as one frame
@@ -57,7 +59,7 @@ class Engine:
 
     def input_size(self, size: Size, detail: Detail) -> Size:
         """The size at which frames go in."""
-        return fit_size(size, self.encoder.patch_size, detail)
+        return fit_size(size, self.encoder.patch_size, detail, self.long_side)
 
     def frame_bytes(self, size: Size) -> int:
         """Bytes on disk of a frame of a clip: pixels, ids, and the features of the finest grid on offer."""
@@ -118,6 +120,7 @@ def load_engine(
     edges: Edges = "guided",
     say: Say = silent,
     device_name: str = "auto",
+    long_side: int | None = None,
 ) -> Engine:
     """The encoder, and the matching module where it is a run that has one."""
     device = encoder_device(device_name)
@@ -125,5 +128,7 @@ def load_engine(
     if matcher is not None:
         matcher = Matcher(matcher.backbone.to(device), matcher.match.to(device))
     encoder = load_encoder(spec).to(device)
+    fit_size(SHOWN, encoder.patch_size, "coarse", long_side)  # refuses one without room for a patch
     frame = np.zeros((*SHOWN, 3), np.uint8)
-    return Engine(encoder, matcher, detail or choose_detail(encoder, frame, None, TCORE, say=say), edges)
+    detail = detail or choose_detail(encoder, frame, None, TCORE, long_side, say=say)
+    return Engine(encoder, matcher, detail, edges, long_side)

@@ -26,6 +26,7 @@ from tcore.demo.clips import SAMPLES
 from tcore.demo.engine import Engine, load_engine
 from tcore.demo.job import lost_labels
 from tcore.demo.server import GUARD, PAGE, Demo
+from tcore.errors import InputError
 from tcore.evaluation.propagate import label_sources
 from tcore.methods.matching import PatchMatchingModule
 from tcore.methods.settings import AttentionForm
@@ -232,6 +233,19 @@ def test_a_patch_says_where_its_label_came_from(visitor: Visitor) -> None:
     assert visitor.get("inspect?frame=0&row=9&column=14&offset=2")["given"]
     for query, said in (("row=99&offset=2", "row 99"), ("row=9&offset=2&kind=attention", "matching module")):
         assert said in visitor.get(f"inspect?frame=3&column=14&{query}")["error"]
+
+
+def test_a_long_side_makes_the_grid_smaller_and_must_have_room_for_a_patch() -> None:
+    with pytest.raises(InputError, match="long side of 8"):
+        load_engine("default", "coarse", long_side=8)
+    whole, small = load_engine("default", "coarse"), load_engine("default", "coarse", long_side=427)
+    assert (whole.input_size((480, 854), "fine"), small.input_size((480, 854), "fine")) == (
+        (960, 1696),
+        (480, 848),
+    )
+    assert small.input_size((96, 128), "coarse") == whole.input_size((96, 128), "coarse")
+    for engine in (whole, small):
+        engine.close()
 
 
 @pytest.mark.parametrize("form", ["dot", "motion"])
