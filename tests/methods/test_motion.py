@@ -11,6 +11,7 @@ from tcore.methods.motion import SPREAD, Scene, follow_motion, forget_places, ge
 from tcore.methods.tcore import TCoRe
 from tcore.model.vit import VisionTransformer
 from tcore.training.loop import open_source
+from tests.methods import tiny_models
 from tests.methods.tiny_models import VALUES, seeded
 from tests.tiny import tiny
 
@@ -144,3 +145,10 @@ def test_a_run_may_follow_motion_and_the_published_module_needs_no_scene() -> No
     assert isinstance(published, TCoRe)
     assert published.scene(batch) is None
     assert not PatchMatchingModule(dim=16, num_heads=2).needs_scene
+
+
+def test_a_part_of_a_step_may_have_no_masked_crop() -> None:
+    tcore = tiny_models.model()
+    tcore.match = PatchMatchingModule(dim=tiny_models.DIM, num_heads=1, form="motion")
+    losses = tcore(tiny_models.batch(masked=()), VALUES)
+    assert all(loss.isfinite() for loss in losses.values())
