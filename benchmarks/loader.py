@@ -1,4 +1,4 @@
-"""Where the time of loading goes: `python benchmarks/loader.py [--frames STORE] [--workers N]`.
+"""Where the time of loading goes: `python benchmarks/loader.py [--frames STORE] [--hold-gib GIB]`.
 
 Without a store, it writes a small one of rendered videos, 340x256 JPEG, in a temporary folder.
 """
@@ -22,7 +22,8 @@ from tcore.data import stores
 from tcore.data.loader import load, render_batch
 from tcore.data.rendered import render_video
 from tcore.data.source import FrameBuffer, RawBatch, Source
-from tcore.data.stores import FrameStore
+from tcore.data.stores import FrameStore, hold_frames, open_mixture
+from tcore.device import num_cores
 from tcore.methods import sampling
 from tcore.recipes import recipe
 
@@ -70,15 +71,26 @@ def watched() -> Iterator[dict[str, float]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--frames", help="frame store (default: rendered videos, written for this)")
+    parser.add_argument("--frames", help="a store or a mixture (default: rendered videos, written for this)")
+    parser.add_argument("--hold-gib", type=float, default=0.0, help="as --runtime.hold-gib of tcore train")
     parser.add_argument("--workers", type=int, default=1, help="reading processes (default: 1)")
     parser.add_argument("--recipe", nargs="*", default=["quickstart", "vits16-k400"])
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
-        store = FrameStore.open(arguments.frames or write_store(Path(folder) / "store"))
+        store = open_mixture(arguments.frames or str(write_store(Path(folder) / "store")), 0)
+        if arguments.hold_gib:
+            store, took = held(store, arguments.hold_gib)
+            print(f"frames decoded and held in {took:.1f} s")
         for name in arguments.recipe:
             measure(name, recipe(name), store, arguments.workers)
+
+
+def held(store: FrameStore, gib: float) -> tuple[FrameStore, float]:
+    """The store with frames in memory, and the seconds that it took."""
+    started = time.perf_counter()
+    store = hold_frames(store, gib, num_cores())
+    return store, time.perf_counter() - started
 
 
 def write_store(root: Path, videos: int = 64, frames: int = 20) -> Path:
