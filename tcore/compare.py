@@ -365,7 +365,7 @@ def collect_row(folder: Path) -> dict[str, Any]:
     seconds = [journal.seconds() or 0.0 for journal in journals]
     speeds = [np.median([*journal.series("samples_per_second").values()] or [0.0]) for journal in journals]
     memory = [max(journal.series("memory_gib").values(), default=0.0) for journal in journals]
-    waits = [np.mean([*journal.series("data_wait").values()] or [0.0]) for journal in journals]
+    waits = [wait for journal in journals for wait in journal.series("data_wait").values()]
     measured = read_speed(folder)
     speed = measured["samples_per_second"] if measured else float(np.mean(speeds))
     return {
@@ -378,7 +378,7 @@ def collect_row(folder: Path) -> dict[str, Any]:
         "minutes": samples / speed / 60 if measured else float(np.mean(seconds)) / 60,
         "samples_per_second": speed,
         "alone": measured is not None or all(cost["at_a_time"] == 1 for cost in costs),
-        "wait": float(np.mean(waits)),
+        "wait": float(np.mean(waits)) if waits else None,
         "gib": max(memory),
         "device": costs[0]["device"],
         "scores": {

@@ -278,14 +278,14 @@ def is_done(job: Job, plan: Plan) -> bool:
         was, will = by_flag(then), by_flag(now)
         for name in was | will:
             if name not in LOCATIONS and was.get(name) != will.get(name):
-                if name in names and not changed:  # other words for the same settings
+                if name in names:  # perhaps other words for the same settings: these are compared below
                     continue
                 value = shlex.join([name, *will[name]]) if name in will else f"without {name}"
                 raise InputError(
                     f"{job.folder} was made by other commands, `tcore {shlex.join(then)}` (now {value}): "
                     "give another --out, or remove this run."
                 )
-    for name, (before, wanted) in changed.items():  # the same words for other settings: a recipe has changed
+    for name, (before, wanted) in changed.items():  # perhaps by the same words, where a recipe has changed
         raise InputError(
             f"{job.folder} was made with {name}={before}, now {wanted}: "
             "give another --out, or remove this run."
@@ -301,7 +301,11 @@ def run_settings(job: Job, plan: Plan) -> tuple[set[str], dict[str, tuple[Any, A
     config = job.folder / "run" / "config.json"
     if plan.settings is None or not config.is_file():
         return set(), {}
-    ran, wanted = load_config(config), plan.settings(job.commands(plan)[0])
+    ran = load_config(config)
+    try:
+        wanted = plan.settings(job.commands(plan)[0])
+    except InputError as error:
+        raise InputError(f"{job.folder}: {error}") from error
     changed = differences(ran, wanted)
     if wanted.optim.precision == "auto":  # a run notes what the machine made of it
         changed.pop("optim.precision", None)

@@ -223,6 +223,8 @@ class Propagate(WithProtocol):
     """Masks follow the edges of a frame; off: labels of the grid are interpolated."""
     long_side: int | None = None
     """Shrink larger frames to this long side (unset: to a short side of 480)."""
+    protocol: str = "tcore"
+    """How labels are propagated: tcore, dino, rsp, crw or dinov3; the grid is chosen by --detail."""
     precision: Literal["fp32", "bf16"] | None = None
     """Precision of the encoder and of the features (unset: bf16 on a GPU, else fp32)."""
     search: Literal["exact", "halved"] | None = None
@@ -300,8 +302,10 @@ class Propagate(WithProtocol):
 
     def _refuse_grid(self) -> None:
         """A protocol's own grid is for benchmarks: here --detail says how fine it is."""
+        from tcore.evaluation.protocols import FINER
+
         name, _, grid = self.protocol.partition("-")
-        if grid:
+        if grid in FINER:
             raise InputError(
                 f"--protocol {self.protocol}: the grid is chosen by --detail here; use --protocol {name} "
                 f"--detail {grid}."

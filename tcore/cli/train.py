@@ -290,7 +290,7 @@ class Lab:
         score += ["--size", *map(str, self.size)] if self.size else []
         extra = split_flags(self.extra, "--extra")
         words = (*frames, *steps, *extra)
-        plan = Plan(self.recipe, words, tuple(score), lambda words: parse_train(words[1:]).config)
+        plan = Plan(self.recipe, words, tuple(score), lambda words: checked_training(words[1:]).config)
         for row in read_table(self.table, self.rows):
             try:
                 check_row(row, plan, self)

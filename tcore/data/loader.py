@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from tcore.data.render import PLAIN, Kernels, normalize, render_pixels
 from tcore.data.source import RawBatch, Source, pad
-from tcore.data.stores import RenderedStore, hold_frames
+from tcore.data.stores import RenderedStore, can_hold, hold_frames
 from tcore.data.views import ViewPlan
 from tcore.device import num_cores
 from tcore.errors import InputError
@@ -63,9 +63,22 @@ def num_workers(source: Source) -> int:
     return 0 if isinstance(source.store, RenderedStore) else max(1, min(16, num_cores() // source.share.here))
 
 
+def holds_frames(source: Source) -> bool:
+    """Whether frames are decoded once and kept; refused where every reading process would copy them."""
+    gib = source.config.runtime.hold_gib
+    if not gib or not can_hold(source.store):
+        return False
+    if sys.platform != "linux" and num_workers(source):
+        raise InputError(
+            f"runtime.hold_gib={gib:g}: reading processes share frames on Linux alone; add "
+            "--runtime.workers 0, or leave it out."
+        )
+    return True
+
+
 def with_frames_held(source: Source) -> Source:
     """The source with frames decoded and in memory, where that is wanted."""
-    if not source.config.runtime.hold_gib:
+    if not holds_frames(source):
         return source
     held, threads = copy.copy(source), max(1, num_cores() // source.share.here)
     held.store = hold_frames(source.store, source.config.runtime.hold_gib, threads)

@@ -279,21 +279,32 @@ class MixedStore(FrameStore):
 
 
 class Room:
-    """Memory for frames, which several threads take; once something has not fit, it is full."""
+    """Memory for frames, which several threads take; it counts as full when a hundredth is left."""
 
     def __init__(self, gib: float) -> None:
-        self.full, self._left, self._lock = False, gib * 2**30, threading.Lock()
+        self._all = self._left = gib * 2**30
+        self._lock = threading.Lock()
+
+    @property
+    def full(self) -> bool:
+        """Whether it is no longer worth trying what fits."""
+        return self._left < self._all / 100
 
     def take(self, count: int) -> bool:
         """Take this many bytes, if they are there."""
         with self._lock:
-            self.full |= count > self._left
-            self._left -= 0 if self.full else count
-            return not self.full
+            fits = count <= self._left
+            self._left -= count if fits else 0
+            return fits
+
+    def give_back(self, count: int) -> None:
+        """Bytes that were not needed after all."""
+        with self._lock:
+            self._left += count
 
 
 class HeldStore(FrameStore):
-    """A store whose first videos, as many as there is room for, are decoded once and kept.
+    """A store of which as many videos as there is room for are decoded once and kept.
 
     Reading processes that are forked afterwards share the pixels. Other videos are read as before.
     """
@@ -305,15 +316,17 @@ class HeldStore(FrameStore):
 
     def _decode(self, video: int) -> list[Frame] | None:
         """All frames of a video; None where there is no room for them, or one of them is unreadable."""
-        length = int(self.lengths[video])
+        length, taken = int(self.lengths[video]), 0
         if self._room.full:
             return None
         try:
             first = self.store.read(video, [0])
             if not self._room.take(length * first[0].nbytes):  # before the others are in memory
                 return None
+            taken = length * first[0].nbytes
             return first + self.store.read(video, range(1, length))
         except InputError:
+            self._room.give_back(taken)
             return None
 
     def read(self, video: int, frames: Sequence[int]) -> list[Frame]:

@@ -48,7 +48,7 @@ class HeadedAttention(nn.Module):
         v = split(source, 2)
         if scene is not None:  # content alone is compared, without a gradient; what is taken over is whole
             query = forget_places(query.detach(), scene.places, ~scene.masked)
-            source = forget_places(source, scene.places)
+            source = forget_places(source.detach(), scene.places)
         q, k = split(query, 0), split(source, 1)
         return (q, k, v) if self.form == "dot" else (F.normalize(q, dim=-1), F.normalize(k, dim=-1), v)
 

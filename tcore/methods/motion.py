@@ -1,4 +1,4 @@
-"""Cross-attention that follows motion: a masked patch goes where visible patches like it have gone. Ours.
+"""Cross-attention that follows motion: masked patches are displaced as nearby visible ones like them. Ours.
 
 In the published module a masked patch asks before anything is known of the other frame. It has no content to
 compare, so the best that it can do is to look where it is itself. Here the visible patches are compared
@@ -7,7 +7,6 @@ alike. What an encoder writes into its features about places is removed before, 
 where it was.
 """
 
-from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -46,7 +45,6 @@ def view_scene(backbone: VisionTransformer, masked: Bool[Tensor, "b n"], grid: t
     return Scene(masked, places, grid, *geometry(*grid, masked.device))
 
 
-@lru_cache
 def geometry(
     rows: int, columns: int, device: torch.device
 ) -> tuple[Int64[Tensor, "n n"], Float[Tensor, "n n"]]:

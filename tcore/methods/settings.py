@@ -90,8 +90,7 @@ class MatchingConfig:
     temperature: Positive = 1.0
     """Temperature of the cross-attention."""
     form: AttentionForm = "dot"
-    """Cross-attention by products, as published, by cosines of queries and keys, or (motion) to where the
-    visible patches that are near and look alike have gone."""
+    """Cross-attention by products, as published, by cosines, or by how visible patches nearby have moved."""
     start: AttentionStart = "xavier"
     """How the projections of the cross-attention start: random, as published, or as the identity."""
     auxiliary_gradient: bool = False

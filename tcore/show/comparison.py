@@ -28,7 +28,8 @@ def markdown(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     for row in rows:
         mark = "" if row["alone"] else "*"
         minutes, speed = f"{row['minutes']:.1f}{mark}", f"{row['samples_per_second']:.0f}{mark}"
-        cells = (row["row"], f"{row['samples']:,}", minutes, speed, f"{row['wait']:.0%}", f"{row['gib']:.1f}")
+        wait = "-" if row["wait"] is None else f"{row['wait']:.0%}"
+        cells = (row["row"], f"{row['samples']:,}", minutes, speed, wait, f"{row['gib']:.1f}")
         costs.append((*cells, row["device"], f"`{row['train']}`"))
     yield from ("", "## Cost", "", *markdown_table(columns, costs))
     if not all(row["alone"] for row in rows):

@@ -1,7 +1,6 @@
 """Training: the loop around the step."""
 
 import platform
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
@@ -14,10 +13,10 @@ from torch import Tensor
 
 from tcore import methods
 from tcore.config import Config, validate
-from tcore.data.loader import load, missing_killed_workers
+from tcore.data.loader import holds_frames, load, missing_killed_workers
 from tcore.data.neighbors import ImageSource, check_neighbors, find_neighbors, load_neighbors
 from tcore.data.source import RawBatch, Source
-from tcore.data.stores import FrameStore, can_hold, open_images, open_mixture
+from tcore.data.stores import FrameStore, open_images, open_mixture
 from tcore.device import choose_device, choose_dtype, world
 from tcore.errors import DivergedError, InputError, PeerError
 from tcore.files import LOCKS, lock
@@ -97,6 +96,7 @@ def train_run(
     with distributed.guarded(config.runtime.device, config.runtime.patience) as guard:
         config = distributed.together(lambda: resolve(config))
         source = distributed.together(lambda: open_source(config, frames, neighbors))
+        distributed.together(lambda: holds_frames(source))
         # A run that resumes has its weights in the checkpoint; what it began with is not read again.
         resumes = distributed.on_first(lambda: has_checkpoint(run))
         init = None if resumes else distributed.together(lambda: read_init(config))
@@ -299,11 +299,6 @@ def resolve(config: Config) -> Config:
             "training does not run on Windows, where no signal asks a run to save itself; use WSL or Linux. "
             "propagate, evaluate, demo and export run here."
         )
-    if config.runtime.hold_gib and config.runtime.workers != 0 and sys.platform != "linux":
-        raise InputError(
-            f"runtime.hold_gib={config.runtime.hold_gib:g}: reading processes share frames on Linux alone; "
-            "add --runtime.workers 0, or leave it out."
-        )
     batch, accumulate, processes = config.optim.samples, config.optim.accumulate, world().size
     if batch % (processes * accumulate):
         raise InputError(
@@ -383,7 +378,7 @@ def introduce(source: Source, trainer: Trainer, num_steps: int, first_step: int)
     config, lines = source.config, [describe_run(source, num_steps, first_step)]
     if compiles(config.runtime.compile, trainer.device):
         lines.append("the first step compiles the model, for up to a minute (--runtime.compile off: never)")
-    if config.runtime.hold_gib and can_hold(source.store):
+    if holds_frames(source):
         room = f"as many frames as fit into {config.runtime.hold_gib:g} GiB are kept in memory"
         lines.append(f"{room}; they are decoded before the first step")
     if frozen := config.optim.freeze_backbone_steps:

@@ -88,7 +88,8 @@ def choose_detail(
         each, total = measure(detail)
     whole = "" if count is None else f", {format_seconds(total)} for {count} frames"
     ways = [] if detail == "coarse" else ["--detail coarse"]
-    ways += [] if count is None else ["a larger --every", "a smaller --long-side"]  # the page has neither
+    ways += [] if count is None else ["a larger --every"]  # the page has no such flag
+    ways += ["a smaller --long-side"]
     ways += ["a GPU"] if on_cpu else []
     faster = f" Faster: {', '.join(ways)}." if ways else ""
     say(f"detail {detail}: about {each:.2g} s a frame here{why}{whole}.{faster}")

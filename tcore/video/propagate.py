@@ -15,7 +15,7 @@ from tcore.errors import InputError
 from tcore.evaluation.encoder import Encoder
 from tcore.evaluation.encoders import as_encoder
 from tcore.evaluation.propagate import Features, Labels
-from tcore.evaluation.protocols import TCORE, Detail, Protocol, Search
+from tcore.evaluation.protocols import TCORE, Detail, Precision, Protocol, Search
 from tcore.evaluation.resize import Size
 from tcore.evaluation.run_clip import run_clip, same_size
 from tcore.video.both_ways import AHEAD, BACK, SoftLabels, both_ways
@@ -64,6 +64,7 @@ def propagate(
     edges: bool = True,
     long_side: int | None = None,
     search: Search | None = None,
+    precision: Precision | None = None,
 ) -> Iterator[LabeledFrame]:
     """Labels of every frame: ids for a mask, x and y for points (NaN where one is lost), with confidence.
 
@@ -75,7 +76,7 @@ def propagate(
     tensor, PIL image or PNG file), or points as [[x, y], ...]. Labels of later frames are carried backward,
     too: `frames` must then be a video, an array, or something else with a length and an index. A patch covers
     16, 8 or about 5 pixels (`detail` coarse, fine or finest; None: fine if this machine can). Masks follow
-    the edges of the frames, unless `edges` is False.
+    the edges of the frames, unless `edges` is False. `precision` is bf16 on a GPU, if it is not given.
 
     >>> from tcore import FrameStore
     >>> video = FrameStore.rendered(videos=1, frames=4, size=64).read(0, range(4))
@@ -105,9 +106,9 @@ def propagate(
     if first is None:
         raise InputError("no frames: give at least the one that the labels belong to.")
     size = (first.shape[0], first.shape[1])
-    detail = detail or choose_detail(encoder, first, None, protocol, long_side, search)
+    detail = detail or choose_detail(encoder, first, None, protocol, long_side, search, precision=precision)
     inside = fit_size(size, encoder.patch_size, detail, long_side)
-    protocol = suited(protocol, encoder, inside, search)
+    protocol = suited(protocol, encoder, inside, search, precision)
     track = track_labels(given, size, inside, encoder.patch_size, protocol)
     soft = soft_labels(encoder, chain([first], incoming), backward, track, size, inside, number)
     for index, (frame, label) in enumerate(labeled for labeled in soft if labeled is not None):

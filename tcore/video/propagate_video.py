@@ -150,7 +150,8 @@ def propagate_video_file(
             if past:
                 say(f"resuming after {past} finished frames{f' of {total}' if total else ''}.")
             write_files(made, chosen.write(about, run.labels(soft)))
-        remarks, losses = list(_remarks(source, given, run.done)), list(run.losses())
+        remarks = list(_remarks(source, given, run.done)) if run.stopped is None else []
+        losses = list(run.losses())
         card = _card(source, paths, marks, encoder, track, detail, size, inside)
         for line in (*losses, *remarks):
             say(line)

@@ -50,11 +50,12 @@ def find_unfinished(folder: Path, settings: Settings) -> Detail | None:
         raise InputError(f"out folder {folder} already holds {name}: give a new or an empty folder as --out.")
     if head is None:  # killed before there was anything to keep
         return None
-    others = [name for name, value in settings.items() if head["settings"].get(name) != value]
+    before = head["settings"]
+    others = [name for name in {**before, **settings} if before.get(name) != settings.get(name)]
     if others:
         raise InputError(
-            f"out folder {folder} holds an unfinished run with other settings ({', '.join(others)}): "
-            "rerun that command to resume it, or give another --out."
+            f"out folder {folder} holds an unfinished run with other settings ({', '.join(others)}) "
+            "or of an earlier version: rerun that command to resume it, or give another --out."
         )
     return next(detail for detail in FINER if detail == head["detail"])
 

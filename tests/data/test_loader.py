@@ -2,6 +2,7 @@
 
 import shutil
 import sys
+import threading
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
@@ -12,7 +13,7 @@ import torch
 
 from tcore.config import OptimConfig, RuntimeConfig
 from tcore.data.images import Frame
-from tcore.data.loader import load, render_batch
+from tcore.data.loader import holds_frames, load, render_batch
 from tcore.data.render import normalize, render_pixels
 from tcore.data.source import Counts, FrameBuffer, RawBatch, pad
 from tcore.data.stores import FrameStore, hold_frames, open_mixture
@@ -21,7 +22,6 @@ from tcore.errors import InputError
 from tcore.methods import build_sampling, build_source
 from tcore.methods.settings import Auxiliary
 from tcore.methods.settings_groups import MaskingConfig
-from tcore.training.loop import resolve
 from tests.data.clips import break_jpeg, write_clip
 from tests.data.painted import ALL_MASKED, TINY, Painted, sandwiches_of, videos_of
 from tests.tiny import change
@@ -216,15 +216,17 @@ def held_videos(store: FrameStore, root: Path) -> list[bool]:
     return found
 
 
-def test_the_first_videos_that_fit_are_held_and_repeats_count_once(tmp_path: Path) -> None:
+def test_as_many_videos_as_fit_are_held_and_repeats_count_once(tmp_path: Path) -> None:
     root = tmp_path / "clips"
-    for name in ("one/a", "two/a", "two/b"):
-        write_clip(root / name, 8)
-    store = open_mixture(f"{root / 'one'}*3+{root / 'two'}", 0)  # five videos, three of them different
-    for clips, expected in ((0.99, 0), (1.01, 3), (2.01, 4), (2.99, 4), (3.01, 5)):
-        held = hold_frames(store, clips * 8 * 32 * 32 * 3 / 2**30, 1)
-        assert held_videos(held, root) == [video < expected for video in range(5)]
-        for video in range(5):  # the others are read as before
+    for name, frames in (("one/a", 8), ("two/a", 24), ("two/b", 8), ("two/c", 8)):
+        write_clip(root / name, frames)
+    break_jpeg(root / "two/b/00004.jpg")  # takes no room in the end
+    store = open_mixture(f"{root / 'one'}*3+{root / 'two'}", 0)  # six videos, four of them different
+    short = 8 * 32 * 32 * 3 / 2**30
+    for clips, expected in ((0.99, ""), (1.01, "012"), (2.01, "0125"), (3.99, "0125"), (5.01, "01235")):
+        held = hold_frames(store, clips * short, 1)
+        assert held_videos(held, root) == [str(video) in expected for video in range(6)]
+        for video in range(6):  # the others are read as before
             for pair in zip(held.read(video, [0, 7]), store.read(video, [0, 7]), strict=True):
                 np.testing.assert_array_equal(*pair)
 
@@ -233,18 +235,22 @@ def test_frames_are_held_elsewhere_than_on_linux_where_the_training_process_read
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
+    settings = change(TINY, runtime__hold_gib=1.0, runtime__workers=None)
     with pytest.raises(InputError, match=r"runtime\.hold_gib=1: .* --runtime\.workers 0"):
-        resolve(change(TINY, runtime__hold_gib=1.0, runtime__workers=None))
-    assert resolve(change(TINY, runtime__hold_gib=1.0, runtime__workers=0)).runtime.hold_gib == 1
+        holds_frames(build_source(Painted([20] * 4), settings))
+    assert holds_frames(build_source(Painted([20] * 4), change(settings, runtime__workers=0)))
+    rendered = FrameStore.rendered(videos=2, frames=10, size=32)
+    assert not holds_frames(build_source(rendered, settings))
 
 
 class Counting(Painted):
     """Counts the frames that are decoded."""
 
-    decoded = 0
+    decoded, lock = 0, threading.Lock()
 
     def read(self, video: int, frames: Sequence[int]) -> list[Frame]:
-        self.decoded += len(frames)
+        with self.lock:
+            self.decoded += len(frames)
         return super().read(video, frames)
 
 
@@ -252,6 +258,6 @@ def test_many_threads_decode_no_more_than_there_is_room_for() -> None:
     store, threads = Counting([20] * 40), 16
     frame = store.read(0, [0])[0].nbytes
     store.decoded = 0
-    hold_frames(store, 3.5 * 20 * frame / 2**30, threads)
-    # Three videos, and of those that each thread tries beside them no more than the first frame.
+    hold_frames(store, 3.005 * 20 * frame / 2**30, threads)
+    # Three videos, and of those that are tried beside them no more than the first frame.
     assert 3 * 20 <= store.decoded <= 3 * 20 + threads

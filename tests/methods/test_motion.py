@@ -107,8 +107,12 @@ def test_what_is_taken_over_is_whole_and_what_is_compared_carries_no_gradient_to
     found = attention(query, source, scene)
     expected = attention.map(query, source, scene)[:, 0] @ source
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
-    found.sum().backward()
+    source = source.clone().requires_grad_()
+    attention(query, source, scene).sum().backward()
     assert query.grad is None
+    assert source.grad is not None  # what is taken over is the value, whose projection is the identity
+    share = attention.map(query, source, scene)[:, 0].sum(dim=1)
+    torch.testing.assert_close(source.grad, share[..., None].expand_as(source), atol=1e-4, rtol=1e-4)
     assert attention.in_proj_weight.grad is not None
     queries, keys, values = attention.in_proj_weight.grad.chunk(3)
     assert all(part.abs().sum() > 0 for part in (queries, keys, values))
@@ -134,6 +138,9 @@ def test_a_run_may_follow_motion_and_the_published_module_needs_no_scene() -> No
     tcore = methods.build(config)
     assert isinstance(tcore, TCoRe)
     batch = render_batch(open_source(config, None)[0], CPU)
+    scene = tcore.scene(batch)
+    assert scene is not None
+    assert torch.equal(scene.masked, batch.mask[batch.masked])
     losses = tcore(batch, VALUES)
     tcore.total(losses).backward()
     trained = [p for p in tcore.student.parameters() if p.requires_grad]

@@ -1,5 +1,7 @@
 """Runs that are stopped or killed: the same command goes on, and ends with the same bytes."""
 
+import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,11 +14,11 @@ from tcore.data.rendered import RenderedVideo
 from tcore.errors import InputError
 from tcore.evaluation import run_clip
 from tcore.evaluation.encoder import Encoder
-from tcore.evaluation.protocols import RENDERED
+from tcore.evaluation.protocols import RENDERED, Precision
 from tcore.files import LOCKS
 from tcore.text import Progress
 from tcore.video.propagate_video import propagate_video_file
-from tcore.video.resume import UNFINISHED, DoneError
+from tcore.video.resume import CARD, UNFINISHED, DoneError
 from tests.evaluation.clips import mask, need_av, write_file, write_folder
 
 # A short memory, so that frames leave the ring within eight frames.
@@ -98,6 +100,27 @@ def test_what_was_done_is_in_the_folder_and_only_the_ring_is_encoded_again(
     assert len(encoded) == 1 + 2 + 1  # the first frame, the two of the ring, and the last one
     assert any("resuming after 7 finished" in line for line in said)
     assert not (tmp_path / "out" / UNFINISHED).exists()
+
+
+def test_a_run_in_another_precision_is_refused_and_loses_nothing(
+    encoder: Encoder, video: RenderedVideo, clip: Path, tmp_path: Path
+) -> None:
+    labels, out = mask(tmp_path / "first.png", video.objects[0]), tmp_path / "out"
+    knobs: dict[str, Any] = {"protocol": SHORT, "detail": "fine", "overlay": False}
+    pairs: list[tuple[Precision | None, Precision | None]] = [
+        (None, "bf16"),
+        ("bf16", None),
+        ("bf16", "fp32"),
+    ]
+    for before, now in pairs:
+        stop(encoder, clip, labels, out, 3, precision=before, **knobs)
+        kept = (out / UNFINISHED).read_bytes()
+        with pytest.raises(InputError, match=r"other settings \(precision\)"):
+            propagate_video_file(encoder, clip, labels, out, precision=now, **knobs)
+        assert (out / UNFINISHED).read_bytes() == kept
+        shutil.rmtree(out)
+    propagate_video_file(encoder, clip, labels, out, precision="bf16", **knobs)
+    assert json.loads((out / CARD).read_text())["protocol"]["precision"] == "bf16"
 
 
 def test_a_video_file_goes_on_like_a_folder(encoder: Encoder, video: RenderedVideo, tmp_path: Path) -> None:
