@@ -45,11 +45,11 @@ class HeadedAttention(nn.Module):
             x = F.linear(x, self.in_proj_weight[rows], self.in_proj_bias[rows])
             return x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
 
-        v = split(source, 2)
+        whole = source
         if scene is not None:  # content alone is compared, without a gradient; what is taken over is whole
             query = forget_places(query.detach(), scene.places, ~scene.masked)
             source = forget_places(source.detach(), scene.places)
-        q, k = split(query, 0), split(source, 1)
+        q, k, v = split(query, 0), split(source, 1), split(whole, 2)
         return (q, k, v) if self.form == "dot" else (F.normalize(q, dim=-1), F.normalize(k, dim=-1), v)
 
     def forward(
