@@ -80,17 +80,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         store = open_mixture(arguments.frames or str(write_store(Path(folder) / "store")), 0)
         if arguments.hold_gib:
-            store, took = held(store, arguments.hold_gib)
-            print(f"frames decoded and held in {took:.1f} s")
+            started = time.perf_counter()
+            store = hold_frames(store, arguments.hold_gib, num_cores())
+            print(f"frames decoded and held in {time.perf_counter() - started:.1f} s")
         for name in arguments.recipe:
             measure(name, recipe(name), store, arguments.workers)
-
-
-def held(store: FrameStore, gib: float) -> tuple[FrameStore, float]:
-    """The store with frames in memory, and the seconds that it took."""
-    started = time.perf_counter()
-    store = hold_frames(store, gib, num_cores())
-    return store, time.perf_counter() - started
 
 
 def write_store(root: Path, videos: int = 64, frames: int = 20) -> Path:

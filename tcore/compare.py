@@ -30,6 +30,7 @@ from tcore.lab import (
     Row,
     finished,
     mean_scores,
+    refuse_changed,
     run_command,
     run_jobs,
     run_table,
@@ -228,17 +229,8 @@ def read_speed(folder: Path, config: Config | None = None) -> dict[str, Any] | N
         return None
     found: dict[str, Any] = read_json(folder / SPEED, shape=SPEED_SHAPE, remedy="remove it")
     if config is not None:
-        refuse_other(from_dict(found["config"]), config, folder)
+        refuse_changed(differences(from_dict(found["config"]), config), folder)
     return found
-
-
-def refuse_other(before: Config, now: Config, folder: Path) -> None:
-    """Refuse a folder that was made with other settings: the table would mix them."""
-    if changed := differences(before, now):
-        name, (was, wanted) = next(iter(changed.items()))
-        raise InputError(
-            f"{folder} was made with {name}={was}, now {wanted}: give another --out, or remove this folder."
-        )
 
 
 def prepare_job(entry: Entry, out: Path, shared: Shared) -> Job:
@@ -248,7 +240,7 @@ def prepare_job(entry: Entry, out: Path, shared: Shared) -> Job:
     work = {"recipe": entry.recipe, "frames": shared.frames, "config": to_dict(entry.config), **scoring}
     if (folder / WORK).is_file():
         before = read_work(folder)
-        refuse_other(from_dict(before["config"]), entry.config, folder)
+        refuse_changed(differences(from_dict(before["config"]), entry.config), folder)
         if before["frames"] != shared.frames:
             raise InputError(
                 f"{folder} was made with --frames {before['frames']}, now {shared.frames}: give another "

@@ -285,12 +285,16 @@ def is_done(job: Job, plan: Plan) -> bool:
                     f"{job.folder} was made by other commands, `tcore {shlex.join(then)}` (now {value}): "
                     "give another --out, or remove this run."
                 )
-    for name, (before, wanted) in changed.items():  # perhaps by the same words, where a recipe has changed
-        raise InputError(
-            f"{job.folder} was made with {name}={before}, now {wanted}: "
-            "give another --out, or remove this run."
-        )
+    refuse_changed(changed, job.folder)  # perhaps by the same words, where a recipe has changed
     return done.is_file()
+
+
+def refuse_changed(changed: Mapping[str, tuple[Any, Any]], folder: Path) -> None:
+    """Refuse a folder that was made with other settings: the table would mix them."""
+    for name, (was, wanted) in changed.items():
+        raise InputError(
+            f"{folder} was made with {name}={was}, now {wanted}: give another --out, or remove this folder."
+        )
 
 
 def run_settings(job: Job, plan: Plan) -> tuple[set[str], dict[str, tuple[Any, Any]]]:

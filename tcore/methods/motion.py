@@ -38,10 +38,8 @@ def view_scene(backbone: VisionTransformer, masked: Bool[Tensor, "b n"], grid: t
     """The scene of some masked frames: places are the patches of a frame that is masked as a whole."""
     height, width = (side * backbone.patch_size for side in grid)
     nothing = torch.zeros(1, 3, height, width, device=masked.device)
-    everything = torch.ones(
-        1, height * width // backbone.patch_size**2, dtype=torch.bool, device=masked.device
-    )
-    places = backbone(nothing, everything, stochastic_depth=False).patches[0]
+    everywhere = masked.new_ones(1, masked.shape[1])
+    places = backbone(nothing, everywhere, stochastic_depth=False).patches[0]
     return Scene(masked, places, grid, *geometry(*grid, masked.device))
 
 

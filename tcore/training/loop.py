@@ -379,8 +379,8 @@ def introduce(source: Source, trainer: Trainer, num_steps: int, first_step: int)
     if compiles(config.runtime.compile, trainer.device):
         lines.append("the first step compiles the model, for up to a minute (--runtime.compile off: never)")
     if holds_frames(source):
-        room = f"as many frames as fit into {config.runtime.hold_gib:g} GiB are kept in memory"
-        lines.append(f"{room}; they are decoded before the first step")
+        room = f"as many videos as fit into {config.runtime.hold_gib:g} GiB are kept in memory"
+        lines.append(f"{room}, decoded before the first step")
     if frozen := config.optim.freeze_backbone_steps:
         lines.append(f"the backbone is frozen for the first {frozen:,} of {num_steps:,} steps")
     lines += trainer.method.warnings(trainer.own_videos) + source.sampling.warnings()

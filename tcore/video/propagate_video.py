@@ -107,6 +107,7 @@ def propagate_video_file(
     first = next(frames)
     size = (first.shape[0], first.shape[1])
     last = max(used.frames)
+    back = last and 1 + last  # frames that are also carried backward
     detail = choose_detail(
         encoder,
         first,
@@ -117,7 +118,7 @@ def propagate_video_file(
         say,
         before or detail,
         precision,
-        backward=last and 1 + last,
+        backward=back,
     )
     inside = fit_size(size, encoder.patch_size, detail, long_side)
     protocol = suited(protocol, encoder, inside, search, precision)
@@ -141,7 +142,6 @@ def propagate_video_file(
             )
             incoming = chain([first], frames)
             soft = soft_labels(encoder, incoming, source.backward, track, size, inside, source.number, kept)
-            back = track.frames[-1] and 1 + track.frames[-1]  # frames that are also carried backward
             total, past = source.count and source.count + back, kept.count(BACK) + kept.count(AHEAD)
             progress = Progress("frame", total, past, say=say)
             run = _Run(track, source.number, table, draw, progress, interrupted, names, past)
