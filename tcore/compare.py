@@ -19,6 +19,7 @@ from tcore.evaluation.benchmarks import find_benchmark
 from tcore.evaluation.card import device_name, interval
 from tcore.evaluation.encoders import load_encoder
 from tcore.evaluation.evaluate import evaluate
+from tcore.evaluation.intervals import clip_scores, difference, mean_scores
 from tcore.evaluation.protocols import TCORE, Precision, protocol
 from tcore.evaluation.published import PUBLISHED
 from tcore.files import check_writable, number, number_or_nan, read_json, whole, write_json
@@ -29,7 +30,6 @@ from tcore.lab import (
     Processes,
     Row,
     finished,
-    mean_scores,
     refuse_changed,
     run_command,
     run_jobs,
@@ -38,7 +38,7 @@ from tcore.lab import (
 )
 from tcore.pretrain import check_training, train
 from tcore.recipes import recipe
-from tcore.show.comparison import GRIDS, draw_scores, markdown
+from tcore.show.comparison import GRIDS, at, draw_scores, markdown
 from tcore.show.runs import read_run
 from tcore.text import Say, count, print_error, silent, to_stderr, to_stdout
 from tcore.training.plan import measure_speed
@@ -82,7 +82,12 @@ SPEED_SHAPE = {
     "wait?": number,
 }
 COST_SHAPE = {"at_a_time": whole, "device": str}
-RESULT_SHAPE = {"main": str, "scores": {str: number_or_nan}, "interval": {str: interval}}
+RESULT_SHAPE = {
+    "main": str,
+    "scores": {str: number_or_nan},
+    "interval": {str: interval},
+    "clips?": {str: {str: number_or_nan}},  # not in labs of earlier versions
+}
 
 
 class Dataset(NamedTuple):
@@ -292,7 +297,12 @@ def score_here(folder: Path) -> None:
             )
             (result,) = card["benchmarks"].values()
             kept = {name: result[name] for name in ("scores", "interval", "truth")}
-            kept |= {"main": find_benchmark(kind).score_names[0], "seconds": card["seconds"]}
+            names = find_benchmark(kind).score_names
+            kept |= {"main": names[0], "seconds": card["seconds"]}
+            kept["clips"] = {
+                clip: {name: found[name] for name in names if name in found}
+                for clip, found in result["clips"].items()
+            }
             found.setdefault(dataset.label, {})[grid] = kept
     write_json(folder / SCORES, found)
 
@@ -330,10 +340,19 @@ def write_rows(out: Path, first: Sequence[str], draw: bool) -> list[str]:
     """Write all rows of a folder; the named ones come first."""
     folders = {path.parent.parent.name for path in out.glob(f"*/seed-*/{DONE}")}
     rows = [collect_row(out / name) for name in (*first, *sorted(folders - set(first))) if name in folders]
+    note_differences(rows)
     if rows and draw:
         draw_scores(rows, out / PICTURE, title="methods, one budget")
     picture = ["", f"![Score against minutes of training]({PICTURE})"]
     return write_table(out, rows, [*markdown(rows), *picture] if rows else [])
+
+
+def note_differences(rows: Sequence[dict[str, Any]]) -> None:
+    """Note how far every row is above the first one, for every dataset and grid."""
+    for row in rows[1:]:
+        for label, grids in row["scores"].items():
+            for grid, found in grids.items():
+                found["difference"] = difference(found["clips"], at(rows[0], label, grid).get("clips", {}))
 
 
 def read_scores(run: Path) -> dict[str, dict[str, Any]]:
@@ -392,6 +411,7 @@ def over_runs(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "main": main,
         **mean_scores([result["scores"] for result in results], results[0]["scores"], main),
         "over_clips": [100 * float(x) for x in np.mean(ends, axis=0)] if all(ends) else None,
+        "clips": clip_scores([result.get("clips", {}) for result in results], main),
         "each_seed": [100 * r["scores"][main] for r in results],
     }
 

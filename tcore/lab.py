@@ -1,7 +1,6 @@
 """Tables of runs: train and score every row on some GPUs, write one table; and the ablation tables."""
 
 import json
-import math
 import os
 import re
 import shlex
@@ -9,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,9 +20,9 @@ import numpy as np
 from tcore.config import Config, differences, flatten, load_config
 from tcore.device import on_signals
 from tcore.errors import InputError, reason
-from tcore.evaluation.evaluate import bootstrap
+from tcore.evaluation.intervals import bootstrap, clip_scores, difference, mean_scores
 from tcore.files import check_writable, number, number_or_nan, read_bytes, read_json, write_json, write_text
-from tcore.show.comparison import INTERVALS, spread
+from tcore.show.comparison import DIFFERENCE, INTERVALS, difference_cell, spread
 from tcore.show.runs import dynamics_figure, read_run
 from tcore.text import Say, did_you_mean, format_seconds, markdown_table
 from tcore.training.guard import SIGNALS
@@ -33,8 +32,6 @@ DONE = "lab.json"  # written when a run is trained and scored; beside the table:
 TABLE, PICTURE = "lab.md", "lab.png"
 LOCATIONS = ("--run", "--out", "evaluate")  # flags that hold paths of the lab itself, which may be moved
 LARGEST_LOG = 2**32  # bytes
-# Two-sided 95% quantiles of Student's t for 1, 2, ... degrees of freedom.
-STUDENT = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)
 
 
 # What is read of the scores of a run, and of its note.
@@ -423,7 +420,10 @@ def run_command(
 
 def collect(out: Path, rows: Sequence[Row]) -> list[dict[str, Any]]:
     """What is known of every row that has a finished run."""
-    return [collect_row(row, runs) for row in rows if (runs := finished(out / row.folder))]
+    found = [collect_row(row, runs) for row in rows if (runs := finished(out / row.folder))]
+    for row in found[1:]:
+        row["difference"] = difference(row["clips"], found[0]["clips"])
+    return found
 
 
 def collect_row(row: Row, runs: Sequence[Path]) -> dict[str, Any]:
@@ -435,14 +435,16 @@ def collect_row(row: Row, runs: Sequence[Path]) -> dict[str, Any]:
     ]
     if not benchmarks[0]["clips"] or len({tuple(one["clips"]) for one in benchmarks}) > 1:
         raise InputError(f"{files[0]} holds no clips, or others than those of other seeds: remove it.")
-    clips = np.mean([[100 * clip["J&F"] for clip in b["clips"].values()] for b in benchmarks], axis=0)
+    clips = clip_scores([b["clips"] for b in benchmarks], "J&F")
+    means = np.array([np.mean(values) for values in clips.values()])
     return {
         "row": row.name,
         "flags": row.flags,
         "seeds": len(runs),
         "benchmark": next(iter(cards[0]["benchmarks"])),
         **mean_scores([b["scores"] for b in benchmarks], ("J&F", "J", "F"), "J&F"),
-        "over_clips": bootstrap(len(clips), lambda chosen: {"J&F": clips[chosen].mean()}).get("J&F"),
+        "over_clips": bootstrap(len(means), lambda chosen: {"J&F": means[chosen].mean()}).get("J&F"),
+        "clips": clips,
         "minutes": float(np.mean([_training_seconds(run) for run in runs])) / 60,
         "published": row.published,
     }
@@ -454,31 +456,18 @@ def _training_seconds(folder: Path) -> float:
     return steps or float(read_json(folder / DONE, shape=NOTED, remedy="remove it")["seconds"][0])
 
 
-def mean_scores(runs: Sequence[Mapping[str, float]], names: Iterable[str], main: str) -> dict[str, Any]:
-    """Scores of several seeds in percent: their means, and the interval of the main one."""
-    percent = {name: [100 * scores[name] for scores in runs] for name in names}
-    means = {name: float(np.mean(values)) for name, values in percent.items()}
-    return means | {"over_seeds": over_seeds(percent[main])}
-
-
-def over_seeds(values: Sequence[float]) -> float | None:
-    """Half the 95% interval of the mean by Student's t; None for one seed."""
-    if len(values) < 2:
-        return None
-    quantile = STUDENT[min(len(values) - 1, len(STUDENT)) - 1]
-    return float(quantile * np.std(values, ddof=1) / math.sqrt(len(values)))
-
-
 def markdown(title: str, rows: Sequence[dict[str, Any]]) -> list[str]:
     """The table for people; the paper's numbers are those of DAVIS-2017, whatever was scored here."""
     scored, paper = f"{rows[0]['benchmark']} J&F" if rows else "J&F", "paper's J&F (J / F) on DAVIS-2017"
-    columns = ("row", "flags", "seeds", scored, *INTERVALS, "J", "F", "minutes", paper)
+    apart = [f"difference to {rows[0]['row']}"] if len(rows) > 1 else []
+    columns = ("row", "flags", "seeds", scored, *INTERVALS, *apart, "J", "F", "minutes", paper)
     cells = [
         (
             row["row"],
             f"`{row['flags']}`" if row["flags"] else "-",
             str(row["seeds"]),
             *spread(row | {"main": "J&F"}),
+            *(difference_cell(row) for _ in apart),
             f"{row['J']:.1f}",
             f"{row['F']:.1f}",
             f"{row['minutes']:.1f}",
@@ -486,7 +475,7 @@ def markdown(title: str, rows: Sequence[dict[str, Any]]) -> list[str]:
         )
         for row in rows
     ]
-    return [f"# {title}", "", *markdown_table(columns, cells)]
+    return [f"# {title}", "", *markdown_table(columns, cells), *(["", DIFFERENCE] if apart else [])]
 
 
 def draw_curves(out: Path, rows: Sequence[Row], title: str) -> list[str]:

@@ -5,10 +5,9 @@ import hashlib
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from tcore.evaluation.benchmarks.benchmark import Benchmark, Result, Source
 from tcore.evaluation.card import Card, device_name, differences, peak_memory, versions
 from tcore.evaluation.encoder import Encoder
 from tcore.evaluation.encoders import as_encoder
+from tcore.evaluation.intervals import bootstrap
 from tcore.evaluation.masks import encode_ids
 from tcore.evaluation.protocols import TCORE, Protocol
 from tcore.evaluation.resize import Size
@@ -30,7 +30,6 @@ from tcore.files import atomic, check_writable, digest, read_json, write_json
 from tcore.rendezvous import LostPeerError, meet
 from tcore.text import Progress, Say, did_you_mean, silent, to_stderr
 
-BOOTSTRAP = 1000
 JOIN = 600.0  # seconds that the processes wait for one another to start
 WAIT = timedelta(hours=12)  # how long a process that has finished waits for the others
 
@@ -213,19 +212,6 @@ def _can_score(benchmark: Benchmark, result: Any) -> bool:
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError):
         return False
     return "seconds" in result
-
-
-def bootstrap(count: int, score: Callable[[list[int]], Mapping[str, float]]) -> dict[str, list[float]]:
-    """95% interval of every score over resampled clips; none where there is one clip."""
-    if count < 2:
-        return {}
-    kept = cache(lambda *chosen: score(list(chosen)))  # of a few clips, the same are drawn again and again
-    rng = np.random.default_rng(0)
-    draws = [kept(*row) for row in rng.integers(count, size=(BOOTSTRAP, count)).tolist()]
-    return {
-        name: [float(x) for x in np.percentile([draw[name] for draw in draws], [2.5, 97.5])]
-        for name in draws[0]
-    }
 
 
 def predictions_saver(folder: Path) -> Callable[[str, str, Any], None]:

@@ -13,6 +13,11 @@ from tcore.text import markdown_table
 GRIDS = {"tcore": " (480x880 for patches of 16)", "tcore-fine": " (960x1760 for patches of 16)"}
 
 INTERVALS = ("95% over seeds", "95% over clips")
+# What stands below a table with differences.
+DIFFERENCE = (
+    "Differences are means over clips, each compared with itself; ± 95% over seeds (Student's t), and in "
+    "parentheses 95% over clips (bootstrap). Bold: neither interval includes 0."
+)
 
 
 def markdown(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -23,6 +28,7 @@ def markdown(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         own = [label for label in labels if any(at(row, label, grid) for row in rows)]
         if own:
             yield from grid_table(rows, own, grid, size if own[0] != "rendered" else "")
+            yield from difference_table(rows, own, grid)
     columns = ("row", "samples", "minutes", "samples/s", "waiting for frames", "GiB", "device", "command")
     costs = []
     for row in rows:
@@ -56,6 +62,26 @@ def grid_table(
         )
         table.append(cells)
     yield from (f"## Protocol {grid}{size}", "", *markdown_table(columns, table), "")
+
+
+def difference_table(rows: Sequence[Mapping[str, Any]], labels: Sequence[str], grid: str) -> Iterator[str]:
+    """How far every row is above the first one."""
+    if len(rows) < 2:
+        return
+    cells = [(row["row"], *(difference_cell(at(row, label, grid)) for label in labels)) for row in rows[1:]]
+    yield from (f"Difference to {rows[0]['row']}:", "", *markdown_table(("row", *labels), cells))
+    yield from ("", DIFFERENCE, "")
+
+
+def difference_cell(found: Mapping[str, Any]) -> str:
+    """How far a row is above the first one, with its intervals."""
+    apart = found.get("difference")
+    if apart is None:
+        return "-"
+    seeds = "" if apart["over_seeds"] is None else f" ± {apart['over_seeds']:.1f}"
+    clips = "" if apart["over_clips"] is None else " ({:+.1f} to {:+.1f})".format(*apart["over_clips"])
+    mark = "**" if apart["sure"] else ""
+    return f"{mark}{apart['points']:+.1f}{mark}{seeds}{clips}"
 
 
 def at(row: Mapping[str, Any], label: str, grid: str) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from tcore.errors import InputError
 from tcore.evaluation.benchmarks import find_benchmark
 from tcore.evaluation.card import grid_lines, worst
 from tcore.evaluation.encoders import load_encoder
+from tcore.evaluation.intervals import clip_scores, difference
 from tcore.evaluation.published import PUBLISHED, published_on
 from tcore.files import write_text
 from tcore.recipes import RECIPES
@@ -227,6 +228,22 @@ def _percent(result: Any, column: str) -> tuple[float, str] | None:
     return 100 * result["scores"][column], note
 
 
+def _differences(benchmark: str, found: dict[str, Any]) -> Iterator[Block]:
+    """How far the main score of every encoder is above that of the first one, on the same clips."""
+    (first, base), *others = found.items()
+    main = find_benchmark(benchmark).score_names[0]
+    rows: list[tuple[Value, ...]] = []
+    for name, result in others:
+        apart = difference(*(clip_scores([one["clips"]], main) for one in (result, base)))
+        if apart is not None and result.get("truth") == base.get("truth"):
+            ends = apart["over_clips"]
+            rows.append((name, (apart["points"], "({:+.1f} to {:+.1f})".format(*ends) if ends else "")))
+    if rows:
+        how = "mean over clips, each compared with itself, with 95% intervals over clips"
+        caption = f"{benchmark}: difference to {first}, {how}."
+        yield table(("encoder", f"{main}, points"), rows, caption)
+
+
 def _scores(runs: Sequence[Run]) -> Iterator[Block]:
     """A table for each benchmark, with the published rows of a public one, after why ours may not compare."""
     cards = list(_cards(runs))
@@ -259,6 +276,7 @@ def _scores(runs: Sequence[Run]) -> Iterator[Block]:
                 yield text(f"{name}, {benchmark}: {what}: {differs}.")
         headings = ("encoder", *columns, *(("protocol",) if published else ()))
         yield table(headings, [*rows, *published], f"{caption}.", marked=len(rows))
+        yield from _differences(benchmark, found)
     for run in (run for run in runs if run.quickstart):
         shown = {"region": "J", "boundary": "F", "part_iou": "part mIoU", "pck": "PCK@0.2"}
         rows = [

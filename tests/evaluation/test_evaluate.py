@@ -16,8 +16,7 @@ from PIL import Image
 from tcore.cli.main import main
 from tcore.data.rendered import RenderedVideo
 from tcore.errors import InputError
-from tcore.evaluation import benchmarks
-from tcore.evaluation import evaluate as evaluation
+from tcore.evaluation import benchmarks, intervals
 from tcore.evaluation.benchmarks import find_benchmark
 from tcore.evaluation.benchmarks.benchmark import Benchmark, Clip, LabeledClip, Layout, Result, Save, Source
 from tcore.evaluation.benchmarks.rendered import Rendered, propagate_video
@@ -39,7 +38,7 @@ FRAMES = 5
 @pytest.fixture(scope="module", autouse=True)
 def few_draws() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(evaluation, "BOOTSTRAP", 20)
+        patch.setattr(intervals, "BOOTSTRAP", 20)
         yield
 
 

@@ -79,6 +79,10 @@ def test_three_methods_are_trained_with_one_budget_scored_and_written(
     rows = {row["row"]: row for row in json.loads((tmp_path / "lab.json").read_text())}
     assert (rows["dino"]["seeds"], rows["tcore"]["seeds"]) == (2, 1)
     assert rows["dino"]["scores"]["rendered"]["tcore"]["over_seeds"] is not None
+    first, second = (rows[name]["scores"]["rendered"]["tcore"] for name in ("dino", "siammae"))
+    assert "difference" not in first
+    assert second["difference"]["points"] == pytest.approx(second["J&F"] - first["J&F"])
+    assert "Difference to dino:" in (tmp_path / "lab.md").read_text().splitlines()
 
 
 def test_other_settings_are_refused_and_other_scoring_trains_nothing(
@@ -177,6 +181,7 @@ def test_scores_of_seeds_are_means_with_intervals() -> None:
     assert found["over_seeds"] == pytest.approx(12.71 * 14.142 / 2**0.5, rel=1e-3)
     assert found["over_clips"] == pytest.approx([20, 40])
     assert over_runs([results[0] | {"interval": {}}])["over_clips"] is None
+    assert found["clips"] == {}  # labs of earlier versions did not note them
 
 
 def test_a_measurement_waits_until_nobody_else_is_at_work(tmp_path: Path) -> None:

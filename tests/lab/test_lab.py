@@ -18,7 +18,6 @@ from tcore.cli.main import main
 from tcore.cli.train import check_gpus, parse_train
 from tcore.config import override, save_config
 from tcore.errors import InputError
-from tcore.evaluation.evaluate import bootstrap
 from tcore.files import write_text
 from tcore.lab import (
     DONE,
@@ -33,7 +32,6 @@ from tcore.lab import (
     is_done,
     lab,
     markdown,
-    over_seeds,
     read_table,
 )
 from tcore.recipes import recipe
@@ -142,9 +140,24 @@ def test_rows_are_summarized_over_seeds_and_clips(tmp_path: Path) -> None:
     assert head.endswith("| paper's J&F (J / F) on DAVIS-2017 |")
     assert "61.9 (59.7 / 64.0)" in row
     assert list(markdown("t", [found | {"flags": ""}]))[-1].startswith("| none | - | 2 | 35.0 |")
-    assert over_seeds([3.0]) is None
-    assert bootstrap(1, lambda chosen: {}) == {}
-    assert over_seeds([2.0, 2.0, 2.0]) == 0
+
+
+def test_rows_are_compared_with_the_first_one_clip_by_clip(tmp_path: Path) -> None:
+    rows = [NONE, Row("all"), Row("past")]
+    for row, folder, by in zip(rows, ("none", "all", "past"), (0.0, 0.01, 0.03), strict=True):
+        for seed, values in enumerate(([0.2, 0.4], [0.201, 0.399])):
+            finish(Job(row, seed, tmp_path / folder / f"seed-{seed}"), *(value + by for value in values))
+    none, every, past = collect(tmp_path, rows)
+    assert "difference" not in none
+    assert every["difference"]["points"] == pytest.approx(1)
+    assert every["difference"]["over_seeds"] == pytest.approx(0, abs=1e-9)  # both seeds have the same mean
+    assert past["difference"]["over_clips"] == pytest.approx([3, 3])
+    lines = markdown("t", [none, every, past])
+    assert "| difference to none |" in lines[2]
+    assert "| - |" in lines[4]
+    assert "| **+1.0** ± 0.0 (+1.0 to +1.0) |" in lines[5]
+    assert "| **+3.0** ± 0.0 (+3.0 to +3.0) |" in lines[6]
+    assert "difference" not in "".join(markdown("t", [none]))  # nothing to compare with
 
 
 def test_the_cost_of_a_run_counts_all_its_steps_also_where_it_was_stopped(tmp_path: Path) -> None:

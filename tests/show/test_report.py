@@ -11,6 +11,7 @@ from PIL import Image
 
 from tcore.cli.main import main
 from tcore.config import to_dict
+from tcore.files import write_json
 from tcore.recipes import RECIPES, recipe
 from tcore.show.clips import Clip
 from tcore.show.report import draw_figures, nearest_recipe, table, write_report
@@ -143,6 +144,22 @@ def test_published_rows_stand_beside_scores_on_a_public_benchmark(
     assert '<td>T-CoRe, K400, 400 ep</td><td class="number">64.7</td>' in page
     warning = page.index("not comparable with the published rows: 3 clips instead of 30")
     assert warning < page.index("T-CoRe, K400")
+
+
+def test_encoders_are_compared_with_the_first_one_on_the_same_clips(
+    runs: tuple[Path, Path], tmp_path: Path
+) -> None:
+    card = json.loads((runs[0] / "eval" / "results.json").read_text())
+    scored = card["benchmarks"]["rendered"]
+    for name, by, truth in (("a", 0.0, "x"), ("b", 0.01, "x"), ("c", 0.05, "y")):
+        clips = {clip: found | {"J&F": found["J&F"] + by} for clip, found in scored["clips"].items()}
+        own = card | {"benchmarks": {"rendered": scored | {"clips": clips, "truth": truth}}}
+        write_json(tmp_path / name / "results.json", own)
+    report = write_report([tmp_path / name for name in "abc"], tmp_path / "report.md", draw=False)
+    lines = report.read_text(encoding="utf-8").splitlines()
+    (at,) = [number for number, line in enumerate(lines) if "J&F, points" in line]
+    assert lines[at + 2].replace("<small>", "").replace("</small>", "") == "| b | 1.0 (+1.0 to +1.0) |"
+    assert not lines[at + 3].startswith("| c"), "other truth"
 
 
 def test_a_markdown_report_has_the_same_tables(runs: tuple[Path, Path], tmp_path: Path) -> None:

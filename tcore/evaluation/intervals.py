@@ -1,0 +1,73 @@
+"""How sure scores are: intervals over clips and over seeds, and the difference of two rows, clip by clip."""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+BOOTSTRAP = 1000
+# Two-sided 95% quantiles of Student's t for 1, 2, ... degrees of freedom.
+STUDENT = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)
+
+ClipScores = Mapping[str, Sequence[float]]  # by clip: the score of each seed, in percent
+
+
+def bootstrap(count: int, score: Callable[[list[int]], Mapping[str, float]]) -> dict[str, list[float]]:
+    """95% interval of every score over resampled clips; none where there is one clip."""
+    if count < 2:
+        return {}
+    kept = cache(lambda *chosen: score(list(chosen)))  # of a few clips, the same are drawn again and again
+    rng = np.random.default_rng(0)
+    draws = [kept(*row) for row in rng.integers(count, size=(BOOTSTRAP, count)).tolist()]
+    return {
+        name: [float(x) for x in np.percentile([draw[name] for draw in draws], [2.5, 97.5])]
+        for name in draws[0]
+    }
+
+
+def over_seeds(*rows: Sequence[float]) -> float | None:
+    """Half the 95% interval of a mean, or of the difference of two, by Student's t; None for one seed.
+
+    >>> round(over_seeds([62.0, 63.0, 64.0]), 2), over_seeds([62.0])
+    (2.48, None)
+    """
+    if any(len(values) < 2 for values in rows):
+        return None
+    free = sum(len(values) - 1 for values in rows)
+    spread = sum(float(np.var(values)) * len(values) for values in rows) / free  # of a seed, pooled
+    return STUDENT[min(free, len(STUDENT)) - 1] * math.sqrt(spread * sum(1 / len(values) for values in rows))
+
+
+def mean_scores(runs: Sequence[Mapping[str, float]], names: Iterable[str], main: str) -> dict[str, Any]:
+    """Scores of several seeds in percent: their means, and the interval of the main one."""
+    percent = {name: [100 * scores[name] for scores in runs] for name in names}
+    means = {name: float(np.mean(values)) for name, values in percent.items()}
+    return means | {"over_seeds": over_seeds(percent[main])}
+
+
+def clip_scores(cards: Sequence[Mapping[str, Mapping[str, float]]], main: str) -> dict[str, list[float]]:
+    """The main score of every clip in percent, seed by seed; a clip that lacks one is left out."""
+    found = {name: [100 * card.get(name, {}).get(main, math.nan) for card in cards] for name in cards[0]}
+    return {name: values for name, values in found.items() if np.isfinite(values).all()}
+
+
+def difference(row: ClipScores, other: ClipScores) -> dict[str, Any] | None:
+    """How far a row is above another one, in points; None where no clip has been scored for both.
+
+    Clips are harder or easier for all rows alike: compared clip by clip, that is no part of the interval.
+    A difference is `sure` where both intervals are known and neither includes 0.
+
+    >>> difference({"a": [30.0], "b": [72.0]}, {"a": [29.0], "b": [70.0]})
+    {'points': 1.5, 'over_seeds': None, 'over_clips': [1.0, 2.0], 'sure': False}
+    """
+    both = [name for name in row if name in other]
+    if not both:
+        return None
+    own, base = (np.array([scores[name] for name in both]) for scores in (row, other))  # clips x seeds
+    by_clip = own.mean(axis=1) - base.mean(axis=1)
+    points, seeds = float(by_clip.mean()), over_seeds(own.mean(axis=0).tolist(), base.mean(axis=0).tolist())
+    clips = bootstrap(len(both), lambda chosen: {"": by_clip[chosen].mean()}).get("")
+    sure = seeds is not None and clips is not None and abs(points) > seeds and clips[0] * clips[1] > 0
+    return {"points": points, "over_seeds": seeds, "over_clips": clips, "sure": sure}
