@@ -29,6 +29,8 @@ def markdown(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         if own:
             yield from grid_table(rows, own, grid, size if own[0] != "rendered" else "")
             yield from difference_table(rows, own, grid)
+    if len(rows) > 1:
+        yield from (DIFFERENCE, "")
     columns = ("row", "samples", "minutes", "samples/s", "waiting for frames", "GiB", "device", "command")
     costs = []
     for row in rows:
@@ -37,7 +39,7 @@ def markdown(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         wait = "-" if row["wait"] is None else f"{row['wait']:.0%}"
         cells = (row["row"], f"{row['samples']:,}", minutes, speed, wait, f"{row['gib']:.1f}")
         costs.append((*cells, row["device"], f"`{row['train']}`"))
-    yield from ("", "## Cost", "", *markdown_table(columns, costs))
+    yield from ("## Cost", "", *markdown_table(columns, costs))
     if not all(row["alone"] for row in rows):
         yield from ("", "\\* The run shared its device with others: alone it is faster.")
 
@@ -70,7 +72,7 @@ def difference_table(rows: Sequence[Mapping[str, Any]], labels: Sequence[str], g
         return
     cells = [(row["row"], *(difference_cell(at(row, label, grid)) for label in labels)) for row in rows[1:]]
     yield from (f"Difference to {rows[0]['row']}:", "", *markdown_table(("row", *labels), cells))
-    yield from ("", DIFFERENCE, "")
+    yield ""
 
 
 def difference_cell(found: Mapping[str, Any]) -> str:
