@@ -348,11 +348,18 @@ def write_rows(out: Path, first: Sequence[str], draw: bool) -> list[str]:
 
 
 def note_differences(rows: Sequence[dict[str, Any]]) -> None:
-    """Note how far every row is above the first one, for every dataset and grid."""
+    """Note how far every row is above the first one, at every grid: on each dataset, and on all of them."""
     for row in rows[1:]:
-        for label, grids in row["scores"].items():
-            for grid, found in grids.items():
-                found["difference"] = difference(found["clips"], at(rows[0], label, grid).get("clips", {}))
+        row["difference"] = {}
+        for grid in GRIDS:
+            sets = []
+            for label in dict.fromkeys((*rows[0]["scores"], *row["scores"])):
+                found, other = at(row, label, grid), at(rows[0], label, grid)
+                if found or other:
+                    sets.append((found.get("clips", {}), other.get("clips", {})))
+                if found:
+                    found["difference"] = difference(sets[-1])
+            row["difference"][grid] = difference(*sets) if len(sets) > 1 else None
 
 
 def read_scores(run: Path) -> dict[str, dict[str, Any]]:

@@ -422,7 +422,7 @@ def collect(out: Path, rows: Sequence[Row]) -> list[dict[str, Any]]:
     """What is known of every row that has a finished run."""
     found = [collect_row(row, runs) for row in rows if (runs := finished(out / row.folder))]
     for row in found[1:]:
-        row["difference"] = difference(row["clips"], found[0]["clips"])
+        row["difference"] = difference((row["clips"], found[0]["clips"]))
     return found
 
 
@@ -467,7 +467,7 @@ def markdown(title: str, rows: Sequence[dict[str, Any]]) -> list[str]:
             f"`{row['flags']}`" if row["flags"] else "-",
             str(row["seeds"]),
             *spread(row | {"main": "J&F"}),
-            *(difference_cell(row) for _ in apart),
+            *(difference_cell(row.get("difference")) for _ in apart),
             f"{row['J']:.1f}",
             f"{row['F']:.1f}",
             f"{row['minutes']:.1f}",

@@ -53,21 +53,30 @@ def clip_scores(cards: Sequence[Mapping[str, Mapping[str, float]]], main: str) -
     return {name: values for name, values in found.items() if np.isfinite(values).all()}
 
 
-def difference(row: ClipScores, other: ClipScores) -> dict[str, Any] | None:
+def difference(*sets: tuple[ClipScores, ClipScores]) -> dict[str, Any] | None:
     """How far a row is above another one, in points; None where no clip has been scored for both.
 
-    Clips are harder or easier for all rows alike: compared clip by clip, that is no part of the interval.
-    A difference is `sure` where both intervals are known and neither includes 0.
+    Each set of clips is a pair: the scores of the row and of the other one. Several sets count alike. Clips
+    are harder or easier for all rows alike: compared clip by clip, that is no part of the interval. A
+    difference is `sure` where both intervals are known and neither includes 0.
 
-    >>> difference({"a": [30.0], "b": [72.0]}, {"a": [29.0], "b": [70.0]})
+    >>> difference(({"a": [30.0], "b": [72.0]}, {"a": [29.0], "b": [70.0]}))
     {'points': 1.5, 'over_seeds': None, 'over_clips': [1.0, 2.0], 'sure': False}
     """
-    both = [name for name in row if name in other]
-    if not both:
-        return None
-    own, base = (np.array([scores[name] for name in both]) for scores in (row, other))  # clips x seeds
-    by_clip = own.mean(axis=1) - base.mean(axis=1)
-    points, seeds = float(by_clip.mean()), over_seeds(own.mean(axis=0).tolist(), base.mean(axis=0).tolist())
-    clips = bootstrap(len(both), lambda chosen: {"": by_clip[chosen].mean()}).get("")
+    own, base, drawn, most = [], [], [], 0
+    rng = np.random.default_rng(0)
+    for row, other in sets:
+        if not (both := [name for name in row if name in other]):
+            return None
+        mine, its = (np.array([scores[name] for name in both]) for scores in (row, other))  # clips x seeds
+        most = max(most, len(both))
+        by_clip = mine.mean(axis=1) - its.mean(axis=1)
+        own.append(mine.mean(axis=0))
+        base.append(its.mean(axis=0))
+        drawn.append(by_clip[rng.integers(len(both), size=(BOOTSTRAP, len(both)))].mean(axis=1))
+    seeds = over_seeds(np.mean(own, axis=0).tolist(), np.mean(base, axis=0).tolist())
+    ends = np.percentile(np.mean(drawn, axis=0), [2.5, 97.5]).tolist()
+    clips = ends if most > 1 else None
+    points = float(np.mean(own) - np.mean(base))
     sure = seeds is not None and clips is not None and abs(points) > seeds and clips[0] * clips[1] > 0
     return {"points": points, "over_seeds": seeds, "over_clips": clips, "sure": sure}

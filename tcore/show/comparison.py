@@ -67,17 +67,21 @@ def grid_table(
 
 
 def difference_table(rows: Sequence[Mapping[str, Any]], labels: Sequence[str], grid: str) -> Iterator[str]:
-    """How far every row is above the first one."""
+    """How far every row is above the first one, on each dataset and on all of them."""
     if len(rows) < 2:
         return
-    cells = [(row["row"], *(difference_cell(at(row, label, grid)) for label in labels)) for row in rows[1:]]
-    yield from (f"Difference to {rows[0]['row']}:", "", *markdown_table(("row", *labels), cells))
-    yield ""
+    every = len(labels) > 1
+    columns = ("row", *labels, *([f"mean of these {len(labels)}"] if every else []))
+    cells = []
+    for row in rows[1:]:
+        apart = [at(row, label, grid).get("difference") for label in labels]
+        apart += [row["difference"][grid]] if every else []
+        cells.append((row["row"], *map(difference_cell, apart)))
+    yield from (f"Difference to {rows[0]['row']}:", "", *markdown_table(columns, cells), "")
 
 
-def difference_cell(found: Mapping[str, Any]) -> str:
+def difference_cell(apart: Mapping[str, Any] | None) -> str:
     """How far a row is above the first one, with its intervals."""
-    apart = found.get("difference")
     if apart is None:
         return "-"
     seeds = "" if apart["over_seeds"] is None else f" ± {apart['over_seeds']:.1f}"

@@ -234,7 +234,7 @@ def _differences(benchmark: str, found: dict[str, Any]) -> Iterator[Block]:
     main = find_benchmark(benchmark).score_names[0]
     rows: list[tuple[Value, ...]] = []
     for name, result in others:
-        apart = difference(*(clip_scores([one["clips"]], main) for one in (result, base)))
+        apart = difference((clip_scores([result["clips"]], main), clip_scores([base["clips"]], main)))
         if apart is not None and result.get("truth") == base.get("truth"):
             ends = apart["over_clips"]
             rows.append((name, (apart["points"], "({:+.1f} to {:+.1f})".format(*ends) if ends else "")))

@@ -29,13 +29,13 @@ def test_a_small_gain_on_every_clip_is_sure_though_clips_are_far_apart() -> None
     gain = {
         name: [x + y for x, y in zip(values, (0.9, 1.0, 1.1), strict=True)] for name, values in hard.items()
     }
-    found = difference(gain, hard)
+    found = difference((gain, hard))
     assert found is not None
     assert found["points"] == pytest.approx(1.0)
     assert found["over_clips"] == pytest.approx([1.0, 1.0])
     assert found["over_seeds"] < 0.5
     assert found["sure"]
-    turned = difference(hard, gain)
+    turned = difference((hard, gain))
     assert turned is not None
     assert turned["points"] == pytest.approx(-1.0)
     assert turned["sure"]
@@ -46,7 +46,7 @@ def test_a_gain_of_one_clip_or_of_one_seed_is_not_sure(gains: list[float]) -> No
     base = {name: [50.0, 50.0] for name in "abc"}
     seeds = (1.0, 1.0) if min(gains) < 0 else (2.0, 0.0)  # the same for every clip, but for one seed alone
     row = {name: [50.0 + gain * seed for seed in seeds] for name, gain in zip("abc", gains, strict=True)}
-    found = difference(row, base)
+    found = difference((row, base))
     assert found is not None
     assert found["points"] > 2
     assert not found["sure"]
@@ -58,6 +58,20 @@ def test_clips_without_a_score_of_both_take_no_part() -> None:
         {"a": {"J&F": 0.7}, "b": {"J&F": 0.1}, "c": {"J&F": 1.0}},
     ]
     assert clip_scores(cards, "J&F") == {"a": [50.0, 70.0]}
-    found = difference({"a": [50.0], "b": [10.0]}, {"b": [11.0], "c": [12.0]})
+    found = difference(({"a": [50.0], "b": [10.0]}, {"b": [11.0], "c": [12.0]}))
     assert found == {"points": -1.0, "over_seeds": None, "over_clips": None, "sure": False}
-    assert difference({"a": [1.0]}, {"b": [1.0]}) is None
+    assert difference(({"a": [1.0]}, {"b": [1.0]})) is None
+
+
+def test_several_sets_count_alike_whatever_their_number_of_clips() -> None:
+    """+1 on four clips and +3 on one are +2; seeds are compared by their means over the sets."""
+    many = {name: [50.0, 52.0] for name in "abcd"}, {name: [49.0, 51.0] for name in "abcd"}
+    one = {"x": [42.0, 40.0]}, {"x": [39.0, 37.0]}
+    found = difference(many, one)
+    assert found is not None
+    assert found["points"] == pytest.approx(2.0)
+    assert found["over_clips"] == pytest.approx([2.0, 2.0])
+    assert found["over_seeds"] == pytest.approx(
+        0, abs=1e-9
+    )  # what one set gains by a seed the other one loses
+    assert difference(many, ({"x": [1.0, 1.0]}, {"y": [1.0, 1.0]})) is None

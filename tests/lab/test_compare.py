@@ -8,13 +8,25 @@ from typing import Any
 import pytest
 
 from tcore import compare as module
-from tcore.compare import PAPER, Budget, Dataset, Entry, Shared, among_others, compare, flags_of, over_runs
+from tcore.compare import (
+    PAPER,
+    Budget,
+    Dataset,
+    Entry,
+    Shared,
+    among_others,
+    compare,
+    flags_of,
+    note_differences,
+    over_runs,
+)
 from tcore.config import load_config
 from tcore.data.rendered import render_video
 from tcore.errors import InputError
 from tcore.evaluation.published import PUBLISHED
 from tcore.lab import Processes
 from tcore.recipes import METHOD_NAMES, RECIPES, recipe_of
+from tcore.show.comparison import GRIDS, markdown
 from tests.evaluation.layouts import write_davis
 from tests.tiny import change, shrunk
 
@@ -182,6 +194,31 @@ def test_scores_of_seeds_are_means_with_intervals() -> None:
     assert found["over_clips"] == pytest.approx([20, 40])
     assert over_runs([results[0] | {"interval": {}}])["over_clips"] is None
     assert found["clips"] == {}  # labs of earlier versions did not note them
+
+
+def row_of(name: str, by: int, *labels: str) -> dict[str, Any]:
+    """A row whose two clips are above 50 and 40 by the same, and by twice as much on the finer grid."""
+    cost = {"samples": 1, "minutes": 1.0, "samples_per_second": 1.0, "alone": True, "wait": None, "gib": 0.0}
+    scores: dict[str, Any] = {label: {} for label in labels}
+    for label in labels:
+        for factor, grid in enumerate(list(GRIDS)[: 1 if label == "rendered" else 2], start=1):
+            clips = {"a": {"J&F": (50 + factor * by) / 100}, "b": {"J&F": (40 + factor * by) / 100}}
+            result = {"main": "J&F", "scores": {"J&F": 0.45}, "interval": {}, "clips": clips}
+            scores[label][grid] = over_runs([result, result])
+    return {"row": name, "seeds": 2, "scores": scores, "published": None, "device": "", "train": "", **cost}
+
+
+def test_rows_are_compared_with_the_first_one_on_every_dataset_and_on_all() -> None:
+    rows = [row_of("none", 0, "x", "rendered"), row_of("all", 1, "x", "rendered"), row_of("part", 2, "x")]
+    note_differences(rows)
+    lines = list(markdown(rows))
+    assert lines.count("Difference to none:") == 2
+    assert "| row | x | rendered | mean of these 2 |" in lines
+    one, two, four = (f"**+{x}.0** ± 0.0 (+{x}.0 to +{x}.0)" for x in (1, 2, 4))
+    assert f"| all | {one} | {one} | {one} |" in lines
+    assert f"| all | {two} |" in lines  # the finer grid, which rendered videos do not have
+    assert f"| part | {two} | - | - |" in lines  # not scored on all, so there is no mean
+    assert f"| part | {four} |" in lines
 
 
 def test_a_measurement_waits_until_nobody_else_is_at_work(tmp_path: Path) -> None:
