@@ -26,6 +26,7 @@ training
   tcore train RECIPE [--frames STORE] [--run RUN] [settings]  pre-train an encoder, or resume a run
   tcore train RECIPE --plan                                   measure what a run would take
   torchrun --nproc-per-node 8 -m tcore -- train RECIPE ...    the same on many GPUs or machines
+  tcore lab methods --out OUT [--budget-minutes 10]           train and score all methods with one budget
   tcore lab TABLE --out OUT [--seeds 3]                       train and score the rows of an ablation table
 
 encoders
