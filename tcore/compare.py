@@ -17,6 +17,7 @@ from tcore.device import choose_device, num_cores
 from tcore.errors import InputError
 from tcore.evaluation.benchmarks import find_benchmark
 from tcore.evaluation.card import device_name, interval
+from tcore.evaluation.encoder import load_control
 from tcore.evaluation.encoders import load_encoder
 from tcore.evaluation.evaluate import evaluate
 from tcore.evaluation.intervals import clip_scores, difference, mean_scores
@@ -46,6 +47,8 @@ from tcore.training.plan import measure_speed
 WORK, COST, SCORES, SPEED = "job.json", "cost.json", "scores.json", "speed.json"
 MODULE = "tcore.compare"
 MEASURED = 10.0  # seconds of steps that tell the speed of a row
+# Rows without learning, which a method should beat: labels of the first frame, mean color of a patch.
+BASELINES = ("copy", "color")
 # Rows of the T-CoRe paper's tables: ViT-S/16 on Kinetics-400 where there is one.
 PAPER = {
     "tcore": "T-CoRe, K400, 400 ep",
@@ -70,6 +73,8 @@ PAPER = {
 # What is read of the files of a run.
 WORK_SHAPE = {
     "config": dict,
+    "baseline?": lambda value: value is None or isinstance(value, str),
+    "patch_size?": whole,
     "recipe?": str,
     "frames?": lambda value: value is None or isinstance(value, str),
     "datasets?": [lambda value: isinstance(value, list) and [*map(type, value)] == [str, str, bool]],
@@ -165,6 +170,7 @@ def compare(
     out: Path,
     shared: Shared,
     *,
+    baselines: Sequence[str] = (),
     budget: Budget = Budget(),
     seeds: int = 1,
     devices: Sequence[str] = ("",),
@@ -174,8 +180,9 @@ def compare(
 ) -> list[str]:
     """Train and score what is missing; write lab.md, lab.json and lab.png. Rows of earlier calls are kept.
 
-    `measure` takes the speed of every row by itself also where the budget does not need it. `devices` are
-    numbers of GPUs; one that is named twice has two runs at a time.
+    `baselines` (`BASELINES`) are rows that are only scored, on the grid of the first entry. `measure` takes
+    the speed of every row by itself also where the budget does not need it. `devices` are numbers of GPUs;
+    one that is named twice has two runs at a time.
     """
     check_writable(out)
     shared.check()
@@ -197,6 +204,9 @@ def compare(
             job = prepare_job(replace(entry, config=config), out, shared)
             words = [["train", str(job.folder), str(len(devices))], ["score", str(job.folder)]]
             commands[job] = None if (job.folder / DONE).is_file() else words
+    for name in baselines:
+        job = prepare_baseline(name, entries[0].config.vit.patch_size, out, shared)
+        commands[job] = None if (job.folder / DONE).is_file() else [["score", str(job.folder)]]
     write = partial(write_rows, out, [entry.name for entry in entries])
     return run_table(commands, out, devices, say, write, MODULE)
 
@@ -257,10 +267,32 @@ def prepare_job(entry: Entry, out: Path, shared: Shared) -> Job:
     return Job(Row(entry.name), entry.config.seed, folder)
 
 
+def prepare_baseline(name: str, patch_size: int, out: Path, shared: Shared) -> Job:
+    """Write how a baseline is scored; it is scored again where that has changed."""
+    folder = out / name / "seed-0"
+    scoring = {"datasets": [list(each) for each in shared.datasets], "precision": shared.precision}
+    work: dict[str, Any] = {"config": {}, "baseline": name, "patch_size": patch_size, **scoring}
+    if (folder / WORK).is_file() and read_work(folder) != NO_WORK | work:
+        (folder / DONE).unlink(missing_ok=True)
+    write_json(folder / WORK, work)
+    return Job(Row(name), 0, folder)
+
+
+# What job.json says where it says nothing.
+NO_WORK: dict[str, Any] = {
+    "baseline": None,
+    "patch_size": 16,
+    "recipe": "",
+    "frames": None,
+    "datasets": [],
+    "precision": "fp32",
+}
+
+
 def read_work(folder: Path) -> dict[str, Any]:
     """The settings of a run: how to train and score it."""
     found: dict[str, Any] = read_json(folder / WORK, "what to do from ", WORK_SHAPE, "remove it")
-    return {"recipe": "", "frames": None, "datasets": [], "precision": "fp32"} | found
+    return NO_WORK | found
 
 
 def train_here(folder: Path, at_a_time: int) -> None:
@@ -280,7 +312,9 @@ def train_here(folder: Path, at_a_time: int) -> None:
 def score_here(folder: Path) -> None:
     """Score a trained run on all datasets and grids in this process; clips that are on disk are reused."""
     work = read_work(folder)
-    encoder = load_encoder(folder / "run").to(choose_device("auto"))
+    baseline = work["baseline"]
+    encoder = load_control(baseline, work["patch_size"]) if baseline else load_encoder(folder / "run")
+    encoder.to(choose_device("auto"))
     found: dict[str, dict[str, Any]] = {}
     for kind, source, binary in work["datasets"]:
         dataset = Dataset(kind, source, binary)
@@ -337,9 +371,10 @@ def among_others(path: Path) -> Iterator[Callable[[], Any]]:
 
 
 def write_rows(out: Path, first: Sequence[str], draw: bool) -> list[str]:
-    """Write all rows of a folder; the named ones come first."""
+    """Write all rows of a folder; the named ones come first, baselines last."""
     folders = {path.parent.parent.name for path in out.glob(f"*/seed-*/{DONE}")}
     rows = [collect_row(out / name) for name in (*first, *sorted(folders - set(first))) if name in folders]
+    rows.sort(key=lambda row: row["train"] is None)
     note_differences(rows)
     if rows and draw:
         draw_scores(rows, out / PICTURE, title="methods, one budget")
@@ -373,10 +408,27 @@ def read_scores(run: Path) -> dict[str, dict[str, Any]]:
 
 
 def collect_row(folder: Path) -> dict[str, Any]:
-    """What is known of a row: length, cost, and every score over its seeds."""
+    """What is known of a row: every score over its seeds, and what it cost; baselines cost nothing."""
     runs = finished(folder)
     works, cards = [read_work(run) for run in runs], [read_scores(run) for run in runs]
-    config = from_dict(works[0]["config"])
+    row: dict[str, Any] = {
+        "row": folder.name,
+        "train": None,
+        "precision": works[0]["precision"],
+        "seeds": len(runs),
+        "scores": {
+            label: {grid: over_runs([card[label][grid] for card in cards]) for grid in grids}
+            for label, grids in cards[0].items()
+            if all(card.get(label, {}).keys() >= grids.keys() for card in cards)
+        },
+        "published": published(folder.name),
+    }
+    return row if works[0]["baseline"] else row | collect_cost(folder, runs, works[0])
+
+
+def collect_cost(folder: Path, runs: Sequence[Path], work: Mapping[str, Any]) -> dict[str, Any]:
+    """How a row is trained, and what that costs."""
+    config = from_dict(work["config"])
     costs = [read_json(run / COST, shape=COST_SHAPE, remedy="remove it") for run in runs]
     journals = [read_run(run / "run") for run in runs]
     samples = (config.optim.steps or 0) * config.optim.samples
@@ -387,11 +439,8 @@ def collect_row(folder: Path) -> dict[str, Any]:
     measured = read_speed(folder)
     speed = measured["samples_per_second"] if measured else float(np.mean(speeds))
     return {
-        "row": folder.name,
-        "train": f"tcore train {works[0]['recipe']} {flags_of(works[0]['recipe'], config)}".rstrip(),
-        "frames": works[0]["frames"],
-        "precision": works[0]["precision"],
-        "seeds": len(runs),
+        "train": f"tcore train {work['recipe']} {flags_of(work['recipe'], config)}".rstrip(),
+        "frames": work["frames"],
         "samples": samples,
         "minutes": samples / speed / 60 if measured else float(np.mean(seconds)) / 60,
         "samples_per_second": speed,
@@ -399,12 +448,6 @@ def collect_row(folder: Path) -> dict[str, Any]:
         "wait": float(np.mean(waits)) if waits else None,
         "gib": max(memory),
         "device": costs[0]["device"],
-        "scores": {
-            label: {grid: over_runs([card[label][grid] for card in cards]) for grid in grids}
-            for label, grids in cards[0].items()
-            if all(card.get(label, {}).keys() >= grids.keys() for card in cards)
-        },
-        "published": published(folder.name),
     }
 
 

@@ -214,7 +214,7 @@ def run_table(
     write: Callable[[bool], list[str]],
     module: str = "tcore",
 ) -> list[str]:
-    """Run the two commands of every job; None: it is done. Returns the lines of the table.
+    """Run the commands of every job; None: it is done. Returns the lines of the table.
 
     `write` writes the rows known so far, so that an interrupted lab has its table; at the end it draws too.
     """
@@ -384,23 +384,24 @@ def run_job(
     processes: Processes,
     module: str,
 ) -> None:
-    """Train one row with one seed on a free device, then score it, each in a process of its own."""
-    train, score = commands
+    """Train one row with one seed on a free device, then score it, each command in a process of its own."""
+    *train, score = commands  # a row that is only scored has no training
     device = free.get()
     try:
         try:
             processes.check_stop()
-            write_json(job.folder / STARTED, [train, score])
-            trained = run_command(train, job, "train.log", device, processes, module)
+            write_json(job.folder / STARTED, list(commands))
+            trained = sum(run_command(words, job, "train.log", device, processes, module) for words in train)
         finally:
             free.put(device)
         scored = run_command(score, job, "evaluate.log", device, processes, module)
-        done = {"commands": [train, score], "seconds": [trained, scored]}
+        done = {"commands": list(commands), "seconds": [trained, scored]}
         write_json(job.folder / DONE, done)
     except OSError as error:  # a full disk, or a file in place of the folder: the other rows continue
         where = f"{error.filename}: " if error.filename else ""
         raise InputError(f"{job}: {where}{reason(error)}.") from error
-    say(f"{job}: trained in {format_seconds(trained)}, scored in {format_seconds(scored)}")
+    before = f"trained in {format_seconds(trained)}, " if train else ""
+    say(f"{job}: {before}scored in {format_seconds(scored)}")
 
 
 def run_command(

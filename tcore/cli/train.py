@@ -3,7 +3,7 @@
 import math
 import os
 import shlex
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -188,7 +188,8 @@ class Lab:
     seeds: int = 1
     """Runs of every row, with seeds 0, 1, ..."""
     rows: tuple[str, ...] = ()
-    """Only these rows; others that OUT already holds stay in the table."""
+    """Only these rows; others that OUT already holds stay in the table. With methods, also copy and color:
+    baselines without learning (labels of the first frame, mean color of a patch)."""
     davis: Path | None = None
     """Score on a dataset laid out like DAVIS (unset: held-out rendered videos)."""
     binary: Switch = False
@@ -227,7 +228,7 @@ class Lab:
 
     def compare_methods(self) -> list[str]:
         """Train and score methods on all datasets that are given."""
-        from tcore.compare import Budget, Dataset, Entry, Shared, compare
+        from tcore.compare import BASELINES, Budget, Dataset, Entry, Shared, compare
         from tcore.lab import split_flags
 
         budgets = {
@@ -245,9 +246,17 @@ class Lab:
             raise InputError(f"{wrong}: leave it out.")
         extra = split_flags(self.extra, "--extra")
         entries = []
-        for name in self.rows or METHOD_NAMES:
+        rows = self.rows or (*METHOD_NAMES, *BASELINES)
+        if not (methods := [name for name in rows if name not in BASELINES]):
+            raise InputError(f"--rows {' '.join(rows)}: name a method too; these are what it should beat.")
+        for name in methods:
             own = recipe_of(name, self.recipe)
-            train = checked_training([own, *extra, *(["--frames", self.frames] if self.frames else [])])
+            train = checked_training([own, *(["--frames", self.frames] if self.frames else []), *extra])
+            alone = Train(own, frames=self.frames, config=replace(train.config, seed=0))
+            for setting in fields(train):
+                if getattr(train, setting.name) != getattr(alone, setting.name):
+                    flag = "--seed" if setting.name == "config" else f"--{setting.name.replace('_', '-')}"
+                    raise InputError(f"--extra: {flag} has no place in tcore lab methods: leave it out.")
             entries.append(Entry(name, own, train.config))
         named = [("davis", self.davis), *(("davis", root) for root in self.masks), ("vip", self.vip)]
         named += [("jhmdb", self.jhmdb), *(("points", root) for root in self.points)]
@@ -262,6 +271,7 @@ class Lab:
             entries,
             self.out,
             Shared(self.frames, datasets or (Dataset("rendered", str(self.videos)),), self.precision),
+            baselines=[name for name in BASELINES if name in rows],
             budget=Budget(self.budget, samples, self.budget_minutes),
             seeds=self.seeds,
             devices=self.gpus or ("",),

@@ -33,14 +33,15 @@ def markdown(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         yield from (DIFFERENCE, "")
     columns = ("row", "samples", "minutes", "samples/s", "waiting for frames", "GiB", "device", "command")
     costs = []
-    for row in rows:
+    trained = [row for row in rows if row["train"] is not None]
+    for row in trained:
         mark = "" if row["alone"] else "*"
         minutes, speed = f"{row['minutes']:.1f}{mark}", f"{row['samples_per_second']:.0f}{mark}"
         wait = "-" if row["wait"] is None else f"{row['wait']:.0%}"
         cells = (row["row"], f"{row['samples']:,}", minutes, speed, wait, f"{row['gib']:.1f}")
         costs.append((*cells, row["device"], f"`{row['train']}`"))
     yield from ("## Cost", "", *markdown_table(columns, costs))
-    if not all(row["alone"] for row in rows):
+    if not all(row["alone"] for row in trained):
         yield from ("", "\\* The run shared its device with others: alone it is faster.")
 
 
@@ -116,17 +117,21 @@ def draw_scores(rows: Sequence[Mapping[str, Any]], out: Path, title: str) -> Non
             shown = [row for row in rows if at(row, label, grid)]
             axes.set_title(f"{label}, protocol {grid}", loc="left")
             axes.set_ylabel(shown[0]["scores"][label][grid]["main"])
-            _points(axes, [(row["row"], row["minutes"], row["scores"][label][grid]) for row in shown])
+            _points(axes, [(row["row"], row.get("minutes"), row["scores"][label][grid]) for row in shown])
 
 
-def _points(axes: Axes, points: Sequence[tuple[str, float, Mapping[str, Any]]]) -> None:
+def _points(axes: Axes, points: Sequence[tuple[str, float | None, Mapping[str, Any]]]) -> None:
     axes.set_xlabel("minutes of training")
     axes.grid(color=GRID, linewidth=0.8)
     axes.set_axisbelow(True)
     for index, (name, minutes, found) in enumerate(points):
         color, score = COLORS[index % len(COLORS)], found[found["main"]]
+        if minutes is None:  # nothing was trained: what the others should beat
+            axes.axhline(score, color=FAINT, linewidth=1, linestyle="--")
+            axes.annotate(name, (0, score), (3, 3), textcoords="offset points", fontsize=8, color=INK)
+            continue
         bar = found["over_seeds"] or 0.0
         axes.errorbar([minutes], [score], [bar], fmt="o", color=color, ecolor=FAINT, capsize=2, markersize=5)
         axes.annotate(name, (minutes, score), (5, 3), textcoords="offset points", fontsize=8, color=INK)
-    longest = max((minutes for _, minutes, _ in points), default=1.0)
+    longest = max((minutes for _, minutes, _ in points if minutes), default=1.0)
     axes.set_xlim(0, 1.25 * longest)

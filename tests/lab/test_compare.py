@@ -1,6 +1,7 @@
 """Methods side by side: trained with one budget, scored in one way, resumed, refused where they differ."""
 
 import json
+import shlex
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 
 from tcore import compare as module
+from tcore.cli.main import main
 from tcore.compare import (
     PAPER,
     Budget,
@@ -23,6 +25,8 @@ from tcore.compare import (
 from tcore.config import load_config
 from tcore.data.rendered import render_video
 from tcore.errors import InputError
+from tcore.evaluation.encoder import load_control
+from tcore.evaluation.evaluate import evaluate
 from tcore.evaluation.published import PUBLISHED
 from tcore.lab import Processes
 from tcore.recipes import METHOD_NAMES, RECIPES, recipe_of
@@ -95,6 +99,60 @@ def test_three_methods_are_trained_with_one_budget_scored_and_written(
     assert "difference" not in first
     assert second["difference"]["points"] == pytest.approx(second["J&F"] - first["J&F"])
     assert "Difference to dino:" in (tmp_path / "lab.md").read_text().splitlines()
+
+
+def test_the_command_trains_three_methods_and_scores_baselines_beside_them(
+    tmp_path: Path, in_this_process: list[list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`tcore lab methods` whole: flags in, a table with baselines last, and nothing to do the second time."""
+    small = "--vit.dim 24 --vit.depth 1 --vit.num-heads 2 --optim.batch 2 --rendered.videos 2"
+    words = ["lab", "methods", "--out", str(tmp_path), "--videos", "1", "--budget-samples", "4"]
+    words += ["--extra", f"{small} --decoder.depth 1"]
+    rows = ["--rows", "mae", "color", "siammae", "cropmae", "copy"]
+    main([*words, *rows])
+    assert [told[0] for told in in_this_process] == ["train", "score"] * 3 + ["score"] * 2
+    said = capsys.readouterr()
+    assert "runs: 5, 0 of them already done" in said.err
+    assert "color, seed 0: scored in" in said.err
+    names = [line.split(" | ")[0][2:] for line in said.out.splitlines() if " | 1 | " in line]
+    assert names == ["mae", "siammae", "cropmae", "color", "copy"]
+    found = {row["row"]: row for row in json.loads((tmp_path / "lab.json").read_text())}
+    card = evaluate(load_control("color", 8), rendered=1)["benchmarks"]["rendered"]["scores"]
+    assert found["color"]["scores"]["rendered"]["tcore"]["J&F"] == pytest.approx(100 * card["J&F"])
+    copy, mae = (found[name]["scores"]["rendered"]["tcore"] for name in ("copy", "mae"))
+    assert copy["difference"]["points"] == pytest.approx(copy["J&F"] - mae["J&F"])
+    cost = said.out.partition("## Cost")[2]
+    assert "| mae | 4 |" in cost
+    assert "color" not in cost
+    assert (tmp_path / "lab.png").stat().st_size > 0
+    main([*words, *rows])
+    assert "runs: 5, 5 of them already done" in capsys.readouterr().err
+    written = (tmp_path / "mae" / "seed-0" / "run" / "encoder.safetensors").stat().st_mtime_ns
+    main([*words[:5], "2", *words[6:], *rows[:3]])  # two videos: scored again, trained no more
+    assert [told[0] for told in in_this_process[8:]] == ["train", "score", "score"]
+    assert (tmp_path / "mae" / "seed-0" / "run" / "encoder.safetensors").stat().st_mtime_ns == written
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--rows copy color", "--rows copy color: name a method too"),
+        ("--rows mae --extra '--evaluate-every 5'", "--extra: --evaluate-every has no place"),
+        ("--rows mae --extra '--seed 3'", "--extra: --seed has no place"),
+        ("--rows mae --extra '--frames rendered'", "--extra: --frames has no place"),
+        ("--rows mae colour", "no method 'colour'"),
+        ("--budget 1 --budget-samples 2", "--budget and --budget-samples are mutually exclusive"),
+    ],
+)
+def test_what_the_command_cannot_do_is_one_line_and_writes_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: str, said: str
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["lab", "methods", "--out", str(tmp_path / "lab"), *shlex.split(words)])
+    assert stop.value.code == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert said in line
+    assert not (tmp_path / "lab").exists()
 
 
 def test_other_settings_are_refused_and_other_scoring_trains_nothing(
