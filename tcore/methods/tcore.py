@@ -13,7 +13,7 @@ from tcore.methods.distillation import SelfDistillation, build_head
 from tcore.methods.matching import PatchMatchingModule
 from tcore.methods.method import Length, Part, linear, named_parameters
 from tcore.methods.motion import Scene, view_scene
-from tcore.methods.settings import LossConfig, LossForm, TCoReSettings
+from tcore.methods.settings import LossConfig, TCoReSettings
 from tcore.methods.settings_groups import MaskingConfig, TeacherConfig
 from tcore.model import losses
 from tcore.model.heads import ProjectionHead
@@ -44,35 +44,31 @@ class TCoRe(SelfDistillation):
         head: ProjectionHead,
         match: PatchMatchingModule | None,
         *,
-        weights: Mapping[str, float] | None = None,
+        loss: LossConfig | None = None,
         teacher: TeacherConfig | None = None,
         masking: MaskingConfig | None = None,
-        form: LossForm = "paper",
-        student_temperature: float = 0.1,
         auxiliary_drop_path: bool = True,
-        koleo_global: bool = False,
         matching_lr: float = 1.0,
         auxiliary_gradient: bool = False,
-        auxiliary_factor: tuple[float, float] = (1.0, 1.0),
-        own_patches: float = 0.0,
         fused: bool = True,
     ) -> None:
-        weights = LossConfig().weights() if weights is None else weights
+        loss = loss or LossConfig()
+        weights = loss.weights()
         if match is not None:  # what past and future restore takes the place of the student's own patches
-            weights = {**weights, OWN: own_patches}
+            weights[OWN] = loss.own_patches
         super().__init__(
             backbone,
             head,
             weights,
             teacher=teacher,
             masking=masking,
-            form=form,
-            student_temperature=student_temperature,
-            koleo_global=koleo_global,
+            form=loss.form,
+            student_temperature=loss.student_temperature,
+            koleo_global=loss.koleo_global,
             fused=fused,
         )
         self.match, self.auxiliary_drop_path, self.matching_lr = match, auxiliary_drop_path, matching_lr
-        self.auxiliary_gradient, self.auxiliary_factor = auxiliary_gradient, auxiliary_factor
+        self.auxiliary_gradient, self.auxiliary_factor = auxiliary_gradient, loss.auxiliary
         self.whole_crops = False  # the matching module takes masked crops alone
         self.train()
 
@@ -189,15 +185,10 @@ def build_tcore(config: Config, settings: TCoReSettings) -> TCoRe:
         backbone,
         head,
         match,
-        weights=settings.loss.weights(),
+        loss=settings.loss,
         teacher=settings.teacher,
         masking=settings.masking,
-        form=settings.loss.form,
-        student_temperature=settings.loss.student_temperature,
         auxiliary_drop_path=config.vit.auxiliary_drop_path,
-        koleo_global=settings.loss.koleo_global,
         matching_lr=config.optim.matching_lr,
         auxiliary_gradient=settings.matching.auxiliary_gradient,
-        auxiliary_factor=settings.loss.auxiliary,
-        own_patches=settings.loss.own_patches,
     )

@@ -13,7 +13,7 @@ from tcore.evaluation.propagate import propagate_features
 from tcore.evaluation.protocols import Protocol
 from tcore.methods.batch import Batch, make_batch
 from tcore.methods.matching import PatchMatchingModule
-from tcore.methods.settings import LossForm, MatchingConfig
+from tcore.methods.settings import LossConfig, LossForm, MatchingConfig
 from tcore.methods.tcore import TCoRe
 from tcore.model import losses
 from tcore.model.heads import ProjectionHead
@@ -105,12 +105,16 @@ def golden_model(arrays: Arrays, settings: Mapping[str, Any], form: LossForm) ->
     )
     matching = MatchingConfig(num_heads=settings["pmm_heads"], gain=settings["attn_mul"])
     match = PatchMatchingModule(settings["embed_dim"], matching)
-    names = ("dino", "past_teacher", "future_teacher", "past_future", "koleo")
-    given = (settings[f"w_{name}"] for name in ("dino", "pt", "ft", "pf", "koleo"))
-    weights = dict(zip(names, given, strict=True))
-    model = TCoRe(
-        backbone, head, match, weights=weights, form=form, student_temperature=settings["student_temp"]
+    loss = LossConfig(
+        form=form,
+        dino=settings["w_dino"],
+        past_teacher=settings["w_pt"],
+        future_teacher=settings["w_ft"],
+        past_future=settings["w_pf"],
+        koleo=settings["w_koleo"],
+        student_temperature=settings["student_temp"],
     )
+    model = TCoRe(backbone, head, match, loss=loss)
     centers = {
         "frame_center.value": state.pop("dino_loss.center").flatten(),
         "patch_center.value": state.pop("ibot_patch_loss.center").flatten(),
