@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from tcore.config import Config
 from tcore.methods.method import Part, named_parameters
 from tcore.methods.reconstruction import PixelBatch, PixelMethod, build_frame_encoder, decoder_sizes
-from tcore.methods.settings_pixel import RspSettings
+from tcore.methods.settings_pixel import LatentConfig, RspSettings
 from tcore.model.decoder import PixelDecoder, initialize
 from tcore.model.pixels import (
     balanced_divergence,
@@ -57,18 +57,10 @@ class Stochastic(PixelMethod):
     """Predict the future frame from the current one and a random latent, and from some of its patches."""
 
     def __init__(
-        self,
-        backbone: VisionTransformer,
-        decoder: PixelDecoder,
-        latent: Latent,
-        *,
-        noise: float = 0.5,
-        kl: float = 0.01,
-        balance: float = 0.2,
-        floor: float = 0.1,
+        self, backbone: VisionTransformer, decoder: PixelDecoder, latent: Latent, settings: LatentConfig
     ) -> None:
-        super().__init__(backbone, decoder, {"future": 1.0, "masked": 1.0, "kl": kl})
-        self.latent, self.noise, self.balance, self.floor = latent, noise, balance, floor
+        super().__init__(backbone, decoder, {"future": 1.0, "masked": 1.0, "kl": settings.weight})
+        self.latent, self.settings = latent, settings
 
     def forward(
         self, batch: PixelBatch, values: Mapping[str, float], generator: torch.Generator | None = None
@@ -79,7 +71,7 @@ class Stochastic(PixelMethod):
         current = self.backbone.sequence(self.patches(batch.memory))
         self.observe(current)
         seeds = noise_seeds(batch.visible)
-        noisy = self.backbone.sequence(patches + self.noise * self.pixel_noise(seeds, patches))
+        noisy = self.backbone.sequence(patches + self.settings.noise * self.pixel_noise(seeds, patches))
         posterior, prior = self.latent.logits(current[:, 0], noisy[:, 0])
         z = straight_through(posterior, self.sample(seeds, posterior))
         future = self.decode_future(current, z, batch.visible)
@@ -87,12 +79,12 @@ class Stochastic(PixelMethod):
         masked = self.decode_masked(kept, batch)
         targets = pixel_targets(patches, self.target)
         hidden = torch.zeros_like(targets[..., 0]).scatter(1, batch.masked, 1.0)
-        divergence = balanced_divergence(posterior, prior, self.balance).mean()
+        divergence = balanced_divergence(posterior, prior, self.settings.balance).mean()
         return {
             "future": masked_error(future, targets, samples=samples),
             "masked": masked_error(masked, targets, hidden, samples),
             # The floor acts on the mean of a part.
-            "kl": divergence.clamp(min=self.floor) * (len(patches) / samples),
+            "kl": divergence.clamp(min=self.settings.floor) * (len(patches) / samples),
         }
 
     def pixel_noise(
@@ -137,7 +129,7 @@ class Stochastic(PixelMethod):
         assert batch.memory is not None
         patches, seeds = self.patches(batch.target), noise_seeds(batch.visible)
         current = self.backbone.sequence(self.patches(batch.memory))
-        noisy = self.backbone.sequence(patches + self.noise * self.pixel_noise(seeds, patches))
+        noisy = self.backbone.sequence(patches + self.settings.noise * self.pixel_noise(seeds, patches))
         posterior, prior = self.latent.logits(current[:, 0], noisy[:, 0])
         kept = self.backbone.sequence(take(patches, batch.visible), batch.visible)
         samples = {"posterior": self.sample(seeds, posterior)}
@@ -169,12 +161,4 @@ def build_stochastic(config: Config, settings: RspSettings) -> Stochastic:
     latent = Latent(config.vit.dim, settings.decoder.width, own.variables, own.values)
     for module in (decoder, latent):
         initialize(module)
-    return Stochastic(
-        build_frame_encoder(config),
-        decoder,
-        latent,
-        noise=own.noise,
-        kl=own.weight,
-        balance=own.balance,
-        floor=own.floor,
-    )
+    return Stochastic(build_frame_encoder(config), decoder, latent, own)

@@ -15,6 +15,7 @@ from tcore.data import boxes
 from tcore.methods.conditional import Conditional
 from tcore.methods.pixel_sampling import hide, make_pixel_batch
 from tcore.methods.reconstruction import PixelBatch, PixelMethod, Reconstruction
+from tcore.methods.settings_pixel import LatentConfig
 from tcore.methods.stochastic import Latent, Stochastic, straight_through
 from tcore.model.clips import ClipTransformer
 from tcore.model.decoder import PixelDecoder, SpatialDropout
@@ -263,10 +264,12 @@ def rsp_model(arrays: Arrays, settings: Settings, floor: float) -> Stochastic:
         VisionTransformer(**sizes_of(settings)),
         decoder_of(settings, block="cross-self-mlp"),
         Latent(settings["dim"], settings["decoder_dim"], settings["stoch"], settings["discrete"]),
-        noise=settings["noise_scale"],
-        kl=settings["kl_scale"],
-        balance=settings["kl_balance"],
-        floor=floor,
+        LatentConfig(
+            noise=settings["noise_scale"],
+            weight=settings["kl_scale"],
+            balance=settings["kl_balance"],
+            floor=floor,
+        ),
     )
     load(model, tensors(arrays, "weights/"))
     return model
@@ -291,7 +294,9 @@ def check_rsp(arrays: Arrays) -> Iterator[Deviation]:
     model = rsp_model(arrays, settings, settings["kl_freebit"])
     with torch.no_grad():
         patches = model.patches(future)
-        noisy = model.backbone.sequence(patches + model.noise * patchify(noise, 1, settings["patch"]))
+        noisy = model.backbone.sequence(
+            patches + model.settings.noise * patchify(noise, 1, settings["patch"])
+        )
         tokens = model.backbone.sequence(model.patches(current))
         posterior, prior = model.latent.logits(tokens[:, 0], noisy[:, 0])
         z = straight_through(posterior, sample)
