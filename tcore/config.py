@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 from tcore.errors import InputError
 from tcore.files import read_json, write_json
-from tcore.methods.limits import AtLeastZero, Count, Limit, Positive, Range, Share, Weight
+from tcore.methods.limits import Areas, AtLeastZero, Count, Limit, Positive, Range, Share, Weight, Weights
 from tcore.methods.settings import METHODS as OTHER_METHODS
 from tcore.methods.settings import MethodSettings, TCoReSettings
 from tcore.methods.settings_pixel import PIXEL_METHODS, PixelMethodSettings
@@ -20,9 +20,7 @@ from tcore.text import did_you_mean
 AnyMethod = MethodSettings | PixelMethodSettings
 METHODS: tuple[type[AnyMethod], ...] = (*OTHER_METHODS, *PIXEL_METHODS)
 
-Areas = Annotated[Range, Limit(lambda x: 0 < x[0] <= x[1] <= 1, "need two rising values above 0 and up to 1")]
 BelowOne = Annotated[float, Limit(lambda x: 0 <= x < 1, "need a value from 0 to below 1")]
-Decays = Annotated[Range, Limit(lambda x: min(x) >= 0, "need two values of 0 or more")]
 Betas = Annotated[Range, Limit(lambda x: all(0 <= b < 1 for b in x), "need two values from 0 to below 1")]
 FrameSide = Annotated[int, Limit(lambda x: x >= 32, "need 32 or more")]
 Seed = Annotated[int, Limit(lambda x: 0 <= x < 2**63, "need a whole number from 0 to 2**63 - 1")]
@@ -134,7 +132,7 @@ class OptimConfig:
     """Peak learning rate of the patch matching module, as a factor on the other."""
     end_lr: Weight = 1e-6
     """Learning rate at the end, of both."""
-    weight_decay: Decays = (0.04, 0.4)
+    weight_decay: Weights = (0.04, 0.4)
     """Weight decay, first to last step."""
     decay_all: bool = False
     """Decay biases, norms and LayerScale too."""

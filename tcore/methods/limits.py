@@ -1,7 +1,7 @@
 """Kinds of settings: what a value must satisfy, and the error text; no torch, no other room."""
 
 from collections.abc import Callable
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 
 class Limit(NamedTuple):
@@ -19,8 +19,10 @@ Share = Annotated[float, Limit(lambda x: 0 <= x <= 1, "need a value from 0 to 1"
 Range = tuple[float, float]
 Shares = Annotated[Range, Limit(lambda x: 0 <= x[0] <= x[1] <= 1, "need two rising values from 0 to 1")]
 Stretch = Annotated[Range, Limit(lambda x: 0 <= x[0] < x[1] <= 1, "need two rising values from 0 to 1")]
+Areas = Annotated[Range, Limit(lambda x: 0 < x[0] <= x[1] <= 1, "need two rising values above 0 and up to 1")]
 Seconds = Annotated[Range, Limit(lambda x: 0 < x[0] <= x[1], "need two rising values above 0")]
 Momenta = Annotated[Range, Limit(lambda x: all(0 <= m <= 1 for m in x), "need two values from 0 to 1")]
-Factors = Annotated[Range, Limit(lambda x: min(x) >= 0, "need two values of 0 or more")]
+Weights = Annotated[Range, Limit(lambda x: min(x) >= 0, "need two values of 0 or more")]
 Temperatures = Annotated[Range, Limit(lambda x: min(x) > 0, "need two values above 0")]
 TwoOrMore = Annotated[int, Limit(lambda x: x >= 2, "need 2 or more")]
+Cuts = Literal["ignore", "split"]

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar, Literal, Self, get_args
 
 from tcore.errors import InputError
-from tcore.methods.limits import Count, Factors, Positive, Seconds, Share, Shares, Stretch, Weight
+from tcore.methods.limits import Count, Cuts, Positive, Seconds, Share, Shares, Stretch, Weight, Weights
 from tcore.methods.settings_groups import (
     ContrastConfig,
     DiscoveryConfig,
@@ -71,7 +71,7 @@ class SandwichConfig:
     """Sides that the two auxiliary frames come from."""
     short_videos: Literal["skip", "repeat"] = "skip"
     """Leave out videos too short for an offset of one frame, or repeat their frames."""
-    cuts: Literal["ignore", "split"] = "ignore"
+    cuts: Cuts = "ignore"
     """Where the store knows shot cuts: cross them (as published), or treat each shot as a video."""
     still: Share = 0.0
     """Share of the samples whose past and future are the current frame itself (published: none)."""
@@ -115,7 +115,7 @@ class LossConfig:
     """Weight of L_koleo."""
     patch_teacher: Weight = 1.0
     """Weight of the patch loss that takes the place of the middle three with --auxiliary none."""
-    auxiliary: Factors = (1.0, 1.0)
+    auxiliary: Weights = (1.0, 1.0)
     """Factor on the weights of L_pt, L_ft and L_pf, first to last step (published: 1 throughout)."""
     own_patches: Weight = 0.0
     """With an auxiliary branch: weight of that same patch loss in addition (published: none)."""
@@ -220,7 +220,7 @@ class FrameConfig:
 
     current: Stretch = (0.3, 0.7)
     """Where the frame lies, as fractions of the video; 0 1 is any frame."""
-    cuts: Literal["ignore", "split"] = "ignore"
+    cuts: Cuts = "ignore"
     """Where the store knows shot cuts: ignore them, or treat each shot as a video."""
 
 

@@ -4,16 +4,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, get_args
 
 from tcore.errors import InputError
-from tcore.methods.limits import Count, Limit, Momenta, Positive, Range, Seconds, Share, Weight
+from tcore.methods.limits import Areas, Count, Cuts, Limit, Momenta, Positive, Seconds, Share, Weight
 from tcore.methods.settings import AnySettings, FrameConfig
 
 if TYPE_CHECKING:
     from tcore.config import Config
 
-Areas = Annotated[Range, Limit(lambda x: 0 < x[0] <= x[1] <= 1, "need two rising values above 0 and up to 1")]
 Masked = Annotated[float, Limit(lambda x: 0 < x < 1, "need a value between 0 and 1")]
 Gap = Annotated[tuple[int, int], Limit(lambda x: 1 <= x[0] <= x[1], "need two rising numbers of 1 or more")]
-Cuts = Literal["ignore", "split"]
 Filter = Literal["bicubic", "bilinear", "sharp"]
 FRAME_RATE = 30.0  # of the videos that published gaps and strides count frames of
 
