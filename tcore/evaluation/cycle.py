@@ -20,7 +20,7 @@ from tcore.evaluation.benchmarks.benchmark import spread
 from tcore.evaluation.benchmarks.rendered import GRID, HELDOUT_SEED
 from tcore.evaluation.encoder import Encoder
 from tcore.evaluation.propagate import propagate_features
-from tcore.evaluation.protocols import RENDERED, Protocol
+from tcore.evaluation.protocols import RENDERED
 from tcore.evaluation.run_clip import encode
 
 CLIPS, FRAMES = 8, 10  # enough to distinguish encoders: a few seconds on a CPU
@@ -29,9 +29,7 @@ REACH = 1  # patches
 
 
 @torch.no_grad()
-def share_returned(
-    features: Float[Tensor, "time channels rows columns"], protocol: Protocol = RENDERED, reach: int = REACH
-) -> float:
+def share_returned(features: Float[Tensor, "time channels rows columns"], reach: int = REACH) -> float:
     """Share of the first frame's patches whose own label returns, at most `reach` patches away.
 
     Labels are the regions of random segmentations. The way back restarts at the last frame, so that the
@@ -43,7 +41,7 @@ def share_returned(
     first = random_regions(features.shape[2], features.shape[3]).to(features.device)
     labels = first.flatten(0, 1).movedim(0, -1).float()
     for way in (features, features.flip(0)):
-        *_, labels = propagate_features(way, labels, protocol)
+        *_, labels = propagate_features(way, labels, RENDERED)
     found = labels.movedim(-1, 0).unflatten(0, first.shape[:2]).argmax(dim=1, keepdim=True)
     near = F.max_pool2d(first.float(), 2 * reach + 1, stride=1, padding=reach)
     return float(near.gather(1, found).mean())

@@ -17,6 +17,7 @@ from tcore.evaluation.resize import Size, doubled
 Points = Float[np.ndarray, "2 *rest"]
 Maps = Float[Tensor, "height width channels"]
 
+POINT_REACH = 2  # cells around the strongest one that a point is the mean of
 POINT_RADIUS = 0.2  # of the shorter side of the grid
 RETURN_RADIUS, RETURN_TEMPERATURE = 1 / 8, 0.05  # of the shorter side; docs/propagate.md
 LOST = -1.0
@@ -118,7 +119,7 @@ def stamp_points(points: Float[np.ndarray, "points 2"], grid: Size) -> Float[Ten
     return torch.from_numpy(np.concatenate([rest, maps], axis=2).astype(np.float32))
 
 
-def locate_points(label_maps: Maps, reach: int = 2) -> Float[Tensor, "channels-1 3"]:
+def locate_points(label_maps: Maps) -> Float[Tensor, "channels-1 3"]:
     """Locate each point (x, y in cells) by the mean of the cells around its strongest one; NaN if empty.
 
     The third number is how much of the label lies there.
@@ -127,12 +128,12 @@ def locate_points(label_maps: Maps, reach: int = 2) -> Float[Tensor, "channels-1
     points = doubled(label_maps[:, :, 1:].movedim(2, 0))
     cell = points.flatten(1).argmax(dim=1)[:, None, None]
     row, column = cell // width, cell % width
-    span = torch.arange(2 * reach + 1, device=points.device)
+    span = torch.arange(2 * POINT_REACH + 1, device=points.device)
     channel = torch.arange(len(points), device=points.device)[:, None, None]
-    near = F.pad(points, (reach,) * 4)[channel, row + span[:, None], column + span]
+    near = F.pad(points, (POINT_REACH,) * 4)[channel, row + span[:, None], column + span]
     mass = near.sum(dim=(1, 2))
     x, y = (
-        (near * (at + span.view(shape) - reach)).sum(dim=(1, 2)) / mass
+        (near * (at + span.view(shape) - POINT_REACH)).sum(dim=(1, 2)) / mass
         for at, shape in ((column, (1, -1)), (row, (-1, 1)))
     )
     return torch.stack([x, y, mass.clamp(max=1)], dim=1)

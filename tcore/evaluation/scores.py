@@ -17,6 +17,7 @@ JointsOfClip = Float[np.ndarray, "2 joints frames"]
 VOID = 255
 """The id of unlabeled pixels: background for J and F, left out of the mIoU."""
 
+NUM_CLASSES = 20  # of VIP: parts of the body and the background
 THRESHOLDS = (0.1, 0.2)  # of the PCK
 BOX_SHARE = 0.6
 """PCK measures distances in this share of the diagonal of the box around the true joints."""
@@ -117,16 +118,16 @@ def davis_scores(truth: IdsOfClip, prediction: IdsOfClip) -> list[Float[np.ndarr
 
 
 def confusion_matrix(
-    truth: Integer[np.ndarray, "*shape"], prediction: Integer[np.ndarray, "*shape"], num_classes: int = 20
+    truth: Integer[np.ndarray, "*shape"], prediction: Integer[np.ndarray, "*shape"]
 ) -> Confusion:
     """Count pixels by (true class, predicted class); pixels whose truth is no class are left out."""
-    kept = (truth >= 0) & (truth < num_classes)
+    kept = (truth >= 0) & (truth < NUM_CLASSES)
     rows, columns = truth[kept].astype(np.int64), prediction[kept].astype(np.int64)
-    if columns.size and not (columns.min() >= 0 and columns.max() < num_classes):
-        worst = columns[(columns < 0) | (columns >= num_classes)][0]
-        raise InputError(f"prediction holds class {worst}; classes are 0..{num_classes - 1}")
-    counts = np.bincount(rows * num_classes + columns, minlength=num_classes**2)
-    return counts.reshape(num_classes, num_classes)
+    if columns.size and not (columns.min() >= 0 and columns.max() < NUM_CLASSES):
+        worst = columns[(columns < 0) | (columns >= NUM_CLASSES)][0]
+        raise InputError(f"prediction holds class {worst}; classes are 0..{NUM_CLASSES - 1}")
+    counts = np.bincount(rows * NUM_CLASSES + columns, minlength=NUM_CLASSES**2)
+    return counts.reshape(NUM_CLASSES, NUM_CLASSES)
 
 
 def class_iou(confusion: Confusion) -> Float[np.ndarray, " classes"]:

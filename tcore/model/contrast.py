@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from tcore.methods.settings_groups import LastNorm
 from tcore.model.losses import ALONE, Peers
 
+EPS = 1e-5  # of the batch norms
+
 
 class Centered(NamedTuple):
     """Rows without their group's mean, and mean, variance and number of the rows of all processes."""
@@ -57,9 +59,8 @@ class BatchNorm(nn.Module):
     running_mean: Tensor
     running_var: Tensor
 
-    def __init__(self, dim: int, *, scale: bool = True, shift: bool = True, eps: float = 1e-5) -> None:
+    def __init__(self, dim: int, *, scale: bool = True, shift: bool = True) -> None:
         super().__init__()
-        self.eps = eps
         self.register_parameter("weight", nn.Parameter(torch.ones(dim)) if scale else None)
         self.register_parameter("bias", nn.Parameter(torch.zeros(dim)) if shift else None)
         self.register_buffer("running_mean", torch.zeros(dim))
@@ -72,7 +73,7 @@ class BatchNorm(nn.Module):
         with torch.autocast(x.device.type, enabled=False):
             x, mean, variance, count = center_rows(x.float(), counted, peers)
             self._follow(mean, variance * count / (count - 1).clamp(min=1))
-            x = x * (variance + self.eps).rsqrt()[:, None]
+            x = x * (variance + EPS).rsqrt()[:, None]
             x = x if self.weight is None else x * self.weight
             return x if self.bias is None else x + self.bias
 

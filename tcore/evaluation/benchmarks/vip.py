@@ -11,8 +11,6 @@ from tcore.evaluation.masks import Ids
 from tcore.evaluation.protocols import Protocol
 from tcore.evaluation.resize import Size, input_size
 
-NUM_CLASSES = 20
-
 
 class Vip(MaskBenchmark):
     """Body parts of the first mask, scored by the mean IoU of one confusion matrix of all frames."""
@@ -39,7 +37,7 @@ class Vip(MaskBenchmark):
 
     def first_labels(self, clip: Clip) -> tuple[Ids, int]:
         """The first mask of a clip, and the number of classes."""
-        return self.read_truth(clip, 0), NUM_CLASSES
+        return self.read_truth(clip, 0), scores.NUM_CLASSES
 
     def is_scored(self, clip: Clip, index: int) -> bool:
         """All frames; published scores count the first one, whose labels are given."""
@@ -47,7 +45,7 @@ class Vip(MaskBenchmark):
 
     def score_clip(self, clip: Clip, found: Iterable[Ids]) -> Result:
         """The confusion matrix of one clip."""
-        confusion = np.zeros((NUM_CLASSES, NUM_CLASSES), dtype=np.int64)
+        confusion = np.zeros((scores.NUM_CLASSES, scores.NUM_CLASSES), dtype=np.int64)
         for truth, ids in self.pairs(clip, found):
             confusion += scores.confusion_matrix(truth, ids)
         return {"frames": len(clip.frames), "confusion": confusion.tolist()}
