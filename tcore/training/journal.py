@@ -65,7 +65,7 @@ def open_tracker(config: Config, run: Path, first_step: int) -> Tracker | None:
     try:
         if config.log in ("auto", "tensorboard"):
             return _tensorboard(run / "tensorboard", first_step)
-        return (_trackio if config.log == "trackio" else _wandb)(config, run)
+        return _service(config, run)
     except OSError:
         raise
     except Exception as error:  # theirs can raise anything: no login, no network
@@ -89,23 +89,14 @@ def _tensorboard(folder: Path, first_step: int) -> Tracker:
     return Tracker("TensorBoard", log, writer.close)
 
 
-def _trackio(config: Config, run: Path) -> Tracker:
-    trackio: Any = importlib.import_module("trackio")
-    trackio.init(project=PROJECT, name=_identity(run), config=flatten(config), resume="allow")
-    return Tracker("trackio", lambda figures, step: trackio.log(dict(figures), step=step), trackio.finish)
-
-
-def _wandb(config: Config, run: Path) -> Tracker:
-    wandb: Any = importlib.import_module("wandb")
-    made = wandb.init(
-        project=PROJECT,
-        name=run.name,
-        id=_identity(run),
-        resume="allow",
-        dir=str(run),
-        config=flatten(config),
-    )
-    return Tracker("Weights & Biases", lambda figures, step: made.log(dict(figures), step=step), made.finish)
+def _service(config: Config, run: Path) -> Tracker:
+    """trackio, which knows a run by its name, or Weights & Biases, which knows it by an id."""
+    package: Any = importlib.import_module(config.log)
+    name, known = "trackio", {"name": _identity(run)}
+    if config.log == "wandb":
+        name, known = "Weights & Biases", {"name": run.name, "id": _identity(run), "dir": str(run)}
+    package.init(project=PROJECT, config=flatten(config), resume="allow", **known)
+    return Tracker(name, lambda figures, step: package.log(dict(figures), step=step), package.finish)
 
 
 def _identity(run: Path) -> str:
