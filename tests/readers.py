@@ -300,7 +300,7 @@ def weight_readers(root: Path) -> list[Reader]:
         Reader("checkpoint.pt", checkpoint, read_checkpoint, share=0.1),
         Reader("checkpoint.pt, not listed", unlisted, partial(read_checkpoint, unlisted), share=0.1),
         Reader("matching.safetensors", old / "matching.safetensors", lambda: load_matcher(old), share=0.2),
-        Reader("config.json of a matcher", old / "config.json", lambda: load_matcher(old), share=0.2),
+        Reader("encoder.json of a matcher", old / "encoder.json", lambda: load_matcher(old), share=0.2),
         Reader("metrics.jsonl", metrics, lambda: forget_after(metrics, 1), share=0.5),
         Reader("preprocessor_config.json", normal, lambda: read_normalization(normal)),
         Reader("init.json", root / "init.json", read_init, share=0.5),

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from tcore.config import from_dict, load_config
+from tcore.config import from_dict
 from tcore.data.render import normalize
 from tcore.errors import InputError, first_line
 from tcore.evaluation.encoder import Encoder
@@ -35,7 +35,7 @@ from tcore.show.plotting import (
     show_picture,
     title_of,
 )
-from tcore.training.checkpoint import CONFIG
+from tcore.training.checkpoint import ENCODER_CARD
 
 WIDEST = 6  # pictures in a row
 MASKED = (0.25, 0.35)  # share of the current frame that is masked
@@ -48,11 +48,10 @@ def load_matcher(run: str | Path) -> Matcher | None:
         if not card.is_file():  # files of an earlier version: both are of one run
             card = shipped().card
     else:
-        file, card = Path(run) / "matching.safetensors", Path(run) / CONFIG
+        file, card = Path(run) / "matching.safetensors", Path(run) / ENCODER_CARD
     if not file.is_file():
         return None
-    default = run == DEFAULT
-    config = from_dict(read_json(card, shape=dict)["config"], f"{card}: ") if default else load_config(card)
+    config = from_dict(read_json(card, shape={"config": dict})["config"], f"{card}: ")
     vit, grid = config.vit, config.views.global_size // config.vit.patch_size
     least = vit.dim * (12 * vit.dim * vit.depth + 3 * vit.patch_size**2 + grid**2)
     # No other method writes this file; a number of 16 bits or more for each weight.
