@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -42,6 +42,7 @@ from tcore.recipes import recipe
 from tcore.show.comparison import GRIDS, at, draw_scores, markdown
 from tcore.show.runs import read_run
 from tcore.text import Say, count, print_error, silent, to_stderr, to_stdout
+from tcore.training.checkpoint import ENCODER
 from tcore.training.plan import measure_speed
 
 WORK, COST, SCORES, SPEED = "job.json", "cost.json", "scores.json", "speed.json"
@@ -82,6 +83,7 @@ WORK_SHAPE = {
 }
 SPEED_SHAPE = {
     "config": dict,
+    "device?": str,
     "samples_per_second": lambda value: number(value) and value > 0,
     "gib": number,
     "wait?": number,
@@ -89,6 +91,7 @@ SPEED_SHAPE = {
 COST_SHAPE = {"at_a_time": whole, "device": str}
 RESULT_SHAPE = {
     "main": str,
+    "truth?": str,
     "scores": {str: number_or_nan},
     "interval": {str: interval},
     "clips?": {str: {str: number_or_nan}},  # not in labs of earlier versions
@@ -156,6 +159,10 @@ class Shared:
     precision: Precision = "fp32"
     """Arithmetic of scoring; bf16 is faster on a GPU."""
 
+    def scoring(self) -> dict[str, Any]:
+        """How rows are scored, for job.json."""
+        return {"datasets": [list(each) for each in self.datasets], "precision": self.precision}
+
     def check(self) -> None:
         """Refuse data that could not be scored, before anything is trained."""
         labels = [dataset.label for dataset in self.datasets]
@@ -195,18 +202,27 @@ def compare(
             raise InputError(f"row {entry.name}: {error}") from error
     if measure or budget.minutes is not None:
         measure_rows(entries, out, shared, devices, seconds, say)
-    commands: dict[Job, list[list[str]] | None] = {}
+    works: dict[Job, dict[str, Any]] = {}
     for seed in range(seeds):
         for entry in entries:
             speed = read_speed(out / entry.name, entry.config)
             steps = budget.steps_of(entry.config, None if speed is None else speed["samples_per_second"])
             config = override(entry.config, {"optim.steps": steps, "seed": seed})
-            job = prepare_job(replace(entry, config=config), out, shared)
-            words = [["train", str(job.folder), str(len(devices))], ["score", str(job.folder)]]
-            commands[job] = None if (job.folder / DONE).is_file() else words
+            job = Job(Row(entry.name), seed, out / entry.name / f"seed-{seed}")
+            works[job] = work_of(replace(entry, config=config), shared)
     for name in baselines:
-        job = prepare_baseline(name, entries[0].config.vit.patch_size, out, shared)
-        commands[job] = None if (job.folder / DONE).is_file() else [["score", str(job.folder)]]
+        job = Job(Row(name), 0, out / name / "seed-0")
+        works[job] = baseline_work(name, entries[0].config.vit.patch_size, shared)
+    todo = {job: is_missing(job, work) for job, work in works.items()}  # refuses before anything is written
+    if budget.minutes is not None:
+        check_measured_here(dict.fromkeys(job.folder.parent for job, missing in todo.items() if missing))
+    commands: dict[Job, list[list[str]] | None] = dict.fromkeys(works)
+    for job, work in works.items():
+        if todo[job]:
+            (job.folder / DONE).unlink(missing_ok=True)
+            train = [] if "baseline" in work else [["train", str(job.folder), str(len(devices))]]
+            commands[job] = [*train, ["score", str(job.folder)]]
+        write_json(job.folder / WORK, work)
     write = partial(write_rows, out, [entry.name for entry in entries])
     return run_table(commands, out, devices, say, write, MODULE)
 
@@ -248,36 +264,58 @@ def read_speed(folder: Path, config: Config | None = None) -> dict[str, Any] | N
     return found
 
 
-def prepare_job(entry: Entry, out: Path, shared: Shared) -> Job:
-    """Write the settings of a run; a run with other settings is refused, one scored in another way is not."""
-    folder = out / entry.name / f"seed-{entry.config.seed}"
-    scoring = {"datasets": [list(each) for each in shared.datasets], "precision": shared.precision}
-    work = {"recipe": entry.recipe, "frames": shared.frames, "config": to_dict(entry.config), **scoring}
-    if (folder / WORK).is_file():
-        before = read_work(folder)
-        refuse_changed(differences(from_dict(before["config"]), entry.config), folder)
-        if before["frames"] != shared.frames:
+def work_of(entry: Entry, shared: Shared) -> dict[str, Any]:
+    """What job.json says of a run: how to train and score it."""
+    return {
+        "recipe": entry.recipe,
+        "frames": shared.frames,
+        "config": to_dict(entry.config),
+        **shared.scoring(),
+    }
+
+
+def baseline_work(name: str, patch_size: int, shared: Shared) -> dict[str, Any]:
+    """What job.json says of a baseline, which is only scored."""
+    return {"config": {}, "baseline": name, "patch_size": patch_size, **shared.scoring()}
+
+
+def is_missing(job: Job, work: dict[str, Any]) -> bool:
+    """Whether a run is still to be trained or scored; refuses a folder that was made with other settings."""
+    folder = job.folder
+    if not (folder / WORK).is_file():
+        return True
+    before, wanted = read_work(folder), NO_WORK | work
+    if "baseline" not in work:
+        refuse_changed(differences(from_dict(before["config"]), from_dict(work["config"])), folder)
+        if before["frames"] != work["frames"]:
             raise InputError(
-                f"{folder} was made with --frames {before['frames']}, now {shared.frames}: give another "
+                f"{folder} was made with --frames {before['frames']}, now {work['frames']}: give another "
                 "--out, or remove this folder."
             )
-        if before | scoring != before:
-            (folder / DONE).unlink(missing_ok=True)
-    write_json(folder / WORK, work)
-    return Job(Row(entry.name), entry.config.seed, folder)
+    if not (folder / DONE).is_file():
+        return True
+    changed = any(before[name] != wanted[name] for name in SCORING)
+    if changed and "baseline" not in work and not (folder / "run" / ENCODER).is_file():
+        raise InputError(
+            f"{folder} has no {ENCODER} left that could be scored in another way: score it as before, give "
+            "another --out, or remove this folder."
+        )
+    return changed
 
 
-def prepare_baseline(name: str, patch_size: int, out: Path, shared: Shared) -> Job:
-    """Write how a baseline is scored; it is scored again where that has changed."""
-    folder = out / name / "seed-0"
-    scoring = {"datasets": [list(each) for each in shared.datasets], "precision": shared.precision}
-    work: dict[str, Any] = {"config": {}, "baseline": name, "patch_size": patch_size, **scoring}
-    if (folder / WORK).is_file() and read_work(folder) != NO_WORK | work:
-        (folder / DONE).unlink(missing_ok=True)
-    write_json(folder / WORK, work)
-    return Job(Row(name), 0, folder)
+def check_measured_here(folders: Iterable[Path]) -> None:
+    """Refuse to turn minutes into steps by the speed of another device."""
+    for folder in folders:
+        found = read_speed(folder) or {}
+        here = device_name(choose_device(from_dict(found["config"]).runtime.device)) if found else ""
+        if found.get("device", here) != here:
+            raise InputError(
+                f"{folder / SPEED} was measured on {found['device']}, this is {here}: give another --out, or "
+                "remove it."
+            )
 
 
+SCORING = ("datasets", "precision", "patch_size")  # in job.json: how a run is scored
 # What job.json says where it says nothing.
 NO_WORK: dict[str, Any] = {
     "baseline": None,
@@ -306,7 +344,7 @@ def train_here(folder: Path, at_a_time: int) -> None:
         train(config, folder / "run", frames)
         cost = {"at_a_time": at_a_time, "device": device_name(choose_device(config.runtime.device))}
         write_json(folder / COST, cost, indent=None)
-    to_stdout(f"encoder: {folder / 'run' / 'encoder.safetensors'}")
+    to_stdout(f"encoder: {folder / 'run' / ENCODER}")
 
 
 def score_here(folder: Path) -> None:
@@ -376,20 +414,26 @@ def write_rows(out: Path, first: Sequence[str], draw: bool) -> list[str]:
     rows = [collect_row(out / name) for name in (*first, *sorted(folders - set(first))) if name in folders]
     rows.sort(key=lambda row: row["train"] is None)
     note_differences(rows)
-    if rows and draw:
+    if draw and any(row["scores"] for row in rows):
         draw_scores(rows, out / PICTURE, title="methods, one budget")
     picture = ["", f"![Score against minutes of training]({PICTURE})"]
     return write_table(out, rows, [*markdown(rows), *picture] if rows else [])
 
 
 def note_differences(rows: Sequence[dict[str, Any]]) -> None:
-    """Note how far every row is above the first one, at every grid: on each dataset, and on all of them."""
+    """Note how far every row is above the first one, at every grid: on each dataset, and on all of them.
+
+    Where true labels or clips are not those of the first row, nothing is compared.
+    """
     for row in rows[1:]:
-        row["difference"] = {}
+        row["difference"], row["other_clips"] = {}, []
         for grid in GRIDS:
             sets = []
             for label in dict.fromkeys((*rows[0]["scores"], *row["scores"])):
                 found, other = at(row, label, grid), at(rows[0], label, grid)
+                if found and other and found["truth"] != other["truth"]:
+                    row["other_clips"] += [label] if label not in row["other_clips"] else []
+                    other = {}
                 if found or other:
                     sets.append((found.get("clips", {}), other.get("clips", {})))
                 if found:
@@ -409,13 +453,17 @@ def read_scores(run: Path) -> dict[str, dict[str, Any]]:
 
 def collect_row(folder: Path) -> dict[str, Any]:
     """What is known of a row: every score over its seeds, and what it cost; baselines cost nothing."""
-    runs = finished(folder)
-    works, cards = [read_work(run) for run in runs], [read_scores(run) for run in runs]
+    works = {run: read_work(run) for run in finished(folder)}
+    first, *_ = works.values()
+    # A seed that was scored in another way than the first one would spoil the mean.
+    runs = [run for run, work in works.items() if all(work[name] == first[name] for name in SCORING)]
+    cards = [read_scores(run) for run in runs]
     row: dict[str, Any] = {
         "row": folder.name,
         "train": None,
-        "precision": works[0]["precision"],
+        "precision": first["precision"],
         "seeds": len(runs),
+        "left_out": len(works) - len(runs),
         "scores": {
             label: {grid: over_runs([card[label][grid] for card in cards]) for grid in grids}
             for label, grids in cards[0].items()
@@ -423,13 +471,13 @@ def collect_row(folder: Path) -> dict[str, Any]:
         },
         "published": published(folder.name),
     }
-    return row if works[0]["baseline"] else row | collect_cost(folder, runs, works[0])
+    return row if first["baseline"] else row | collect_cost(folder, runs, first)
 
 
 def collect_cost(folder: Path, runs: Sequence[Path], work: Mapping[str, Any]) -> dict[str, Any]:
     """How a row is trained, and what that costs."""
     config = from_dict(work["config"])
-    costs = [read_json(run / COST, shape=COST_SHAPE, remedy="remove it") for run in runs]
+    costs = [read_json(run / COST, shape=COST_SHAPE, remedy=f"remove {run / DONE}") for run in runs]
     journals = [read_run(run / "run") for run in runs]
     samples = (config.optim.steps or 0) * config.optim.samples
     seconds = [journal.seconds() or 0.0 for journal in journals]
@@ -454,11 +502,14 @@ def collect_cost(folder: Path, runs: Sequence[Path], work: Mapping[str, Any]) ->
 def over_runs(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The scores of a dataset at one grid, in percent: means over seeds, and intervals of the main one."""
     main = results[0]["main"]
-    if any(result["scores"].keys() != results[0]["scores"].keys() for result in results):
-        raise InputError(f"seeds of a row have other scores each: remove their {DONE} to score them again.")
+    if len({(*result["scores"], result.get("truth")) for result in results}) > 1:
+        raise InputError(
+            f"seeds of a row have other scores or clips each: remove their {DONE} to score them again."
+        )
     ends = [result["interval"].get(main) for result in results]
     return {
         "main": main,
+        "truth": results[0].get("truth"),
         **mean_scores([result["scores"] for result in results], results[0]["scores"], main),
         "over_clips": [100 * float(x) for x in np.mean(ends, axis=0)] if all(ends) else None,
         "clips": clip_scores([result.get("clips", {}) for result in results], main),

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from queue import SimpleQueue
@@ -20,7 +21,8 @@ import numpy as np
 from tcore.config import Config, differences, flatten, load_config
 from tcore.device import on_signals
 from tcore.errors import InputError, reason
-from tcore.evaluation.intervals import bootstrap, clip_scores, difference, mean_scores
+from tcore.evaluation.card import interval
+from tcore.evaluation.intervals import clip_scores, difference, mean_scores
 from tcore.files import check_writable, number, number_or_nan, read_bytes, read_json, write_json, write_text
 from tcore.show.comparison import DIFFERENCE, INTERVALS, difference_cell, spread
 from tcore.show.runs import dynamics_figure, read_run
@@ -39,6 +41,7 @@ SCORED = {
     "benchmarks": {
         str: {
             "scores": {"J&F": number_or_nan, "J": number_or_nan, "F": number_or_nan},
+            "interval?": {str: interval},
             "clips": {str: {"J&F": number_or_nan}},
         }
     }
@@ -220,6 +223,8 @@ def run_table(
     """
     todo = {job: words for job, words in commands.items() if words is not None}
     done = len(commands) - len(todo)
+    if done:
+        write(False)  # a damaged file is found before anything is trained
     say(f"runs: {len(commands)}, {done} of them already done; {len(devices)} at a time")
 
     def run(job: Job, free: "SimpleQueue[str]", processes: Processes) -> None:
@@ -364,10 +369,11 @@ def run_jobs(
             for future in as_completed(futures):
                 try:
                     future.result()
-                    write_rows()
                 except InputError as error:
                     say(f"failed: {error}")
                     failed.append(error)
+                with suppress(InputError):  # a table that cannot be written is reported at the end
+                    write_rows()
         except KeyboardInterrupt:
             processes.stop()  # also jobs that wait for a device and would start now
             raise
@@ -436,16 +442,15 @@ def collect_row(row: Row, runs: Sequence[Path]) -> dict[str, Any]:
     ]
     if not benchmarks[0]["clips"] or len({tuple(one["clips"]) for one in benchmarks}) > 1:
         raise InputError(f"{files[0]} holds no clips, or others than those of other seeds: remove it.")
-    clips = clip_scores([b["clips"] for b in benchmarks], "J&F")
-    means = np.array([np.mean(values) for values in clips.values()])
+    ends = [b.get("interval", {}).get("J&F") for b in benchmarks]
     return {
         "row": row.name,
         "flags": row.flags,
         "seeds": len(runs),
         "benchmark": next(iter(cards[0]["benchmarks"])),
         **mean_scores([b["scores"] for b in benchmarks], ("J&F", "J", "F"), "J&F"),
-        "over_clips": bootstrap(len(means), lambda chosen: {"J&F": means[chosen].mean()}).get("J&F"),
-        "clips": clips,
+        "over_clips": [100 * float(x) for x in np.mean(ends, axis=0)] if all(ends) else None,
+        "clips": clip_scores([b["clips"] for b in benchmarks], "J&F"),
         "minutes": float(np.mean([_training_seconds(run) for run in runs])) / 60,
         "published": row.published,
     }

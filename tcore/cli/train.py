@@ -1,9 +1,8 @@
 """The verbs that train: quickstart; train, a recipe with some settings changed; lab, a table of them."""
 
-import math
 import os
 import shlex
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -239,24 +238,22 @@ class Lab:
         if len(given) > 1:
             raise InputError(f"{' and '.join(given)} are mutually exclusive.")
         at_least(1, budget_samples=self.budget_samples)
-        if self.budget_minutes is not None and not 0 < self.budget_minutes < math.inf:
-            raise InputError(f"--budget-minutes {self.budget_minutes}: need more than 0.")
+        if self.budget_minutes is not None and not 0 < self.budget_minutes <= LONGEST:
+            raise InputError(
+                f"--budget-minutes {self.budget_minutes}: need more than 0 and at most {LONGEST:,}."
+            )
         if self.size is not None or (self.binary and self.davis is None):
             wrong = "--size has no place among two grids" if self.size else "--binary goes with --davis DIR"
             raise InputError(f"{wrong}: leave it out.")
         extra = split_flags(self.extra, "--extra")
         entries = []
-        rows = self.rows or (*METHOD_NAMES, *BASELINES)
+        rows = tuple(dict.fromkeys(self.rows)) or (*METHOD_NAMES, *BASELINES)
         if not (methods := [name for name in rows if name not in BASELINES]):
             raise InputError(f"--rows {' '.join(rows)}: name a method too; these are what it should beat.")
         for name in methods:
             own = recipe_of(name, self.recipe)
             train = checked_training([own, *(["--frames", self.frames] if self.frames else []), *extra])
-            alone = Train(own, frames=self.frames, config=replace(train.config, seed=0))
-            for setting in fields(train):
-                if getattr(train, setting.name) != getattr(alone, setting.name):
-                    flag = "--seed" if setting.name == "config" else f"--{setting.name.replace('_', '-')}"
-                    raise InputError(f"--extra: {flag} has no place in tcore lab methods: leave it out.")
+            refuse_ignored(train, Train(own, frames=self.frames, config=train.config))
             entries.append(Entry(name, own, train.config))
         named = [("davis", self.davis), *(("davis", root) for root in self.masks), ("vip", self.vip)]
         named += [("jhmdb", self.jhmdb), *(("points", root) for root in self.points)]
@@ -312,6 +309,23 @@ class Lab:
         )
 
 
+def refuse_ignored(train: Train, taken: Train) -> None:
+    """Refuse flags of a training that `tcore lab methods` would ignore, or gives itself."""
+    ignored = [
+        f"--{each.name.replace('_', '-')}"
+        for each in fields(train)
+        if getattr(train, each.name) != getattr(taken, each.name)
+    ]
+    own = recipe(train.recipe)
+    ignored += ["--seed"] if train.config.seed != own.seed else []
+    ignored += ["--optim.steps"] if train.config.optim.steps != own.optim.steps else []
+    for flag in ignored:
+        raise InputError(
+            f"--extra: {flag} has no place in tcore lab methods (see --budget, --seeds): leave it out."
+        )
+
+
+LONGEST = 1_000_000  # minutes: two years
 # Flags of `tcore lab methods` alone.
 METHODS_ONLY = (
     *("budget_samples", "budget_minutes", "measure_speed"),

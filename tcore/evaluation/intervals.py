@@ -8,8 +8,12 @@ from typing import Any
 import numpy as np
 
 BOOTSTRAP = 1000
-# Two-sided 95% quantiles of Student's t for 1, 2, ... degrees of freedom.
-STUDENT = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)
+# Two-sided 95% quantiles of Student's t for 1, 2, ... 30 degrees of freedom; more count as 30.
+STUDENT = (
+    *(12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23),
+    *(2.20, 2.18, 2.16, 2.14, 2.13, 2.12, 2.11, 2.10, 2.09, 2.09),
+    *(2.08, 2.07, 2.07, 2.06, 2.06, 2.06, 2.05, 2.05, 2.05, 2.04),
+)
 
 ClipScores = Mapping[str, Sequence[float]]  # by clip: the score of each seed, in percent
 
@@ -27,24 +31,28 @@ def bootstrap(count: int, score: Callable[[list[int]], Mapping[str, float]]) -> 
     }
 
 
-def over_seeds(*rows: Sequence[float]) -> float | None:
-    """Half the 95% interval of a mean, or of the difference of two, by Student's t; None for one seed.
+def half_interval(*groups: Sequence[float], share: float = 1.0) -> float | None:
+    """Half the 95% interval of a sum or difference of means, each times a share; None for a single value.
 
-    >>> round(over_seeds([62.0, 63.0, 64.0]), 2), over_seeds([62.0])
+    Student's t with Welch's degrees of freedom: groups may differ in size and spread.
+
+    >>> round(half_interval([62.0, 63.0, 64.0]), 2), half_interval([62.0])
     (2.48, None)
     """
-    if any(len(values) < 2 for values in rows):
+    if any(len(values) < 2 for values in groups):
         return None
-    free = sum(len(values) - 1 for values in rows)
-    spread = sum(float(np.var(values)) * len(values) for values in rows) / free  # of a seed, pooled
-    return STUDENT[min(free, len(STUDENT)) - 1] * math.sqrt(spread * sum(1 / len(values) for values in rows))
+    parts = [float(np.var(values, ddof=1)) / len(values) for values in groups]  # variances of the means
+    if not (total := sum(parts)):
+        return 0.0
+    free = total**2 / sum(part**2 / (len(values) - 1) for part, values in zip(parts, groups, strict=True))
+    return float(np.interp(free, range(1, len(STUDENT) + 1), STUDENT)) * share * math.sqrt(total)
 
 
 def mean_scores(runs: Sequence[Mapping[str, float]], names: Iterable[str], main: str) -> dict[str, Any]:
     """Scores of several seeds in percent: their means, and the interval of the main one."""
     percent = {name: [100 * scores[name] for scores in runs] for name in names}
     means = {name: float(np.mean(values)) for name, values in percent.items()}
-    return means | {"over_seeds": over_seeds(percent[main])}
+    return means | {"over_seeds": half_interval(percent[main])}
 
 
 def clip_scores(cards: Sequence[Mapping[str, Mapping[str, float]]], main: str) -> dict[str, list[float]]:
@@ -58,25 +66,22 @@ def difference(*sets: tuple[ClipScores, ClipScores]) -> dict[str, Any] | None:
 
     Each set of clips is a pair: the scores of the row and of the other one. Several sets count alike. Clips
     are harder or easier for all rows alike: compared clip by clip, that is no part of the interval. A
-    difference is `sure` where both intervals are known and neither includes 0.
+    difference is `sure` where seeds and clips together leave less than 5% for it to be chance.
 
-    >>> difference(({"a": [30.0], "b": [72.0]}, {"a": [29.0], "b": [70.0]}))
-    {'points': 1.5, 'over_seeds': None, 'over_clips': [1.0, 2.0], 'sure': False}
+    >>> difference(({"a": [30.0], "b": [72.0]}, {"a": [29.0], "b": [70.0]}))["points"]
+    1.5
     """
-    own, base, drawn, most = [], [], [], 0
-    rng = np.random.default_rng(0)
+    own, base, by_clip, left_out = [], [], [], 0
     for row, other in sets:
         if not (both := [name for name in row if name in other]):
             return None
+        left_out += len(row.keys() | other.keys()) - len(both)
         mine, its = (np.array([scores[name] for name in both]) for scores in (row, other))  # clips x seeds
-        most = max(most, len(both))
-        by_clip = mine.mean(axis=1) - its.mean(axis=1)
+        by_clip.append((mine.mean(axis=1) - its.mean(axis=1)).tolist())
         own.append(mine.mean(axis=0))
         base.append(its.mean(axis=0))
-        drawn.append(by_clip[rng.integers(len(both), size=(BOOTSTRAP, len(both)))].mean(axis=1))
-    seeds = over_seeds(np.mean(own, axis=0).tolist(), np.mean(base, axis=0).tolist())
-    ends = np.percentile(np.mean(drawn, axis=0), [2.5, 97.5]).tolist()
-    clips = ends if most > 1 else None
+    seeds = half_interval(np.mean(own, axis=0).tolist(), np.mean(base, axis=0).tolist())
+    clips = half_interval(*by_clip, share=1 / len(sets))
     points = float(np.mean(own) - np.mean(base))
-    sure = seeds is not None and clips is not None and abs(points) > seeds and clips[0] * clips[1] > 0
-    return {"points": points, "over_seeds": seeds, "over_clips": clips, "sure": sure}
+    sure = seeds is not None and clips is not None and abs(points) > math.hypot(seeds, clips)
+    return {"points": points, "over_seeds": seeds, "over_clips": clips, "left_out": left_out, "sure": sure}

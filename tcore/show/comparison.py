@@ -1,5 +1,6 @@
 """Rows of a comparison for people: tables of scores and cost, and scores against minutes of training."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 from matplotlib.axes import Axes
 
 from tcore.show.plotting import COLORS, FAINT, GRID, INK, drawing
-from tcore.text import markdown_table
+from tcore.text import count, markdown_table
 
 # The protocols of a comparison, with the input size of DAVIS for patches of 16 pixels.
 GRIDS = {"tcore": " (480x880 for patches of 16)", "tcore-fine": " (960x1760 for patches of 16)"}
@@ -15,8 +16,9 @@ GRIDS = {"tcore": " (480x880 for patches of 16)", "tcore-fine": " (960x1760 for 
 INTERVALS = ("95% over seeds", "95% over clips")
 # What stands below a table with differences.
 DIFFERENCE = (
-    "Differences are means over clips, each compared with itself; ± 95% over seeds (Student's t), and in "
-    "parentheses 95% over clips (bootstrap). Bold: neither interval includes 0."
+    "Differences are means over clips, each compared with itself; scores are means over objects, points or "
+    "pixels, so the two need not agree. ± is the 95% interval over seeds, in parentheses that over clips "
+    "(Student's t). Bold: larger than both together. A single seed or clip has no interval."
 )
 
 
@@ -31,6 +33,8 @@ def markdown(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             yield from difference_table(rows, own, grid)
     if len(rows) > 1:
         yield from (DIFFERENCE, "")
+    for remark in remarks(rows):
+        yield from (remark, "")
     columns = ("row", "samples", "minutes", "samples/s", "waiting for frames", "GiB", "device", "command")
     costs = []
     trained = [row for row in rows if row["train"] is not None]
@@ -43,6 +47,25 @@ def markdown(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     yield from ("## Cost", "", *markdown_table(columns, costs))
     if not all(row["alone"] for row in trained):
         yield from ("", "\\* The run shared its device with others: alone it is faster.")
+
+
+def remarks(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """What the rows of a table do not share: they cannot be compared in that."""
+    for what, key in (("training data", "frames"), ("precision of scoring", "precision")):
+        values: dict[Any, list[str]] = {}
+        for row in rows:
+            if key in row:
+                values.setdefault(row[key] or "rendered videos", []).append(row["row"])
+        if len(values) > 1:
+            said = "; ".join(f"{value} ({', '.join(names)})" for value, names in values.items())
+            yield f"**Rows differ in {what}**: {said}."
+    for row in rows:
+        if left_out := row.get("left_out"):
+            remedy = f"rerun with --seeds {row['seeds'] + left_out}"
+            yield f"**{row['row']}: {count(left_out, 'seed')} left out**, scored in another way: {remedy}."
+        if others := row.get("other_clips"):
+            where = f"than {rows[0]['row']}: {', '.join(others)}"
+            yield f"**{row['row']} was scored on other clips** or true labels {where}."
 
 
 def grid_table(
@@ -60,7 +83,7 @@ def grid_table(
             row["row"],
             str(row["seeds"]),
             *(spread(first) if first else ("-", "-", "-")),
-            *(f"{one[one['main']]:.1f}{plus_minus(one)}" if one else "-" for one in rest),
+            *(f"{percent(one)}{plus_minus(one)}" if one else "-" for one in rest),
             f"{paper['J&F']}, {paper['protocol']} ({paper['name']})" if paper else "-",
         )
         table.append(cells)
@@ -86,9 +109,10 @@ def difference_cell(apart: Mapping[str, Any] | None) -> str:
     if apart is None:
         return "-"
     seeds = "" if apart["over_seeds"] is None else f" ± {apart['over_seeds']:.1f}"
-    clips = "" if apart["over_clips"] is None else " ({:+.1f} to {:+.1f})".format(*apart["over_clips"])
+    clips = "" if apart["over_clips"] is None else f" (± {apart['over_clips']:.1f})"
     mark = "**" if apart["sure"] else ""
-    return f"{mark}{apart['points']:+.1f}{mark}{seeds}{clips}"
+    missing = f", without {count(apart['left_out'], 'clip')}" if apart["left_out"] else ""
+    return f"{mark}{apart['points']:+.1f}{mark}{seeds}{clips}{missing}"
 
 
 def at(row: Mapping[str, Any], label: str, grid: str) -> dict[str, Any]:
@@ -100,17 +124,24 @@ def at(row: Mapping[str, Any], label: str, grid: str) -> dict[str, Any]:
 def spread(found: Mapping[str, Any]) -> tuple[str, str, str]:
     """The main score and its two intervals, as cells."""
     clips = "-" if found["over_clips"] is None else "{:.1f} to {:.1f}".format(*found["over_clips"])
-    return f"{found[found['main']]:.1f}", plus_minus(found).strip() or "-", clips
+    return percent(found), plus_minus(found).strip() or "-", clips
+
+
+def percent(found: Mapping[str, Any]) -> str:
+    """The main score; that of an empty set of objects is none."""
+    score = found[found["main"]]
+    return "-" if math.isnan(score) else f"{score:.1f}"
 
 
 def plus_minus(found: Mapping[str, Any]) -> str:
     """The interval over seeds, if there are several."""
-    return "" if found["over_seeds"] is None else f" ± {found['over_seeds']:.1f}"
+    seeds = found["over_seeds"]
+    return "" if seeds is None or math.isnan(seeds) else f" ± {seeds:.1f}"
 
 
 def draw_scores(rows: Sequence[Mapping[str, Any]], out: Path, title: str) -> None:
     """The main score of the first dataset at each grid, against minutes; bars are intervals over seeds."""
-    label, grids = next(iter(rows[0]["scores"].items()))
+    label, grids = next(iter(next(row for row in rows if row["scores"])["scores"].items()))
     with drawing(out, (6.0 * len(grids), 4.2), title) as figure:
         panels = figure.subplots(1, len(grids), squeeze=False)[0]
         for axes, grid in zip(panels, grids, strict=True):

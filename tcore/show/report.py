@@ -25,6 +25,7 @@ from tcore.evaluation.published import PUBLISHED, published_on
 from tcore.files import write_text
 from tcore.recipes import RECIPES
 from tcore.show.clips import Clip, Times, evenly, open_clip, open_stored
+from tcore.show.comparison import difference_cell
 from tcore.show.features import attention_figure, correspondence_figure, load_matcher, pca_figure
 from tcore.show.plotting import check_out, to_svg
 from tcore.show.propagation import (
@@ -236,10 +237,9 @@ def _differences(benchmark: str, found: dict[str, Any]) -> Iterator[Block]:
     for name, result in others:
         apart = difference((clip_scores([result["clips"]], main), clip_scores([base["clips"]], main)))
         if apart is not None and result.get("truth") == base.get("truth"):
-            ends = apart["over_clips"]
-            rows.append((name, (apart["points"], "({:+.1f} to {:+.1f})".format(*ends) if ends else "")))
+            rows.append((name, difference_cell(apart)))
     if rows:
-        how = "mean over clips, each compared with itself, with 95% intervals over clips"
+        how = "mean over clips, each compared with itself, in parentheses with its 95% interval over clips"
         caption = f"{benchmark}: difference to {first}, {how}."
         yield table(("encoder", f"{main}, points"), rows, caption)
 

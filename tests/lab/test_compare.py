@@ -30,7 +30,7 @@ from tcore.evaluation.evaluate import evaluate
 from tcore.evaluation.published import PUBLISHED
 from tcore.lab import Processes
 from tcore.recipes import METHOD_NAMES, RECIPES, recipe_of
-from tcore.show.comparison import GRIDS, markdown
+from tcore.show.comparison import GRIDS, difference_cell, markdown
 from tests.evaluation.layouts import write_davis
 from tests.tiny import change, shrunk
 
@@ -140,6 +140,8 @@ def test_the_command_trains_three_methods_and_scores_baselines_beside_them(
         ("--rows mae --extra '--evaluate-every 5'", "--extra: --evaluate-every has no place"),
         ("--rows mae --extra '--seed 3'", "--extra: --seed has no place"),
         ("--rows mae --extra '--frames rendered'", "--extra: --frames has no place"),
+        ("--rows mae --extra '--optim.steps 7'", "--extra: --optim.steps has no place"),
+        ("--budget-minutes 1e308", "need more than 0 and at most 1,000,000"),
         ("--rows mae colour", "no method 'colour'"),
         ("--budget 1 --budget-samples 2", "--budget and --budget-samples are mutually exclusive"),
     ],
@@ -263,7 +265,8 @@ def row_of(name: str, by: int, *labels: str) -> dict[str, Any]:
             clips = {"a": {"J&F": (50 + factor * by) / 100}, "b": {"J&F": (40 + factor * by) / 100}}
             result = {"main": "J&F", "scores": {"J&F": 0.45}, "interval": {}, "clips": clips}
             scores[label][grid] = over_runs([result, result])
-    return {"row": name, "seeds": 2, "scores": scores, "published": None, "device": "", "train": "", **cost}
+    row = {"row": name, "seeds": 2, "scores": scores, "published": None, "frames": None}
+    return row | {"device": "", "train": "", **cost}
 
 
 def test_rows_are_compared_with_the_first_one_on_every_dataset_and_on_all() -> None:
@@ -272,11 +275,84 @@ def test_rows_are_compared_with_the_first_one_on_every_dataset_and_on_all() -> N
     lines = list(markdown(rows))
     assert lines.count("Difference to none:") == 2
     assert "| row | x | rendered | mean of these 2 |" in lines
-    one, two, four = (f"**+{x}.0** ± 0.0 (+{x}.0 to +{x}.0)" for x in (1, 2, 4))
+    one, two, four = (f"**+{x}.0** ± 0.0 (± 0.0)" for x in (1, 2, 4))
     assert f"| all | {one} | {one} | {one} |" in lines
     assert f"| all | {two} |" in lines  # the finer grid, which rendered videos do not have
     assert f"| part | {two} | - | - |" in lines  # not scored on all, so there is no mean
     assert f"| part | {four} |" in lines
+
+
+def test_rows_of_other_clips_or_without_a_dataset_are_not_compared_there() -> None:
+    rows = [row_of("none", 0, "x", "y"), row_of("other", 1, "x", "y"), row_of("part", 2, "x")]
+    rows[1]["scores"]["y"]["tcore"]["truth"] = "other clips"
+    rows[2] |= {"frames": "CLIPS", "left_out": 2}
+    note_differences(rows)
+    lines = list(markdown(rows))
+    assert "| other | **+1.0** ± 0.0 (± 0.0) | - | - |" in lines
+    assert "| part | **+2.0** ± 0.0 (± 0.0) | - | - |" in lines
+    assert "**other was scored on other clips** or true labels than none: y." in lines
+    assert "**Rows differ in training data**: rendered videos (none, other); CLIPS (part)." in lines
+    assert "**part: 2 seeds left out**, scored in another way: rerun with --seeds 4." in lines
+    assert not any("precision" in line for line in lines)
+
+
+def test_a_difference_says_how_sure_it_is_and_which_clips_it_lacks() -> None:
+    found = {"points": -1.26, "over_seeds": 0.5, "over_clips": 1.31, "left_out": 0, "sure": False}
+    assert difference_cell(found) == "-1.3 ± 0.5 (± 1.3)"
+    assert difference_cell(found | {"over_seeds": None, "left_out": 2}) == "-1.3 (± 1.3), without 2 clips"
+    assert difference_cell(found | {"sure": True}).startswith("**-1.3** ±")
+
+
+def test_seeds_that_were_scored_in_another_way_are_left_out(
+    tmp_path: Path, in_this_process: list[list[str]]
+) -> None:
+    one = [entry("mae")]
+    compare(one, tmp_path, RENDERED, seeds=2)
+    lines = compare(one, tmp_path, Shared(datasets=(Dataset("rendered", "2"),)))
+    (row,) = json.loads((tmp_path / "lab.json").read_text())
+    assert (row["seeds"], row["left_out"]) == (1, 1)
+    assert "**mae: 1 seed left out**, scored in another way: rerun with --seeds 2." in lines
+    compare(one, tmp_path, Shared(datasets=(Dataset("rendered", "2"),)), seeds=2)
+    (row,) = json.loads((tmp_path / "lab.json").read_text())
+    assert (row["seeds"], row["left_out"]) == (2, 0)
+
+
+def test_a_finished_run_without_its_encoder_keeps_its_scores(
+    tmp_path: Path, in_this_process: list[list[str]]
+) -> None:
+    """Other scoring is refused before anything is written, and so is another row's change of settings."""
+    two = Shared(datasets=(Dataset("rendered", "2"),))
+    lines = compare([entry("mae"), entry("dino")], tmp_path, RENDERED)
+    with pytest.raises(InputError, match=r"dino/seed-0 was made with"):
+        compare([entry("mae"), entry("dino", optim__base_lr=0.5)], tmp_path, two)
+    (tmp_path / "mae" / "seed-0" / "run" / "encoder.safetensors").unlink()
+    with pytest.raises(InputError, match=r"mae/seed-0 has no encoder.safetensors left"):
+        compare([entry("dino"), entry("mae")], tmp_path, two)
+    assert compare([entry("mae"), entry("dino")], tmp_path, RENDERED) == lines
+    assert len(in_this_process) == 4
+
+
+def test_a_damaged_result_is_found_before_anything_is_trained(
+    tmp_path: Path, in_this_process: list[list[str]]
+) -> None:
+    compare([entry("mae")], tmp_path, RENDERED)
+    (tmp_path / "mae" / "seed-0" / "scores.json").write_text("{")
+    with pytest.raises(InputError, match=r"cannot read .*scores\.json"):
+        compare([entry("mae"), entry("dino")], tmp_path, RENDERED)
+    assert len(in_this_process) == 2
+
+
+def test_minutes_at_the_speed_of_another_device_are_refused(
+    tmp_path: Path, in_this_process: list[list[str]]
+) -> None:
+    minutes = Budget(minutes=1e-6)
+    lines = compare([entry("mae")], tmp_path, RENDERED, budget=minutes, seconds=0.0)
+    file = tmp_path / "mae" / "speed.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"device": "NVIDIA H200"}))
+    again = compare([entry("mae")], tmp_path, RENDERED, budget=minutes)
+    assert again == lines  # what is finished may come from another machine
+    with pytest.raises(InputError, match=r"speed.json was measured on NVIDIA H200, this is CPU"):
+        compare([entry("mae")], tmp_path, RENDERED, budget=minutes, seeds=2)
 
 
 def test_a_measurement_waits_until_nobody_else_is_at_work(tmp_path: Path) -> None:
