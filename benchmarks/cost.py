@@ -25,10 +25,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 from step import NoiseStore, now, pinned
 
 from tcore import methods
-from tcore.compare import among_others
 from tcore.config import Config, flatten
 from tcore.device import peak_memory_gib
 from tcore.files import read_json, write_text
+from tcore.lab.worker import among_others
 from tcore.recipes import recipe
 from tcore.training.loop import resolve
 from tcore.training.optim import build_schedule

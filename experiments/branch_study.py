@@ -17,8 +17,9 @@ from typing import Any
 import torch
 
 import tcore
-from tcore.compare import Budget, Dataset, Entry, Shared, compare
 from tcore.files import read_json, write_text
+from tcore.lab.methods import Budget, Entry, Shared, compare
+from tcore.lab.record import Dataset
 from tcore.methods.match_quality import CROSS, PLAIN, STILL
 from tcore.show.features import load_matcher
 from tcore.show.matching import matching_figure

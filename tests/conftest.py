@@ -85,7 +85,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files that take longest come first, so that no worker is left alone with one at the end."""
     slow = (
         "test_rank_faults test_distributed test_figures test_cli test_golden test_demo test_demo_abuse "
-        "test_methods test_pixel test_lab test_scoring test_readme test_ablations test_prepare test_report "
-        "test_quickstart test_faults_of_disks test_loop test_faults"
+        "test_methods test_pixel test_ablation test_scoring test_readme test_ablations test_prepare "
+        "test_report test_quickstart test_faults_of_disks test_loop test_faults"
     ).split()
     items.sort(key=lambda item: slow.index(item.path.stem) if item.path.stem in slow else len(slow))

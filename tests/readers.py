@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
-from tcore import compare, files, lab
+from tcore import files
 from tcore.config import load_config, save_config, to_dict
 from tcore.data.check import same_bytes
 from tcore.data.images import read_image
@@ -40,6 +40,9 @@ from tcore.evaluation.masks import read_ids
 from tcore.evaluation.neighbors import encode_all
 from tcore.evaluation.protocols import RENDERED
 from tcore.evaluation.trajectory import add_row, read_checkpoints, trajectory_table
+from tcore.lab import ablation
+from tcore.lab.results import collect_row
+from tcore.lab.runs import DONE, STARTED, Job, Row
 from tcore.methods.regions import load_discovery
 from tcore.model.vit import VisionTransformer
 from tcore.pretrain import BEST, Best, read_best, write_best
@@ -461,32 +464,32 @@ def run_readers(root: Path) -> list[Reader]:
 
 def lab_readers(root: Path) -> list[Reader]:
     """Readers of tables of rows, and of what a lab wrote."""
-    rows, plan = root / "rows.json", lab.Plan("quickstart")
-    job = lab.Job(lab.Row("fast"), 0, root / "out" / "fast" / "seed-0")
+    rows, plan = root / "rows.json", ablation.Plan("quickstart")
+    job = Job(Row("fast"), 0, root / "out" / "fast" / "seed-0")
     scores = {"J&F": 0.5, "J": 0.5, "F": 0.5}
     card = {"benchmarks": {"davis": {"scores": scores, "clips": {"a": scores, "b": scores}}}}
-    started, done = job.folder / lab.STARTED, job.folder / lab.DONE
+    started, done = job.folder / STARTED, job.folder / DONE
     results = job.folder / "scores" / "results.json"
     results.parent.mkdir(parents=True)
     rows.write_text(json.dumps([{"name": "fast", "flags": "--optim.base-lr 0.004"}]))
-    started.write_text(json.dumps(job.commands(plan)))
-    done.write_text(json.dumps({"commands": job.commands(plan), "seconds": [60.0, 5.0]}))
+    started.write_text(json.dumps(ablation.commands_of(job, plan)))
+    done.write_text(json.dumps({"commands": ablation.commands_of(job, plan), "seconds": [60.0, 5.0]}))
     results.write_text(json.dumps(card))
 
     def read_started() -> None:
         done.rename(done.with_suffix(".aside"))
         try:
-            lab.is_done(job, plan)
+            ablation.is_done(job, plan)
         finally:
             done.with_suffix(".aside").rename(done)
 
     return [
         *comparison_readers(root / "methods" / "quick"),
-        Reader("rows of a lab", rows, lambda: lab.read_table(str(rows))),
+        Reader("rows of a lab", rows, lambda: ablation.read_table(str(rows))),
         Reader("commands.json", started, read_started),
-        Reader("lab.json", done, lambda: lab.is_done(job, plan)),
-        Reader("lab.json of a table", done, lambda: lab.collect(root / "out", [job.row])),
-        Reader("scores of a lab", results, lambda: lab.collect(root / "out", [job.row])),
+        Reader("lab.json", done, lambda: ablation.is_done(job, plan)),
+        Reader("lab.json of a table", done, lambda: ablation.collect(root / "out", [job.row])),
+        Reader("scores of a lab", results, lambda: ablation.collect(root / "out", [job.row])),
     ]
 
 
@@ -500,10 +503,10 @@ def comparison_readers(row: Path) -> list[Reader]:
         run / "scores.json": {"d": {"tcore": result, "tcore-fine": result}},
         row / "speed.json": about | {"samples_per_second": 3.0, "gib": 0.5},
     }
-    for path, content in (known | {run / lab.DONE: {}, run / "run" / "config.json": about["config"]}).items():
+    for path, content in (known | {run / DONE: {}, run / "run" / "config.json": about["config"]}).items():
         files.write_text(path, json.dumps(content))
 
     def read() -> None:
-        list(markdown([compare.collect_row(row)]))
+        list(markdown([collect_row(row)]))
 
     return [Reader(f"{path.name} of a comparison", path, read) for path in known]

@@ -11,7 +11,8 @@ import pytest
 from tcore import train
 from tcore.cli.train import parse_train
 from tcore.config import Config, override
-from tcore.lab import TABLES, Row
+from tcore.lab.ablation import TABLES
+from tcore.lab.runs import Row
 from tcore.recipes import recipe
 from tests.runs import metrics
 from tests.tiny import TINY

@@ -88,7 +88,7 @@ OWN = {
     "tcore.demo.job:Job.labels": "an array of the page's own folder",
     "tcore.demo.server:Demo._constants": "the page itself, a part of the package",
     "tcore.files:is_alive": "the kernel's list of processes",
-    "tcore.lab:run_command": "the log of a process that has just ended",
+    "tcore.lab.runs:run_command": "the log of a process that has just ended",
     "tcore.video.box_network:load_box_network": "weights, a part of the package",
 }
 

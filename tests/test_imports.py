@@ -23,7 +23,6 @@ ALLOWED = {
     "show": LOW | {"methods", "training", "evaluation", "video"},
     "demo": LOW | {"evaluation", "video", "show"},
     "pretrain": LOW | {"methods", "training", "evaluation"},
-    "compare": LOW | {"methods", "training", "evaluation", "show", "pretrain", "lab"},
     "lab": LOW | {"methods", "training", "evaluation", "video", "show", "pretrain"},
     "quickstart": LOW | {"methods", "training", "evaluation", "video", "show", "pretrain"},
 }

@@ -21,7 +21,7 @@ from tcore.cli.parsing import parse, parse_settings
 from tcore.cli.train import Lab, Train, parse_train
 from tcore.config import flatten
 from tcore.evaluation import benchmarks
-from tcore.lab import TABLES
+from tcore.lab.ablation import TABLES
 from tcore.recipes import RECIPES, recipe
 
 ROOT = Path(__file__).parent.parent

@@ -15,7 +15,8 @@ from tcore.recipes import METHOD_NAMES, recipe, recipe_of
 from tcore.text import to_stderr, to_stdout
 
 if TYPE_CHECKING:
-    from tcore.lab import Plan, Row
+    from tcore.lab.ablation import Plan
+    from tcore.lab.runs import Row
     from tcore.pretrain import Scoring
 
 
@@ -227,8 +228,9 @@ class Lab:
 
     def compare_methods(self) -> list[str]:
         """Train and score methods on all datasets that are given."""
-        from tcore.compare import BASELINES, Budget, Dataset, Entry, Shared, compare
-        from tcore.lab import split_flags
+        from tcore.lab.ablation import split_flags
+        from tcore.lab.methods import BASELINES, Budget, Entry, Shared, compare
+        from tcore.lab.record import Dataset
 
         budgets = {
             f"--budget{end}": getattr(self, f"budget{end.replace('-', '_')}")
@@ -280,7 +282,7 @@ class Lab:
         """Train and score the rows of an ablation table."""
         from tcore.evaluation.benchmarks import find_benchmark
         from tcore.evaluation.protocols import TCORE
-        from tcore.lab import Plan, lab, read_table, split_flags
+        from tcore.lab.ablation import Plan, lab, read_table, split_flags
 
         for name in METHODS_ONLY:
             if getattr(self, name) != getattr(Lab, name):
@@ -346,11 +348,12 @@ def lab(argv: list[str]) -> None:
 
 def check_row(row: "Row", plan: "Plan", command: Lab) -> None:
     """Refuse a row whose training could not begin, before the first one is trained."""
-    from tcore.lab import Job
+    from tcore.lab.ablation import commands_of
+    from tcore.lab.runs import Job
     from tcore.pretrain import check_training
 
     job = Job(row, 0, Path(row.folder))
-    train = checked_training(job.commands(plan)[0][1:])
+    train = checked_training(commands_of(job, plan)[0][1:])
     if train.run != job.folder / "run" or (train.config.seed and command.seeds > 1):
         raise InputError("the lab gives --run and --seed itself; use --out and --seeds.")
     if command.size is not None and min(command.size) < train.config.vit.patch_size:

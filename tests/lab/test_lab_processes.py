@@ -16,8 +16,9 @@ import pytest
 
 from tcore.errors import InputError
 from tcore.files import is_alive
-from tcore.lab import DONE, Job, Processes, Row, run_command
-from tests.lab.test_lab import PLAN, TINY, run_lab, wait_for
+from tcore.lab.ablation import commands_of
+from tcore.lab.runs import DONE, Job, Processes, Row, run_command
+from tests.lab.test_ablation import PLAN, TINY, run_lab, wait_for
 
 
 @pytest.fixture
@@ -72,7 +73,7 @@ class Printing(Processes):
 def test_only_a_training_that_names_its_encoder_is_finished(tmp_path: Path) -> None:
     """One that was stopped exits with 0, as schedulers like it; an earlier attempt does not count."""
     job = Job(Row("none"), 0, tmp_path)
-    train = job.commands(PLAN)[0]
+    train = commands_of(job, PLAN)[0]
     whole = "encoder: run/encoder.safetensors\nsemaphores were leaked\n"
     assert run_command(train, job, "train.log", "", Printing(whole), "tcore") >= 0
     with pytest.raises(InputError, match=r"ended with 0: SIGTERM: saved step 3 of 9"):

@@ -19,21 +19,18 @@ from tcore.cli.train import check_gpus, parse_train
 from tcore.config import override, save_config
 from tcore.errors import InputError
 from tcore.files import write_text
-from tcore.lab import (
-    DONE,
-    STARTED,
+from tcore.lab.ablation import (
     TABLES,
-    Job,
     Plan,
-    Processes,
-    Row,
     check_folder,
     collect,
+    commands_of,
     is_done,
     lab,
     markdown,
     read_table,
 )
+from tcore.lab.runs import DONE, STARTED, Job, Processes, Row
 from tcore.recipes import recipe
 from tcore.show.runs import Run
 from tests.conftest import Refused
@@ -68,7 +65,7 @@ def write_card(job: Job, *values: float) -> None:
 
 def finish(job: Job, *values: float) -> Job:
     write_card(job, *values)
-    write_text(job.folder / DONE, json.dumps({"commands": job.commands(PLAN), "seconds": [60.0, 5.0]}))
+    write_text(job.folder / DONE, json.dumps({"commands": commands_of(job, PLAN), "seconds": [60.0, 5.0]}))
     return job
 
 
@@ -93,7 +90,7 @@ def test_a_table_is_trained_scored_and_written(tmp_path: Path, monkeypatch: pyte
         out.touch()
 
     monkeypatch.setattr(Processes, "run", run)
-    monkeypatch.setattr("tcore.lab.dynamics_figure", draw)
+    monkeypatch.setattr("tcore.lab.ablation.dynamics_figure", draw)
     table, out = tmp_path / "mine.json", tmp_path / "out"
     table.write_text(json.dumps([{"name": "with pf"}, {"name": "no pf", "flags": "--loss.past-future 0"}]))
     lines = run_lab(out, str(table), "no pf")
@@ -177,7 +174,7 @@ def test_a_run_that_fails_costs_the_others_nothing(tmp_path: Path, monkeypatch: 
         write_card(job, 0.2, 0.4)
         return 1.0
 
-    monkeypatch.setattr("tcore.lab.run_command", run)
+    monkeypatch.setattr("tcore.lab.runs.run_command", run)
     (tmp_path / "past").touch()  # its folder cannot be made
     with pytest.raises(InputError, match=r"2 of 5 runs failed; .*lab\.md .*past/seed-0"):
         run_lab(tmp_path)
@@ -207,7 +204,7 @@ def test_a_gpu_trains_the_next_run_while_one_is_scored_and_the_table_is_written_
         write_card(job, 0.5)
         return 1.0
 
-    monkeypatch.setattr("tcore.lab.run_command", run)
+    monkeypatch.setattr("tcore.lab.runs.run_command", run)
     run_lab(tmp_path, gpu="3")
     assert len(json.loads((tmp_path / "lab.json").read_text())) == 5
 
@@ -215,7 +212,7 @@ def test_a_gpu_trains_the_next_run_while_one_is_scored_and_the_table_is_written_
 def test_flags_of_a_row_replace_those_of_all_rows() -> None:
     row = Row("own", "--optim.steps 5 --optim.base-lr 0.1 --views.no-fixed-space")
     shared = "--optim.steps 9 --optim.base_lr 0.2 --optim.batch 4 --views.fixed-space"
-    train, _ = Job(row, 0, Path("there")).commands(Plan("quickstart", tuple(shared.split())))
+    train, _ = commands_of(Job(row, 0, Path("there")), Plan("quickstart", tuple(shared.split())))
     config = parse_train(train[1:]).config
     assert (config.optim.steps, config.optim.base_lr, config.optim.batch) == (5, 0.1, 4)
     assert not config.views.fixed_space
@@ -323,17 +320,18 @@ def test_runs_of_another_table_or_length_in_the_folder_are_refused(tmp_path: Pat
 def test_runs_are_told_by_their_settings_where_words_or_a_recipe_have_changed(tmp_path: Path) -> None:
     plan = Plan("quickstart", ("--frames", "F"), (), lambda words: parse_train(words[1:]).config)
     job = Job(Row("all", "--auxiliary both --views.no-fixed-space"), 0, tmp_path / "all" / "seed-0")
-    made = replace(job, row=Row("all", "--views.no-fixed-space")).commands(plan)  # both is the recipe's own
+    shorter = Row("all", "--views.no-fixed-space")  # both is the recipe's own
+    made = commands_of(replace(job, row=shorter), plan)
     write_text(job.folder / STARTED, json.dumps(made))
     with pytest.raises(InputError, match=r"\(now --auxiliary both\)"):
         is_done(job, plan)
-    config = parse_train(job.commands(plan)[0][1:]).config
+    config = parse_train(commands_of(job, plan)[0][1:]).config
     save_config(override(config, {"optim.precision": "fp32"}), job.folder / "run" / "config.json")
     assert not is_done(job, plan)  # not trained to its end, and no run of others
     with pytest.raises(InputError, match=r"\(now --frames G\)"):
         is_done(job, replace(plan, train=("--frames", "G")))
     # The same words, but a recipe that was another one when they were run.
-    write_text(job.folder / STARTED, json.dumps(job.commands(plan)))
+    write_text(job.folder / STARTED, json.dumps(commands_of(job, plan)))
     save_config(override(config, {"auxiliary": "past"}), job.folder / "run" / "config.json")
     with pytest.raises(InputError, match=r"auxiliary=past, now both: give another --out"):
         is_done(job, plan)
@@ -343,7 +341,7 @@ def test_an_unfinished_run_of_other_commands_is_refused_too(tmp_path: Path) -> N
     """Otherwise another length fails for this row, trains the next one, and bars the first command."""
     job = Job(NONE, 0, tmp_path / "none" / "seed-0")
     assert not is_done(job, PLAN)
-    write_text(job.folder / STARTED, json.dumps(job.commands(plan_of("--optim.steps 1000000"))))
+    write_text(job.folder / STARTED, json.dumps(commands_of(job, plan_of("--optim.steps 1000000"))))
     with pytest.raises(InputError, match=r"none/seed-0 .*1000000.* \(now --optim.steps 2\)"):
         run_lab(tmp_path, "branch", "all")
     assert not (tmp_path / "all").exists()

@@ -8,27 +8,19 @@ from typing import Any
 
 import pytest
 
-from tcore import compare as module
 from tcore.cli.main import main
-from tcore.compare import (
-    PAPER,
-    Budget,
-    Dataset,
-    Entry,
-    Shared,
-    among_others,
-    compare,
-    flags_of,
-    note_differences,
-    over_runs,
-)
 from tcore.config import load_config
 from tcore.data.rendered import render_video
 from tcore.errors import InputError
 from tcore.evaluation.encoder import load_control
 from tcore.evaluation.evaluate import evaluate
 from tcore.evaluation.published import PUBLISHED
-from tcore.lab import Processes
+from tcore.lab import worker
+from tcore.lab.methods import Budget, Entry, Shared, compare
+from tcore.lab.record import Dataset
+from tcore.lab.results import PAPER, flags_of, note_differences, over_runs
+from tcore.lab.runs import Processes
+from tcore.lab.worker import among_others
 from tcore.recipes import METHOD_NAMES, RECIPES, recipe_of
 from tcore.show.comparison import GRIDS, difference_cell, markdown
 from tests.evaluation.layouts import write_davis
@@ -44,13 +36,12 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 
     def run(self: Processes, command: list[str], environment: object, log: Path) -> int:
         told.append(command[3:])
-        assert command[1:3] == ["-m", "tcore.compare"]
+        assert command[1:3] == ["-m", "tcore.lab.worker"]
         with log.open("a") as said, redirect_stdout(said), redirect_stderr(said):
-            module.main(command[3:])
+            worker.main(command[3:])
         return 0
 
     monkeypatch.setattr(Processes, "run", run)
-    monkeypatch.setattr("tcore.lab.dynamics_figure", lambda runs, out, title: out.touch())  # see tests/show
     return told
 
 

@@ -1,0 +1,1 @@
+"""`tcore lab`: rows of an ablation, or methods, trained and scored in one table."""
