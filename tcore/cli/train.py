@@ -4,7 +4,7 @@ import os
 import shlex
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from tyro.conf import Positional
 
@@ -161,14 +161,21 @@ def _refuse_epochs_beside_steps(before: Config, after: Config) -> None:
     """Lengths in epochs have no effect while a run is given in steps."""
     if after.optim.steps is None:
         return
+    for name, value in epochs_changed(before, after).items():
+        raise InputError(
+            f"{name}={value} has no effect while optim.steps={after.optim.steps}: "
+            "add --optim.steps None to count in epochs."
+        )
+
+
+def epochs_changed(before: Config, after: Config) -> dict[str, Any]:
+    """Lengths in epochs that were changed, but for one that is counted in epochs in any run."""
     was, now = flatten(before), flatten(after)
-    for name in now:
-        counts = name.endswith("epochs") and name != "optim.freeze_last_layer_epochs"
-        if counts and was[name] != now[name]:
-            raise InputError(
-                f"{name}={now[name]} has no effect while optim.steps={after.optim.steps}: "
-                "add --optim.steps None to count in epochs."
-            )
+    return {
+        name: now[name]
+        for name in now
+        if name.endswith("epochs") and name != "optim.freeze_last_layer_epochs" and was[name] != now[name]
+    }
 
 
 @dataclass(frozen=True)
@@ -247,6 +254,8 @@ class Lab:
         if self.size is not None or (self.binary and self.davis is None):
             wrong = "--size has no place among two grids" if self.size else "--binary goes with --davis DIR"
             raise InputError(f"{wrong}: leave it out.")
+        whole = recipe(self.recipe).optim
+        in_steps = bool(given) or whole.steps is not None
         extra = split_flags(self.extra, "--extra")
         entries = []
         rows = tuple(dict.fromkeys(self.rows)) or (*METHOD_NAMES, *BASELINES)
@@ -254,22 +263,23 @@ class Lab:
             raise InputError(f"--rows {' '.join(rows)}: name a method too; these are what it should beat.")
         for name in methods:
             own = recipe_of(name, self.recipe)
-            train = checked_training([own, *(["--frames", self.frames] if self.frames else []), *extra])
-            refuse_ignored(train, Train(own, frames=self.frames, config=train.config))
+            given_frames = [] if self.frames is None else ["--frames", self.frames]
+            train = checked_training([own, *given_frames, *extra])
+            refuse_ignored(train, Train(own, frames=self.frames, config=train.config), in_steps)
             entries.append(Entry(name, own, train.config))
         named = [("davis", self.davis), *(("davis", root) for root in self.masks), ("vip", self.vip)]
         named += [("jhmdb", self.jhmdb), *(("points", root) for root in self.points)]
         datasets = tuple(
             Dataset(kind, str(root), self.binary and root == self.davis) for kind, root in named if root
         )
-        whole = recipe(self.recipe).optim
+        frames = None if self.frames == "rendered" else self.frames
         samples = self.budget_samples
         if not given and whole.steps is not None:
             samples = whole.steps * whole.samples
         return compare(
             entries,
             self.out,
-            Shared(self.frames, datasets or (Dataset("rendered", str(self.videos)),), self.precision),
+            Shared(frames, datasets or (Dataset("rendered", str(self.videos)),), self.precision),
             baselines=[name for name in BASELINES if name in rows],
             budget=Budget(self.budget, samples, self.budget_minutes),
             seeds=self.seeds,
@@ -292,7 +302,7 @@ class Lab:
             raise InputError(f"{given} goes with --davis DIR: leave it out for rendered videos.")
         if self.davis is not None:
             find_benchmark("davis").open(self.davis, TCORE, binary=self.binary).check()
-        frames = ["--frames", self.frames] if self.frames else []
+        frames = [] if self.frames is None else ["--frames", self.frames]
         steps = ["--optim.steps", str(self.budget)] if self.budget else []
         score = ["--davis", str(self.davis)] if self.davis else ["--rendered", "--videos", str(self.videos)]
         score += ["--binary"] if self.binary else []
@@ -311,7 +321,7 @@ class Lab:
         )
 
 
-def refuse_ignored(train: Train, taken: Train) -> None:
+def refuse_ignored(train: Train, taken: Train, in_steps: bool) -> None:
     """Refuse flags of a training that `tcore lab methods` would ignore, or gives itself."""
     ignored = [
         f"--{each.name.replace('_', '-')}"
@@ -320,6 +330,8 @@ def refuse_ignored(train: Train, taken: Train) -> None:
     ]
     own = recipe(train.recipe)
     ignored += ["--seed"] if train.config.seed != own.seed else []
+    if in_steps:
+        ignored += [f"--{name.replace('_', '-')}" for name in epochs_changed(own, train.config)]
     ignored += ["--optim.steps"] if train.config.optim.steps != own.optim.steps else []
     for flag in ignored:
         raise InputError(

@@ -37,6 +37,7 @@ SCORED = {
         str: {
             "scores": {"J&F": number_or_nan, "J": number_or_nan, "F": number_or_nan},
             "interval?": {str: interval},
+            "truth?": str,
             "clips": {str: {"J&F": number_or_nan}},
         }
     }
@@ -245,7 +246,8 @@ def collect(out: Path, rows: Sequence[Row]) -> list[dict[str, Any]]:
     """What is known of every row that has a finished run."""
     found = [collect_row(row, runs) for row in rows if (runs := finished(out / row.folder))]
     for row in found[1:]:
-        row["difference"] = difference((row["clips"], found[0]["clips"]))
+        same = row["truth"] == found[0]["truth"]
+        row["difference"] = difference((row["clips"], found[0]["clips"])) if same else None
     return found
 
 
@@ -256,7 +258,7 @@ def collect_row(row: Row, runs: Sequence[Path]) -> dict[str, Any]:
     benchmarks: list[dict[str, Any]] = [
         next(iter(card["benchmarks"].values()), {"clips": {}}) for card in cards
     ]
-    if not benchmarks[0]["clips"] or len({tuple(one["clips"]) for one in benchmarks}) > 1:
+    if not benchmarks[0]["clips"] or len({(*one["clips"], one.get("truth")) for one in benchmarks}) > 1:
         raise InputError(f"{files[0]} holds no clips, or others than those of other seeds: remove it.")
     ends = [b.get("interval", {}).get("J&F") for b in benchmarks]
     return {
@@ -266,6 +268,7 @@ def collect_row(row: Row, runs: Sequence[Path]) -> dict[str, Any]:
         "benchmark": next(iter(cards[0]["benchmarks"])),
         **mean_scores([b["scores"] for b in benchmarks], ("J&F", "J", "F"), "J&F"),
         "over_clips": [100 * float(x) for x in np.mean(ends, axis=0)] if all(ends) else None,
+        "truth": benchmarks[0].get("truth"),
         "clips": clip_scores([b["clips"] for b in benchmarks], "J&F"),
         "minutes": float(np.mean([_training_seconds(run) for run in runs])) / 60,
         "published": row.published,
@@ -297,7 +300,10 @@ def markdown(title: str, rows: Sequence[dict[str, Any]]) -> list[str]:
         )
         for row in rows
     ]
-    return [f"# {title}", "", *markdown_table(columns, cells), *(["", DIFFERENCE] if apart else [])]
+    below = ["", DIFFERENCE] if apart else []
+    if others := [row["row"] for row in rows if row["truth"] != rows[0]["truth"]]:
+        below += ["", f"**Scored on other true labels** than {rows[0]['row']}: {', '.join(others)}."]
+    return [f"# {title}", "", *markdown_table(columns, cells), *below]
 
 
 def draw_curves(out: Path, rows: Sequence[Row], title: str) -> list[str]:

@@ -1,6 +1,6 @@
 """Methods side by side: one set of clips, one budget, one way of scoring at two grids."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -13,9 +13,19 @@ from tcore.errors import InputError
 from tcore.evaluation.card import device_name
 from tcore.evaluation.protocols import Precision
 from tcore.files import check_writable, write_json
-from tcore.lab.record import NO_WORK, SCORING, SPEED, WORK, Dataset, read_speed, read_work
+from tcore.lab.record import NO_WORK, SPEED, WORK, Dataset, read_speed, read_work, scored_by
 from tcore.lab.results import write_rows
-from tcore.lab.runs import DONE, Job, Processes, Row, refuse_changed, run_command, run_jobs, run_table
+from tcore.lab.runs import (
+    DONE,
+    Job,
+    Processes,
+    Row,
+    finished,
+    refuse_changed,
+    run_command,
+    run_jobs,
+    run_table,
+)
 from tcore.pretrain import check_training
 from tcore.text import Say, count, silent
 from tcore.training.checkpoint import ENCODER
@@ -106,22 +116,28 @@ def compare(
             check_training(entry.config, shared.frames)
         except InputError as error:
             raise InputError(f"row {entry.name}: {error}") from error
+    runs = {
+        Job(Row(entry.name), seed, out / entry.name / f"seed-{seed}"): entry
+        for seed in range(seeds)
+        for entry in entries
+    }
     if measure or budget.minutes is not None:
+        for job, entry in runs.items():  # refuses before anything is measured; the length is not known yet
+            config = override(entry.config, {"seed": job.seed})
+            check_training_of(job.folder, work_of(replace(entry, config=config), shared), {"optim.steps"})
+        if budget.minutes is not None:
+            check_measured_here(job.folder for job in runs if not (job.folder / DONE).is_file())
         measure_rows(entries, out, shared, devices, seconds, say)
     works: dict[Job, dict[str, Any]] = {}
-    for seed in range(seeds):
-        for entry in entries:
-            speed = read_speed(out / entry.name, entry.config)
-            steps = budget.steps_of(entry.config, None if speed is None else speed["samples_per_second"])
-            config = override(entry.config, {"optim.steps": steps, "seed": seed})
-            job = Job(Row(entry.name), seed, out / entry.name / f"seed-{seed}")
-            works[job] = work_of(replace(entry, config=config), shared)
+    for job, entry in runs.items():
+        speed = read_speed(out / entry.name, entry.config)
+        steps = budget.steps_of(entry.config, None if speed is None else speed["samples_per_second"])
+        config = override(entry.config, {"optim.steps": steps, "seed": job.seed})
+        works[job] = work_of(replace(entry, config=config), shared)
     for name in baselines:
         job = Job(Row(name), 0, out / name / "seed-0")
         works[job] = baseline_work(name, entries[0].config.vit.patch_size, shared)
     todo = {job: is_missing(job, work) for job, work in works.items()}  # refuses before anything is written
-    if budget.minutes is not None:
-        check_measured_here(dict.fromkeys(job.folder.parent for job, missing in todo.items() if missing))
     commands: dict[Job, list[list[str]] | None] = dict.fromkeys(works)
     for job, work in works.items():
         if todo[job]:
@@ -178,19 +194,11 @@ def baseline_work(name: str, patch_size: int, shared: Shared) -> dict[str, Any]:
 def is_missing(job: Job, work: dict[str, Any]) -> bool:
     """Whether a run is still to be trained or scored; refuses a folder that was made with other settings."""
     folder = job.folder
-    if not (folder / WORK).is_file():
-        return True
-    before, wanted = read_work(folder), NO_WORK | work
     if "baseline" not in work:
-        refuse_changed(differences(from_dict(before["config"]), from_dict(work["config"])), folder)
-        if before["frames"] != work["frames"]:
-            raise InputError(
-                f"{folder} was made with --frames {before['frames']}, now {work['frames']}: give another "
-                "--out, or remove this folder."
-            )
-    if not (folder / DONE).is_file():
+        check_training_of(folder, work)
+    if not (folder / WORK).is_file() or not (folder / DONE).is_file():
         return True
-    changed = any(before[name] != wanted[name] for name in SCORING)
+    changed = scored_by(read_work(folder)) != scored_by(NO_WORK | work)
     if changed and "baseline" not in work and not (folder / "run" / ENCODER).is_file():
         raise InputError(
             f"{folder} has no {ENCODER} left that could be scored in another way: score it as before, give "
@@ -199,13 +207,29 @@ def is_missing(job: Job, work: dict[str, Any]) -> bool:
     return changed
 
 
-def check_measured_here(folders: Iterable[Path]) -> None:
+def check_training_of(folder: Path, work: Mapping[str, Any], but: Collection[str] = ()) -> None:
+    """Refuse the folder of a run that is trained with other data or settings, but for those named."""
+    if not (folder / WORK).is_file():
+        return
+    before = read_work(folder)
+    changed = differences(from_dict(before["config"]), from_dict(work["config"]))
+    refuse_changed({name: pair for name, pair in changed.items() if name not in but}, folder)
+    if before["frames"] != work["frames"]:
+        raise InputError(
+            f"{folder} was made with --frames {before['frames']}, now {work['frames']}: give another "
+            "--out, or remove this folder."
+        )
+
+
+def check_measured_here(runs: Iterable[Path]) -> None:
     """Refuse to turn minutes into steps by the speed of another device."""
-    for folder in folders:
-        found = read_speed(folder) or {}
+    for row in dict.fromkeys(run.parent for run in runs):
+        found = read_speed(row) or {}
         here = device_name(choose_device(from_dict(found["config"]).runtime.device)) if found else ""
-        if found.get("device", here) != here:
-            raise InputError(
-                f"{folder / SPEED} was measured on {found['device']}, this is {here}: give another --out, or "
-                "remove it."
-            )
+        if found.get("device", here) == here:
+            continue
+        remedy = f"give another --out, or remove {SPEED}"
+        if done := finished(row):  # another speed would give the runs that follow another length
+            optim = from_dict(read_work(done[0])["config"]).optim
+            remedy = f"give --budget-samples {(optim.steps or 0) * optim.samples}, what its runs have seen"
+        raise InputError(f"{row / SPEED} was measured on {found['device']}, this is {here}: {remedy}.")

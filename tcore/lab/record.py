@@ -1,5 +1,6 @@
 """The files of a row of methods: what to do, how fast it is, what it cost, what it scored."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
@@ -13,7 +14,6 @@ from tcore.lab.runs import DONE, refuse_changed
 from tcore.show.comparison import GRIDS
 
 WORK, COST, SCORES, SPEED = "job.json", "cost.json", "scores.json", "speed.json"
-SCORING = ("datasets", "precision", "patch_size")  # in job.json: how a run is scored
 # What job.json says where it says nothing.
 NO_WORK: dict[str, Any] = {
     "baseline": None,
@@ -76,6 +76,15 @@ def read_work(folder: Path) -> dict[str, Any]:
     """The settings of a run: how to train and score it."""
     found: dict[str, Any] = read_json(folder / WORK, "what to do from ", WORK_SHAPE, "remove it")
     return NO_WORK | found
+
+
+def scored_by(work: Mapping[str, Any]) -> tuple[object, ...]:
+    """How a run is scored, comparable with others: the same path may be spelled in several ways."""
+    datasets = [
+        (kind, source if kind == "rendered" else Path(source).resolve(), binary)
+        for kind, source, binary in work["datasets"]
+    ]
+    return datasets, work["precision"], work["patch_size"]
 
 
 def read_speed(folder: Path, config: Config | None = None) -> dict[str, Any] | None:

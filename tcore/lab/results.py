@@ -11,7 +11,7 @@ from tcore.errors import InputError
 from tcore.evaluation.intervals import clip_scores, difference, mean_scores
 from tcore.evaluation.published import PUBLISHED
 from tcore.files import read_json
-from tcore.lab.record import COST, COST_SHAPE, SCORING, read_scores, read_speed, read_work
+from tcore.lab.record import COST, COST_SHAPE, Dataset, read_scores, read_speed, read_work, scored_by
 from tcore.lab.runs import DONE, PICTURE, finished, write_table
 from tcore.recipes import recipe
 from tcore.show.comparison import GRIDS, at, draw_scores, markdown
@@ -37,6 +37,8 @@ PAPER = {
     "maest": "MAE-ST ViT-L/16, K400, 1600 ep",
 }
 
+SAME = ("truth", "binary")  # of scores that can be compared: true labels and clips, objects told apart or not
+
 
 def write_rows(out: Path, first: Sequence[str], draw: bool) -> list[str]:
     """Write all rows of a folder; the named ones come first, baselines last."""
@@ -46,26 +48,33 @@ def write_rows(out: Path, first: Sequence[str], draw: bool) -> list[str]:
     note_differences(rows)
     if draw and any(row["scores"] for row in rows):
         draw_scores(rows, out / PICTURE, title="methods, one budget")
-    picture = ["", f"![Score against minutes of training]({PICTURE})"]
+    picture = ["", f"![Score against minutes of training]({PICTURE})"] if (out / PICTURE).is_file() else []
     return write_table(out, rows, [*markdown(rows), *picture] if rows else [])
 
 
 def note_differences(rows: Sequence[dict[str, Any]]) -> None:
     """Note how far every row is above the first one, at every grid: on each dataset, and on all of them.
 
-    Where true labels or clips are not those of the first row, nothing is compared.
+    Where true labels or clips are not those of the first row, nothing is compared. A baseline would have the
+    same scores with every seed.
     """
     for row in rows[1:]:
         row["difference"], row["other_clips"] = {}, []
+        times = rows[0]["seeds"] if row["train"] is None else 1
         for grid in GRIDS:
             sets = []
-            for label in dict.fromkeys((*rows[0]["scores"], *row["scores"])):
+            labels = dict.fromkeys(label for one in rows for label in one["scores"] if at(one, label, grid))
+            for label in labels:
                 found, other = at(row, label, grid), at(rows[0], label, grid)
-                if found and other and found["truth"] != other["truth"]:
+                if (
+                    found
+                    and other
+                    and any(found.get(name) != other.get(name) for name in ("truth", "binary"))
+                ):
                     row["other_clips"] += [label] if label not in row["other_clips"] else []
                     other = {}
-                if found or other:
-                    sets.append((found.get("clips", {}), other.get("clips", {})))
+                clips = {name: times * values for name, values in found.get("clips", {}).items()}
+                sets.append((clips, other.get("clips", {})))
                 if found:
                     found["difference"] = difference(sets[-1])
             row["difference"][grid] = difference(*sets) if len(sets) > 1 else None
@@ -76,7 +85,8 @@ def collect_row(folder: Path) -> dict[str, Any]:
     works = {run: read_work(run) for run in finished(folder)}
     first, *_ = works.values()
     # A seed that was scored in another way than the first one would spoil the mean.
-    runs = [run for run, work in works.items() if all(work[name] == first[name] for name in SCORING)]
+    runs = [run for run, work in works.items() if scored_by(work) == scored_by(first)]
+    binary = {Dataset(*given).label: given[2] for given in first["datasets"]}
     cards = [read_scores(run) for run in runs]
     row: dict[str, Any] = {
         "row": folder.name,
@@ -85,7 +95,10 @@ def collect_row(folder: Path) -> dict[str, Any]:
         "seeds": len(runs),
         "left_out": len(works) - len(runs),
         "scores": {
-            label: {grid: over_runs([card[label][grid] for card in cards]) for grid in grids}
+            label: {
+                grid: over_runs([card[label][grid] for card in cards]) | {"binary": binary.get(label, False)}
+                for grid in grids
+            }
             for label, grids in cards[0].items()
             if all(card.get(label, {}).keys() >= grids.keys() for card in cards)
         },

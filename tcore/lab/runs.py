@@ -98,8 +98,7 @@ def run_table(
     """
     todo = {job: words for job, words in commands.items() if words is not None}
     done = len(commands) - len(todo)
-    if done:
-        write(False)  # a damaged file is found before anything is trained
+    write(False)  # a damaged file is found before anything is trained
     say(f"runs: {len(commands)}, {done} of them already done; {len(devices)} at a time")
 
     def run(job: Job, free: "SimpleQueue[str]", processes: Processes) -> None:

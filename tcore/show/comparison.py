@@ -18,7 +18,8 @@ INTERVALS = ("95% over seeds", "95% over clips")
 DIFFERENCE = (
     "Differences are means over clips, each compared with itself; scores are means over objects, points or "
     "pixels, so the two need not agree. ± is the 95% interval over seeds, in parentheses that over clips "
-    "(Student's t). Bold: larger than both together. A single seed or clip has no interval."
+    "(Student's t). A single seed or clip has no interval. Bold: larger than the root of the sum of the "
+    "squares of both. Each difference is tested by itself: of 20 that are chance alone, one may be bold."
 )
 
 
@@ -59,6 +60,10 @@ def remarks(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         if len(values) > 1:
             said = "; ".join(f"{value} ({', '.join(names)})" for value, names in values.items())
             yield f"**Rows differ in {what}**: {said}."
+    trained = [row for row in rows if row["train"] is not None]
+    if all(_apart([row[budget] for row in trained]) for budget in ("samples", "minutes")):
+        seen = "; ".join(f"{count(row['samples'], 'sample')} ({row['row']})" for row in trained)
+        yield f"**Rows differ in budget**: {seen}."
     for row in rows:
         if left_out := row.get("left_out"):
             remedy = f"rerun with --seeds {row['seeds'] + left_out}"
@@ -66,6 +71,11 @@ def remarks(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         if others := row.get("other_clips"):
             where = f"than {rows[0]['row']}: {', '.join(others)}"
             yield f"**{row['row']} was scored on other clips** or true labels {where}."
+
+
+def _apart(values: Sequence[float]) -> bool:
+    """Whether these are more different than budgets that are rounded to whole steps."""
+    return max(values, default=0) > 1.05 * min(values, default=0)
 
 
 def grid_table(
@@ -123,7 +133,8 @@ def at(row: Mapping[str, Any], label: str, grid: str) -> dict[str, Any]:
 
 def spread(found: Mapping[str, Any]) -> tuple[str, str, str]:
     """The main score and its two intervals, as cells."""
-    clips = "-" if found["over_clips"] is None else "{:.1f} to {:.1f}".format(*found["over_clips"])
+    ends = found["over_clips"]
+    clips = "-" if ends is None or any(map(math.isnan, ends)) else "{:.1f} to {:.1f}".format(*ends)
     return percent(found), plus_minus(found).strip() or "-", clips
 
 

@@ -236,7 +236,7 @@ def _differences(benchmark: str, found: dict[str, Any]) -> Iterator[Block]:
     rows: list[tuple[Value, ...]] = []
     for name, result in others:
         apart = difference((clip_scores([result["clips"]], main), clip_scores([base["clips"]], main)))
-        if apart is not None and result.get("truth") == base.get("truth"):
+        if apart is not None and all(result.get(name) == base.get(name) for name in ("truth", "binary")):
             rows.append((name, difference_cell(apart)))
     if rows:
         how = "mean over clips, each compared with itself, in parentheses with its 95% interval over clips"

@@ -156,6 +156,13 @@ def test_rows_are_compared_with_the_first_one_clip_by_clip(tmp_path: Path) -> No
     assert "| **+1.0** ± 0.0 (± 0.0) |" in lines[5]
     assert "| **+3.0** ± 0.0 (± 0.0) |" in lines[6]
     assert "difference" not in "".join(markdown("t", [none]))  # nothing to compare with
+    for file in tmp_path.glob("past/seed-*/scores/results.json"):
+        card = json.loads(file.read_text())
+        card["benchmarks"]["davis"]["truth"] = "other"
+        write_text(file, json.dumps(card))
+    found = collect(tmp_path, rows)
+    assert found[2]["difference"] is None
+    assert "**Scored on other true labels** than none: past." in markdown("t", found)
 
 
 def test_the_cost_of_a_run_counts_all_its_steps_also_where_it_was_stopped(tmp_path: Path) -> None:

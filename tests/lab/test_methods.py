@@ -1,6 +1,7 @@
 """Methods side by side: trained with one budget, scored in one way, resumed, refused where they differ."""
 
 import json
+import math
 import shlex
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
@@ -22,7 +23,7 @@ from tcore.lab.results import PAPER, flags_of, note_differences, over_runs
 from tcore.lab.runs import Processes
 from tcore.lab.worker import among_others
 from tcore.recipes import METHOD_NAMES, RECIPES, recipe_of
-from tcore.show.comparison import GRIDS, difference_cell, markdown
+from tcore.show.comparison import GRIDS, difference_cell, markdown, spread
 from tests.evaluation.layouts import write_davis
 from tests.tiny import change, shrunk
 
@@ -132,6 +133,12 @@ def test_the_command_trains_three_methods_and_scores_baselines_beside_them(
         ("--rows mae --extra '--seed 3'", "--extra: --seed has no place"),
         ("--rows mae --extra '--frames rendered'", "--extra: --frames has no place"),
         ("--rows mae --extra '--optim.steps 7'", "--extra: --optim.steps has no place"),
+        ("--rows mae --extra '--optim.epochs 7'", "optim.epochs=7 has no effect while optim.steps=600"),
+        (
+            "--rows dino --recipe vits16-k400 --frames rendered --budget 3 --extra '--optim.epochs 7'",
+            "--extra: --optim.epochs has no place",
+        ),
+        ("--rows mae --frames ''", "--frames is empty: give a folder"),
         ("--budget-minutes 1e308", "need more than 0 and at most 1,000,000"),
         ("--rows mae colour", "no method 'colour'"),
         ("--budget 1 --budget-samples 2", "--budget and --budget-samples are mutually exclusive"),
@@ -180,7 +187,7 @@ def test_a_budget_in_minutes_is_measured_once_and_then_a_number_of_steps(
     assert row["samples_per_second"] == speed["samples_per_second"]
     assert row["minutes"] == pytest.approx(row["samples"] / speed["samples_per_second"] / 60)
     assert load_config(tmp_path / "dino" / "seed-0" / "run" / "config.json").optim.steps == 1
-    with pytest.raises(InputError, match=r"dino was made with optim.base_lr"):
+    with pytest.raises(InputError, match=r"dino/seed-0 was made with optim.base_lr"):
         compare([entry("dino", optim__base_lr=0.5)], tmp_path, RENDERED, budget=minutes)
 
 
@@ -193,15 +200,20 @@ def test_the_length_follows_from_the_budget() -> None:
     assert Budget(minutes=1e-9).steps_of(config, 160.0) == 1
 
 
-def test_datasets_on_disk_are_scored_at_two_grids(tmp_path: Path) -> None:
+def test_datasets_on_disk_are_scored_at_two_grids(tmp_path: Path, in_this_process: list[list[str]]) -> None:
     small = change(
         shrunk("quickstart-dino"), vit__patch_size=16, vit__depth=1, optim__steps=1, optim__batch=2
     )
     videos = [render_video(0, 0, num_frames=3, size=32)]
     davis = Dataset("davis", str(write_davis(tmp_path / "mine", videos)), binary=True)
-    lines = compare([Entry("dino", "quickstart-dino", small)], tmp_path / "lab", Shared(datasets=(davis,)))
+    one = Entry("dino", "quickstart-dino", small)
+    lines = compare([one], tmp_path / "lab", Shared(datasets=(davis,)))
     (row,) = json.loads((tmp_path / "lab" / "lab.json").read_text())
     assert list(row["scores"]["mine"]) == ["tcore", "tcore-fine"]
+    assert row["scores"]["mine"]["tcore"]["binary"]
+    spelled = Dataset("davis", str(tmp_path / "lab" / ".." / "mine"), binary=True)
+    assert compare([one], tmp_path / "lab", Shared(datasets=(spelled,))) == lines
+    assert len(in_this_process) == 2
     assert any("960x1760" in line for line in lines)
     for grid, size in (("tcore", [480, 880]), ("tcore-fine", [960, 1760])):
         card = tmp_path / "lab" / "dino" / "seed-0" / "scores" / f"mine-{grid}" / "results.json"
@@ -266,16 +278,43 @@ def test_rows_are_compared_with_the_first_one_on_every_dataset_and_on_all() -> N
     lines = list(markdown(rows))
     assert lines.count("Difference to none:") == 2
     assert "| row | x | rendered | mean of these 2 |" in lines
+    assert not any("budget" in line for line in lines[1:])
     one, two, four = (f"**+{x}.0** ± 0.0 (± 0.0)" for x in (1, 2, 4))
     assert f"| all | {one} | {one} | {one} |" in lines
     assert f"| all | {two} |" in lines  # the finer grid, which rendered videos do not have
     assert f"| part | {two} | - | - |" in lines  # not scored on all, so there is no mean
     assert f"| part | {four} |" in lines
+    rows[2] |= row_of("more", 2, "x", "rendered", "y")
+    note_differences(rows)
+    lines = list(markdown(rows))
+    assert "| row | x | rendered | y | mean of these 3 |" in lines
+    assert f"| all | {one} | {one} | - | - |" in lines  # of two sets, not of these three
+    rows[1] |= {"samples": 64, "minutes": 2.0}
+    assert "**Rows differ in budget**: 1 sample (none); 64 samples (all); 1 sample (more)." in markdown(rows)
+    rows[1] |= {"minutes": 1.0}  # a budget in minutes
+    assert not any("Rows differ in budget" in line for line in markdown(rows))
+
+
+def test_a_baseline_needs_no_seeds_to_be_surely_worse() -> None:
+    """It would have the same scores with each of them, so the interval is that of the other row."""
+    rows = [row_of("none", 0, "x"), row_of("color", -9, "x")]
+    for scores in rows[0]["scores"]["x"].values():
+        scores["clips"] = {name: [value - 1, value + 1] for name, value in (("a", 50.0), ("b", 40.0))}
+    rows[1] |= {"train": None, "seeds": 1}
+    for scores in rows[1]["scores"]["x"].values():
+        scores["clips"] = {name: values[:1] for name, values in scores["clips"].items()}
+    note_differences(rows)
+    found = rows[1]["scores"]["x"]["tcore"]["difference"]
+    assert found["points"] == pytest.approx(-9)
+    assert found["over_seeds"] == pytest.approx(12.71)
+    assert not found["sure"]
+    assert rows[1]["scores"]["x"]["tcore-fine"]["difference"]["sure"]  # -18
 
 
 def test_rows_of_other_clips_or_without_a_dataset_are_not_compared_there() -> None:
     rows = [row_of("none", 0, "x", "y"), row_of("other", 1, "x", "y"), row_of("part", 2, "x")]
     rows[1]["scores"]["y"]["tcore"]["truth"] = "other clips"
+    rows[1]["scores"]["y"]["tcore-fine"]["binary"] = True
     rows[2] |= {"frames": "CLIPS", "left_out": 2}
     note_differences(rows)
     lines = list(markdown(rows))
@@ -292,6 +331,11 @@ def test_a_difference_says_how_sure_it_is_and_which_clips_it_lacks() -> None:
     assert difference_cell(found) == "-1.3 ± 0.5 (± 1.3)"
     assert difference_cell(found | {"over_seeds": None, "left_out": 2}) == "-1.3 (± 1.3), without 2 clips"
     assert difference_cell(found | {"sure": True}).startswith("**-1.3** ±")
+
+
+def test_a_score_that_nothing_had_has_no_interval() -> None:
+    found = {"main": "J&F", "J&F": math.nan, "over_seeds": math.nan, "over_clips": [math.nan, math.nan]}
+    assert spread(found) == ("-", "-", "-")
 
 
 def test_seeds_that_were_scored_in_another_way_are_left_out(
@@ -330,6 +374,8 @@ def test_a_damaged_result_is_found_before_anything_is_trained(
     (tmp_path / "mae" / "seed-0" / "scores.json").write_text("{")
     with pytest.raises(InputError, match=r"cannot read .*scores\.json"):
         compare([entry("mae"), entry("dino")], tmp_path, RENDERED)
+    with pytest.raises(InputError, match=r"cannot read .*scores\.json"):  # a row of an earlier call
+        compare([entry("dino")], tmp_path, RENDERED)
     assert len(in_this_process) == 2
 
 
@@ -342,8 +388,22 @@ def test_minutes_at_the_speed_of_another_device_are_refused(
     file.write_text(json.dumps(json.loads(file.read_text()) | {"device": "NVIDIA H200"}))
     again = compare([entry("mae")], tmp_path, RENDERED, budget=minutes)
     assert again == lines  # what is finished may come from another machine
-    with pytest.raises(InputError, match=r"speed.json was measured on NVIDIA H200, this is CPU"):
+    remedy = "give --budget-samples 2, what its runs have seen"
+    with pytest.raises(InputError, match=f"speed.json was measured on NVIDIA H200, this is CPU.*: {remedy}"):
         compare([entry("mae")], tmp_path, RENDERED, budget=minutes, seeds=2)
+    compare([entry("mae")], tmp_path, RENDERED, budget=Budget(samples=2), seeds=2)
+    assert [words[0] for words in in_this_process] == ["speed", *["train", "score"] * 2]
+
+
+def test_nothing_is_measured_where_a_run_has_other_settings(
+    tmp_path: Path, in_this_process: list[list[str]]
+) -> None:
+    compare([entry("mae")], tmp_path, RENDERED)
+    others = [entry("dino"), entry("mae", optim__base_lr=0.5)]
+    with pytest.raises(InputError, match=r"mae/seed-0 was made with optim.base_lr"):
+        compare(others, tmp_path, RENDERED, budget=Budget(minutes=1e-6), seconds=0.0)
+    assert not (tmp_path / "dino").exists()
+    assert len(in_this_process) == 2
 
 
 def test_a_measurement_waits_until_nobody_else_is_at_work(tmp_path: Path) -> None:

@@ -151,15 +151,17 @@ def test_encoders_are_compared_with_the_first_one_on_the_same_clips(
 ) -> None:
     card = json.loads((runs[0] / "eval" / "results.json").read_text())
     scored = card["benchmarks"]["rendered"]
-    for name, by, truth in (("a", 0.0, "x"), ("b", 0.01, "x"), ("c", 0.05, "y")):
+    cards = (("a", 0.0, "x", False), ("b", 0.01, "x", False), ("c", 0.05, "y", False), ("d", 0.05, "x", True))
+    for name, by, truth, binary in cards:
         clips = {clip: found | {"J&F": found["J&F"] + by} for clip, found in scored["clips"].items()}
-        own = card | {"benchmarks": {"rendered": scored | {"clips": clips, "truth": truth}}}
-        write_json(tmp_path / name / "results.json", own)
-    report = write_report([tmp_path / name for name in "abc"], tmp_path / "report.md", draw=False)
+        clips["damaged"] = {"J&F": None}
+        own = scored | {"clips": clips, "truth": truth, "binary": binary}
+        write_json(tmp_path / name / "results.json", card | {"benchmarks": {"rendered": own}})
+    report = write_report([tmp_path / name for name in "abcd"], tmp_path / "report.md", draw=False)
     lines = report.read_text(encoding="utf-8").splitlines()
     (at,) = [number for number, line in enumerate(lines) if "J&F, points" in line]
     assert lines[at + 2] == "| b | +1.0 (± 0.0) |"
-    assert not lines[at + 3].startswith("| c"), "other truth"
+    assert not lines[at + 3].startswith("|"), "other true labels, or other objects"
 
 
 def test_a_markdown_report_has_the_same_tables(runs: tuple[Path, Path], tmp_path: Path) -> None:
