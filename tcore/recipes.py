@@ -411,7 +411,7 @@ def recipe_of(method: str, family: str) -> str:
     if method == "tcore" and name not in RECIPES:
         name = family
     if name not in RECIPES:
-        raise InputError(f"no recipe {name!r}: use one that all methods have: vits16-short, quickstart.")
+        raise InputError(f"no recipe {name!r}: use a family of all methods, vits16-short or quickstart.")
     return name
 
 

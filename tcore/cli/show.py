@@ -129,12 +129,24 @@ class Matching(Drawn):
 
     def draw(self) -> Iterable[str]:
         """Draw the shares, and print them."""
+        from tcore.evaluation.encoders import DEFAULT
         from tcore.methods.match_quality import describe
         from tcore.show.features import load_matcher
         from tcore.show.matching import matching_figure, run_cross_entropies
         from tcore.show.plotting import title_of
 
         at_least(1, videos=self.videos)
+        at_least(0, batches=self.batches)
+        if self.binary and not self.davis:
+            raise InputError("--binary goes with --davis DIR: leave it out.")
+        if self.frames is not None and not self.batches:
+            raise InputError(f"--frames {self.frames} goes with --batches N: leave it out.")
+        names = [root.resolve().name for root in self.davis]
+        for name in names:
+            if names.count(name) > 1:
+                raise InputError(f"--davis: two datasets are called {name}; give one of them another name.")
+        if self.run != DEFAULT and not Path(self.run).is_dir():
+            raise InputError(f"run {self.run} does not exist, or is not a folder: give a run of T-CoRe.")
         matcher = load_matcher(self.run)
         if matcher is None:
             raise InputError(

@@ -185,13 +185,14 @@ class Lab:
     table: Positional[str]
     """methods, branch, alignment, offsets or masks; or a file: [{"name": "a", "flags": "--vit.depth 24"}]."""
     out: Path
-    """Folder for runs, scores, lab.md, lab.png and lab.json; rerun the same command to resume."""
+    """Folder for runs, scores, lab.md, lab.png and lab.json; rerun the command to resume, or to add rows."""
     recipe: str = "quickstart"
-    """Settings that every row starts from; with methods those of its kind: vits16-dino-short for dino ..."""
+    """Settings that every row starts from. With methods, a family: with vits16-short, row dino trains
+    vits16-dino-short."""
     frames: str | None = None
     """Training data, as for tcore train."""
     budget: int | None = None
-    """Steps of a run (unset: the recipe's own length)."""
+    """Steps of a run (unset: the recipe's own length). Of the three budgets, give one."""
     seeds: int = 1
     """Runs of every row, with seeds 0, 1, ..."""
     rows: tuple[str, ...] = ()
@@ -252,10 +253,18 @@ class Lab:
                 f"--budget-minutes {self.budget_minutes}: need more than 0 and at most {LONGEST:,}."
             )
         if self.size is not None or (self.binary and self.davis is None):
-            wrong = "--size has no place among two grids" if self.size else "--binary goes with --davis DIR"
+            wrong = (
+                "--size: methods are scored at two fixed grids"
+                if self.size
+                else "--binary goes with --davis DIR"
+            )
             raise InputError(f"{wrong}: leave it out.")
         whole = recipe(self.recipe).optim
-        in_steps = bool(given) or whole.steps is not None
+        if not given and whole.steps is None:
+            raise InputError(
+                f"recipe {self.recipe} counts in epochs, which differ from method to method: give "
+                "--budget-samples or --budget-minutes."
+            )
         extra = split_flags(self.extra, "--extra")
         entries = []
         rows = tuple(dict.fromkeys(self.rows)) or (*METHOD_NAMES, *BASELINES)
@@ -265,7 +274,7 @@ class Lab:
             own = recipe_of(name, self.recipe)
             given_frames = [] if self.frames is None else ["--frames", self.frames]
             train = checked_training([own, *given_frames, *extra])
-            refuse_ignored(train, Train(own, frames=self.frames, config=train.config), in_steps)
+            refuse_ignored(train, Train(own, frames=self.frames, config=train.config))
             entries.append(Entry(name, own, train.config))
         named = [("davis", self.davis), *(("davis", root) for root in self.masks), ("vip", self.vip)]
         named += [("jhmdb", self.jhmdb), *(("points", root) for root in self.points)]
@@ -321,7 +330,7 @@ class Lab:
         )
 
 
-def refuse_ignored(train: Train, taken: Train, in_steps: bool) -> None:
+def refuse_ignored(train: Train, taken: Train) -> None:
     """Refuse flags of a training that `tcore lab methods` would ignore, or gives itself."""
     ignored = [
         f"--{each.name.replace('_', '-')}"
@@ -330,8 +339,7 @@ def refuse_ignored(train: Train, taken: Train, in_steps: bool) -> None:
     ]
     own = recipe(train.recipe)
     ignored += ["--seed"] if train.config.seed != own.seed else []
-    if in_steps:
-        ignored += [f"--{name.replace('_', '-')}" for name in epochs_changed(own, train.config)]
+    ignored += [f"--{name.replace('_', '-')}" for name in epochs_changed(own, train.config)]
     ignored += ["--optim.steps"] if train.config.optim.steps != own.optim.steps else []
     for flag in ignored:
         raise InputError(

@@ -20,6 +20,10 @@ from tcore.text import Say, silent
 CHECKPOINTS = "checkpoints.json"
 FOLDER = "checkpoints"  # inside a run, where no other place was given
 
+# Shares of attention on the true place, of all patches and of those that moved; NaN where there is none.
+SHARES = {"place": number_or_nan, "moved": number_or_nan} | dict.fromkeys(
+    ("place_chance", "moved_chance"), lambda value: number_or_nan(value) and value != 0
+)
 # What checkpoints.json holds.
 TABLE = {
     "checkpoints": [
@@ -28,6 +32,7 @@ TABLE = {
             "scores": {str: {str: number_or_nan}},
             "interval": {str: {str: interval}},
             "cycle?": number_or_nan,
+            "matching?": {str: SHARES},
         }
     ]
 }

@@ -13,7 +13,7 @@ from tcore.errors import InputError
 from tcore.evaluation.card import device_name
 from tcore.evaluation.protocols import Precision
 from tcore.files import check_writable, write_json
-from tcore.lab.record import NO_WORK, SPEED, WORK, Dataset, read_speed, read_work, scored_by
+from tcore.lab.record import COST, NO_WORK, SPEED, WORK, Dataset, read_speed, read_work, scored_by
 from tcore.lab.results import write_rows
 from tcore.lab.runs import (
     DONE,
@@ -53,6 +53,12 @@ class Budget:
     samples: int | None = None
     minutes: float | None = None
     """Minutes of training on this device, at the steady speed that is measured first."""
+
+    def __post_init__(self) -> None:
+        given = {name: value for name, value in vars(self).items() if value is not None}
+        if len(given) > 1 or not all(value > 0 for value in given.values()):
+            said = ", ".join(f"{name}={value}" for name, value in given.items())
+            raise InputError(f"budget of {said}: give one of steps, samples and minutes, above 0.")
 
     def steps_of(self, config: Config, samples_per_second: float | None) -> int | None:
         """The length of a run in steps."""
@@ -109,6 +115,9 @@ def compare(
     """
     check_writable(out)
     shared.check()
+    if seeds < 1 or not entries or set(baselines) - set(BASELINES):
+        wanted = f"one row or more, one seed or more, and baselines out of {', '.join(BASELINES)}"
+        raise InputError(f"rows={len(entries)}, seeds={seeds}, baselines={[*baselines]}: need {wanted}.")
     for entry in entries:
         if Row(entry.name).folder != entry.name:
             raise InputError(f"row {entry.name!r} is no name of a folder: use letters, digits, . _ and -.")
@@ -142,7 +151,8 @@ def compare(
     for job, work in works.items():
         if todo[job]:
             (job.folder / DONE).unlink(missing_ok=True)
-            train = [] if "baseline" in work else [["train", str(job.folder), str(len(devices))]]
+            trained = "baseline" in work or (job.folder / COST).is_file()
+            train = [] if trained else [["train", str(job.folder), str(len(devices))]]
             commands[job] = [*train, ["score", str(job.folder)]]
         write_json(job.folder / WORK, work)
     write = partial(write_rows, out, [entry.name for entry in entries])

@@ -8,7 +8,7 @@ from tcore.config import Config, differences, from_dict
 from tcore.errors import InputError
 from tcore.evaluation.benchmarks import find_benchmark
 from tcore.evaluation.card import interval
-from tcore.evaluation.protocols import TCORE, Precision
+from tcore.evaluation.protocols import TCORE, Precision, protocol
 from tcore.files import number, number_or_nan, read_json, whole
 from tcore.lab.runs import DONE, refuse_changed
 from tcore.show.comparison import GRIDS
@@ -62,10 +62,10 @@ class Dataset(NamedTuple):
         """A short name for the table."""
         return Path(self.source).resolve().name if self.kind != "rendered" else "rendered"
 
-    @property
-    def grids(self) -> tuple[str, ...]:
-        """The protocols that it is scored with; rendered videos have one grid."""
-        return tuple(GRIDS)[:1] if self.kind == "rendered" else tuple(GRIDS)
+    def grids(self, patch_size: int) -> tuple[str, ...]:
+        """The protocols that it is scored with: one where both have the same grid, as with patches of 8."""
+        sizes = {protocol(grid).input_size((480, 854), patch_size) for grid in GRIDS}
+        return tuple(GRIDS)[:1] if self.kind == "rendered" or len(sizes) == 1 else tuple(GRIDS)
 
     def check(self) -> None:
         """Refuse what could not be scored."""

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from tcore.device import on_signals
 from tcore.errors import InputError, reason
 from tcore.files import read_bytes, write_json, write_text
-from tcore.text import Say, format_seconds
+from tcore.text import Say, count, format_seconds
 from tcore.training.guard import SIGNALS
 
 STARTED = "commands.json"  # written when a run starts
@@ -97,23 +97,32 @@ def run_table(
     `write` writes the rows known so far, so that an interrupted lab has its table; at the end it draws too.
     """
     todo = {job: words for job, words in commands.items() if words is not None}
-    done = len(commands) - len(todo)
+    before = len(commands) - len(todo)
     write(False)  # a damaged file is found before anything is trained
-    say(f"runs: {len(commands)}, {done} of them already done; {len(devices)} at a time")
+    say(f"runs: {len(commands)}, {before} of them already done; {len(devices)} at a time")
+    begun, ended = time.monotonic(), 0
 
     def run(job: Job, free: "SimpleQueue[str]", processes: Processes) -> None:
         run_job(job, todo[job], free, say, processes, module)
 
-    failed = run_jobs(list(todo), run, devices, say, lambda: write(False))
+    def note_end() -> None:
+        nonlocal ended
+        ended += 1
+        if left := len(todo) - ended:
+            rest = format_seconds((time.monotonic() - begun) / ended * left)
+            say(f"{before + ended} of {count(len(commands), 'run')} ended, about {rest} left")
+        write(False)
+
+    failed = run_jobs(list(todo), run, devices, say, note_end)
     lines = write(True)
     if failed:
-        has = f"{out / TABLE} has the finished ones"
-        raise InputError(f"{len(failed)} of {len(commands)} runs failed; {has}. The first: {failed[0]}")
+        has = f"; {out / TABLE} has the finished ones" if (out / TABLE).is_file() else ""
+        raise InputError(f"{len(failed)} of {len(commands)} runs failed{has}. The first: {failed[0]}")
     return lines
 
 
 def run_jobs(
-    jobs: Sequence[Job], run: Run, devices: Sequence[str], say: Say, write_rows: Callable[[], object]
+    jobs: Sequence[Job], run: Run, devices: Sequence[str], say: Say, note_end: Callable[[], object]
 ) -> list[InputError]:
     """Run jobs, one per device at a time; a failure does not stop the others."""
     free: SimpleQueue[str] = SimpleQueue()
@@ -133,7 +142,7 @@ def run_jobs(
                     say(f"failed: {error}")
                     failed.append(error)
                 with suppress(InputError):  # a table that cannot be written is reported at the end
-                    write_rows()
+                    note_end()
         except KeyboardInterrupt:
             processes.stop()  # also jobs that wait for a device and would start now
             raise
@@ -157,9 +166,13 @@ def run_job(
         try:
             processes.check_stop()
             write_json(job.folder / STARTED, list(commands))
-            trained = sum(run_command(words, job, "train.log", device, processes, module) for words in train)
+            trained = 0.0
+            for words in train:
+                say(f"{job}: training, {job.folder / 'train.log'} has its progress")
+                trained += run_command(words, job, "train.log", device, processes, module)
         finally:
             free.put(device)
+        say(f"{job}: scoring, {job.folder / 'evaluate.log'} has its progress")
         scored = run_command(score, job, "evaluate.log", device, processes, module)
         done = {"commands": list(commands), "seconds": [trained, scored]}
         write_json(job.folder / DONE, done)

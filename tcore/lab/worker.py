@@ -49,7 +49,7 @@ def score_here(folder: Path) -> None:
     for kind, source, binary in work["datasets"]:
         dataset = Dataset(kind, source, binary)
         sources: dict[str, Any] = {kind: int(source) if kind == "rendered" else source}
-        for grid in dataset.grids:
+        for grid in dataset.grids(encoder.patch_size):
             card = evaluate(
                 encoder,
                 protocol=replace(protocol(grid), precision=work["precision"]),

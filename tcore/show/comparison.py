@@ -11,8 +11,15 @@ from tcore.show.plotting import COLORS, FAINT, GRID, INK, drawing
 from tcore.text import count, markdown_table
 
 # The protocols of a comparison, with the input size of DAVIS for patches of 16 pixels.
-GRIDS = {"tcore": " (480x880 for patches of 16)", "tcore-fine": " (960x1760 for patches of 16)"}
+GRIDS = {
+    "tcore": " (480x880 pixels: 30x55 patches of 16, or 60x110 of 8)",
+    "tcore-fine": " (60x110 patches: 960x1760 pixels for patches of 16)",
+}
 
+PAPER = (
+    "The paper's numbers are of DAVIS-2017 after long training on many videos: beside ours for the order of "
+    "rows alone."
+)
 INTERVALS = ("95% over seeds", "95% over clips")
 # What stands below a table with differences.
 DIFFERENCE = (
@@ -34,6 +41,8 @@ def markdown(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             yield from difference_table(rows, own, grid)
     if len(rows) > 1:
         yield from (DIFFERENCE, "")
+    if any(row["published"] for row in rows):
+        yield from (PAPER, "")
     for remark in remarks(rows):
         yield from (remark, "")
     columns = ("row", "samples", "minutes", "samples/s", "waiting for frames", "GiB", "device", "command")
@@ -41,7 +50,10 @@ def markdown(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     trained = [row for row in rows if row["train"] is not None]
     for row in trained:
         mark = "" if row["alone"] else "*"
-        minutes, speed = f"{row['minutes']:.1f}{mark}", f"{row['samples_per_second']:.0f}{mark}"
+        minutes, speed = (
+            f"{row['minutes']:.{1 if row['minutes'] >= 1 else 2}f}{mark}",
+            f"{row['samples_per_second']:.0f}{mark}",
+        )
         wait = "-" if row["wait"] is None else f"{row['wait']:.0%}"
         cells = (row["row"], f"{row['samples']:,}", minutes, speed, wait, f"{row['gib']:.1f}")
         costs.append((*cells, row["device"], f"`{row['train']}`"))
@@ -122,7 +134,7 @@ def difference_cell(apart: Mapping[str, Any] | None) -> str:
     clips = "" if apart["over_clips"] is None else f" (± {apart['over_clips']:.1f})"
     mark = "**" if apart["sure"] else ""
     missing = f", without {count(apart['left_out'], 'clip')}" if apart["left_out"] else ""
-    return f"{mark}{apart['points']:+.1f}{mark}{seeds}{clips}{missing}"
+    return f"{mark}{apart['points']:+z.1f}{mark}{seeds}{clips}{missing}"
 
 
 def at(row: Mapping[str, Any], label: str, grid: str) -> dict[str, Any]:
@@ -153,7 +165,9 @@ def plus_minus(found: Mapping[str, Any]) -> str:
 def draw_scores(rows: Sequence[Mapping[str, Any]], out: Path, title: str) -> None:
     """The main score of the first dataset at each grid, against minutes; bars are intervals over seeds."""
     label, grids = next(iter(next(row for row in rows if row["scores"])["scores"].items()))
-    with drawing(out, (6.0 * len(grids), 4.2), title) as figure:
+    bars = "Bars: 95% intervals over seeds. " if any(row["seeds"] > 1 for row in rows) else ""
+    lines = "Dashed: baselines without learning." if any(row["train"] is None for row in rows) else ""
+    with drawing(out, (6.0 * len(grids), 4.2), title, text=bars + lines) as figure:
         panels = figure.subplots(1, len(grids), squeeze=False)[0]
         for axes, grid in zip(panels, grids, strict=True):
             shown = [row for row in rows if at(row, label, grid)]

@@ -44,7 +44,7 @@ EXAMPLES = 4
 BATCH = 64
 UNSEEN = 10**6  # the first of the steps that no run of ours has made
 CHANCE = "chance"
-NAMES = {"place": "true place", "moved": "the same, moved", "object": "own object"}
+NAMES = {"place": "true place", "moved": "true place,\nmoved patches", "object": "own object"}
 
 
 def davis_motion(root: Path, size: int, patch: int, *, binary: bool = False) -> Iterator[KnownMotion]:
@@ -165,7 +165,7 @@ def _draw_bars(axes: Axes, name: str, looked: Mapping[str, Looked]) -> None:
         axes.bar_label(axes.bar(at, values, 0.19, color=color, label=bar), fmt="%.1f", fontsize=7)
     axes.set_xticks(range(len(kinds)), [NAMES[kind] for kind in kinds])
     axes.set_title(f"{name}: share of attention, percent", loc="left")
-    axes.legend(fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.08), ncols=2)
+    axes.legend(fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=2)
 
 
 def _draw_examples(axes: np.ndarray, matcher: Matcher, samples: Sequence[KnownMotion]) -> None:

@@ -17,6 +17,7 @@ from tcore.evaluation.benchmarks import find_benchmark
 from tcore.evaluation.card import check_card
 from tcore.evaluation.trajectory import CHECKPOINTS, FOLDER, read_checkpoints
 from tcore.files import misfit, number_or_nan, read_json, whole
+from tcore.methods.match_quality import CROSS
 from tcore.show.plotting import COLORS, FAINT, GRID, drawing
 from tcore.text import list_some, to_stderr
 from tcore.training.journal import ENVIRONMENT, METRICS, parse_metrics
@@ -41,7 +42,8 @@ QUICKSTART = {
     },
 }
 SCORES, CYCLE = "scores of checkpoints, percent", "cycle: labels that return, percent"
-
+MATCHING = "matching module, times chance"
+PLACES = {"place": "true place", "moved": "patches that moved"}
 
 Series = dict[int, float]
 """One figure of a run by step."""
@@ -196,6 +198,9 @@ def curves(run: Run) -> dict[str, dict[str, Series]]:
     for label, values in scores.items():
         add(SCORES, label, values)
     add(CYCLE, "", {step: 100 * row["cycle"] for step, row in run.checkpoints.items() if "cycle" in row})
+    for name, label in PLACES.items():
+        shares = {step: row.get("matching", {}).get(CROSS) for step, row in run.checkpoints.items()}
+        add(MATCHING, label, {step: x[name] / x[f"{name}_chance"] for step, x in shares.items() if x})
     return found
 
 

@@ -105,7 +105,9 @@ def test_the_command_trains_three_methods_and_scores_baselines_beside_them(
     assert [told[0] for told in in_this_process] == ["train", "score"] * 3 + ["score"] * 2
     said = capsys.readouterr()
     assert "runs: 5, 0 of them already done" in said.err
+    assert f"mae, seed 0: training, {tmp_path / 'mae' / 'seed-0' / 'train.log'} has its progress" in said.err
     assert "color, seed 0: scored in" in said.err
+    assert "4 of 5 runs ended, about" in said.err
     names = [line.split(" | ")[0][2:] for line in said.out.splitlines() if " | 1 | " in line]
     assert names == ["mae", "siammae", "cropmae", "color", "copy"]
     found = {row["row"]: row for row in json.loads((tmp_path / "lab.json").read_text())}
@@ -121,7 +123,7 @@ def test_the_command_trains_three_methods_and_scores_baselines_beside_them(
     assert "runs: 5, 5 of them already done" in capsys.readouterr().err
     written = (tmp_path / "mae" / "seed-0" / "run" / "encoder.safetensors").stat().st_mtime_ns
     main([*words[:5], "2", *words[6:], *rows[:3]])  # two videos: scored again, trained no more
-    assert [told[0] for told in in_this_process[8:]] == ["train", "score", "score"]
+    assert [told[0] for told in in_this_process[8:]] == ["score", "score"]
     assert (tmp_path / "mae" / "seed-0" / "run" / "encoder.safetensors").stat().st_mtime_ns == written
 
 
@@ -139,6 +141,11 @@ def test_the_command_trains_three_methods_and_scores_baselines_beside_them(
             "--extra: --optim.epochs has no place",
         ),
         ("--rows mae --frames ''", "--frames is empty: give a folder"),
+        ("--rows mae --recipe vits16-k400 --frames rendered", "recipe vits16-k400 counts in epochs"),
+        (
+            "--rows mae --recipe quickstrt",
+            "no recipe 'quickstrt': tcore --help lists them. Did you mean quickstart?",
+        ),
         ("--budget-minutes 1e308", "need more than 0 and at most 1,000,000"),
         ("--rows mae colour", "no method 'colour'"),
         ("--budget 1 --budget-samples 2", "--budget and --budget-samples are mutually exclusive"),
@@ -166,7 +173,7 @@ def test_other_settings_are_refused_and_other_scoring_trains_nothing(
     with pytest.raises(InputError, match=r"row mae: .*nowhere"):
         compare([entry("mae")], tmp_path, Shared(frames="nowhere"))
     compare(one, tmp_path, Shared(datasets=(Dataset("rendered", "2"),)))
-    assert [words[0] for words in in_this_process] == ["train", "score"] * 2
+    assert [words[0] for words in in_this_process] == ["train", "score", "score"]
     assert (run / "encoder.safetensors").stat().st_mtime_ns == written
     scores = tmp_path / "dino" / "seed-0" / "scores" / "rendered-tcore" / "results.json"
     assert len(json.loads(scores.read_text())["benchmarks"]["rendered"]["clips"]) == 2
@@ -220,6 +227,28 @@ def test_datasets_on_disk_are_scored_at_two_grids(tmp_path: Path, in_this_proces
         assert json.loads(card.read_text())["benchmarks"]["davis"]["clips"]["clip0"]["input"] == size
     with pytest.raises(InputError, match="two datasets are called mine"):
         compare([], tmp_path / "lab", Shared(datasets=(davis, davis)))
+    assert davis.grids(14) == ("tcore", "tcore-fine")
+    assert davis.grids(8) == ("tcore",)  # 480x880 pixels are 60x110 patches already
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"seeds": 0}, "seeds=0"),
+        ({"entries": []}, "rows=0"),
+        ({"baselines": ["mean"]}, r"baselines=\['mean'\]: need .*copy, color"),
+    ],
+)
+def test_callers_from_python_are_told_what_is_wrong(tmp_path: Path, given: Any, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        compare(**({"entries": [entry("mae")], "out": tmp_path / "lab", "shared": RENDERED} | given))
+    assert not (tmp_path / "lab").exists()
+
+
+@pytest.mark.parametrize("given", [{"steps": 0}, {"minutes": -1.0}, {"steps": 1, "samples": 2}])
+def test_budgets_that_are_none_are_refused(given: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match="give one of steps, samples and minutes, above 0"):
+        Budget(**given)
 
 
 def test_every_method_has_its_row_of_the_paper_and_recipes_of_one_budget() -> None:

@@ -83,6 +83,11 @@ def test_attention_of_a_module_that_follows_motion(tmp_path: Path) -> None:
         ("pca no-such-encoder", "a.gif", ".png"),
         ("attention RUN --patch 3 16", "a.png", "3 16"),
         ("correspondence RUN --patch 3 16", "a.png", "3 16"),
+        ("matching RUN --binary", "a.png", "--binary goes with --davis"),
+        ("matching RUN --frames rendered", "a.png", "--frames rendered goes with --batches"),
+        ("matching RUN --batches -1", "a.png", "--batches -1: need 0 or more"),
+        ("matching RUN --davis a/set b/set", "a.png", "two datasets are called set"),
+        ("matching nowhere", "a.png", "run nowhere does not exist"),
     ],
 )
 def test_what_cannot_be_drawn_is_named(

@@ -16,7 +16,7 @@ from tcore.evaluation.card import Card
 from tcore.evaluation.encoder import Encoder
 from tcore.evaluation.trajectory import read_checkpoints
 from tcore.pretrain import BEST, BEST_CARD, read_best
-from tcore.show.runs import CYCLE, SCORES, curves, read_run
+from tcore.show.runs import CYCLE, MATCHING, SCORES, curves, read_run
 from tcore.training.guard import StopRequested
 from tests.conftest import Refused
 from tests.evaluation.layouts import heldout_videos, write_davis
@@ -72,10 +72,13 @@ def test_training_does_not_notice_that_it_is_scored(whole: Path, tmp_path: Path)
     shown = read_run(run)
     drawn = curves(shown)
     assert list(drawn[SCORES]["rendered J&F"]) == list(drawn[CYCLE][""]) == [4, 6]
+    looked = rows(run)[6]["matching"]["cross-attention"]
+    assert list(drawn[MATCHING]) == ["true place", "patches that moved"]
+    assert drawn[MATCHING]["true place"][6] == pytest.approx(looked["place"] / looked["place_chance"])
     # The same numbers as those of `tcore evaluate`.
     card = evaluate(load_encoder(run), rendered=1)
     assert rows(run)[6]["scores"]["rendered"] == card["benchmarks"]["rendered"]["scores"]
-    assert 0 < rows(run)[6]["matching"]["cross-attention"]["place_chance"] < 1
+    assert 0 < looked["place_chance"] < 1
     best = max(rows(run).values(), key=lambda row: row["scores"]["rendered"]["J&F"])
     assert load_encoder(run / BEST).fingerprint() == best["weights"]
 
