@@ -1,7 +1,7 @@
 """Methods side by side: one set of clips, one budget, one way of scoring at two grids."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
@@ -115,16 +115,7 @@ def compare(
     """
     check_writable(out)
     shared.check()
-    if seeds < 1 or not entries or set(baselines) - set(BASELINES):
-        wanted = f"one row or more, one seed or more, and baselines out of {', '.join(BASELINES)}"
-        raise InputError(f"rows={len(entries)}, seeds={seeds}, baselines={[*baselines]}: need {wanted}.")
-    for entry in entries:
-        if Row(entry.name).folder != entry.name:
-            raise InputError(f"row {entry.name!r} is no name of a folder: use letters, digits, . _ and -.")
-        try:
-            check_training(entry.config, shared.frames)
-        except InputError as error:
-            raise InputError(f"row {entry.name}: {error}") from error
+    check_rows(entries, shared, seeds, baselines)
     runs = {
         Job(Row(entry.name), seed, out / entry.name / f"seed-{seed}"): entry
         for seed in range(seeds)
@@ -132,8 +123,8 @@ def compare(
     }
     if measure or budget.minutes is not None:
         for job, entry in runs.items():  # refuses before anything is measured; the length is not known yet
-            config = override(entry.config, {"seed": job.seed})
-            check_training_of(job.folder, work_of(replace(entry, config=config), shared), {"optim.steps"})
+            work = work_of(entry, shared, job.seed, entry.config.optim.steps)
+            check_training_of(job.folder, work, {"optim.steps"})
         if budget.minutes is not None:
             check_measured_here(job.folder for job in runs if not (job.folder / DONE).is_file())
         measure_rows(entries, out, shared, devices, seconds, say)
@@ -141,8 +132,7 @@ def compare(
     for job, entry in runs.items():
         speed = read_speed(out / entry.name, entry.config)
         steps = budget.steps_of(entry.config, None if speed is None else speed["samples_per_second"])
-        config = override(entry.config, {"optim.steps": steps, "seed": job.seed})
-        works[job] = work_of(replace(entry, config=config), shared)
+        works[job] = work_of(entry, shared, job.seed, steps)
     for name in baselines:
         job = Job(Row(name), 0, out / name / "seed-0")
         works[job] = baseline_work(name, entries[0].config.vit.patch_size, shared)
@@ -157,6 +147,20 @@ def compare(
         write_json(job.folder / WORK, work)
     write = partial(write_rows, out, [entry.name for entry in entries])
     return run_table(commands, out, devices, say, write, WORKER)
+
+
+def check_rows(entries: Sequence[Entry], shared: Shared, seeds: int, baselines: Sequence[str]) -> None:
+    """Refuse rows that could not be trained, before the first one is."""
+    if seeds < 1 or not entries or set(baselines) - set(BASELINES):
+        wanted = f"one row or more, one seed or more, and baselines out of {', '.join(BASELINES)}"
+        raise InputError(f"rows={len(entries)}, seeds={seeds}, baselines={[*baselines]}: need {wanted}.")
+    for entry in entries:
+        if Row(entry.name).folder != entry.name:
+            raise InputError(f"row {entry.name!r} is no name of a folder: use letters, digits, . _ and -.")
+        try:
+            check_training(entry.config, shared.frames)
+        except InputError as error:
+            raise InputError(f"row {entry.name}: {error}") from error
 
 
 def measure_rows(
@@ -186,12 +190,12 @@ def measure_rows(
         raise failed[0]
 
 
-def work_of(entry: Entry, shared: Shared) -> dict[str, Any]:
+def work_of(entry: Entry, shared: Shared, seed: int, steps: int | None) -> dict[str, Any]:
     """What job.json says of a run: how to train and score it."""
     return {
         "recipe": entry.recipe,
         "frames": shared.frames,
-        "config": to_dict(entry.config),
+        "config": to_dict(override(entry.config, {"optim.steps": steps, "seed": seed})),
         **shared.scoring(),
     }
 
