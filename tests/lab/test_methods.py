@@ -56,8 +56,13 @@ def test_three_methods_are_trained_with_one_budget_scored_and_written(
 ) -> None:
     """The second call finds everything done; another seed and other rows may be added."""
     entries = [entry("tcore"), entry("dino"), entry("siammae", optim__repeat=2, mask_ratio=0.75)]
-    lines = compare(entries, tmp_path, RENDERED, budget=Budget(samples=4))
+    said: list[str] = []
+    lines = compare(entries, tmp_path, RENDERED, budget=Budget(samples=4), say=said.append)
     assert [words[0] for words in in_this_process] == ["train", "score"] * 3
+    log = tmp_path / "dino" / "seed-0" / "train.log"
+    assert f"dino, seed 0: training, {log} has its progress" in said
+    ended = [line.partition(", about ")[0] for line in said if " ended" in line]
+    assert ended == ["1 of 3 runs ended", "2 of 3 runs ended"]
     rows = {row["row"]: row for row in json.loads((tmp_path / "lab.json").read_text())}
     assert list(rows) == ["tcore", "dino", "siammae"]
     assert [row["samples"] for row in rows.values()] == [4, 4, 4]
@@ -105,9 +110,7 @@ def test_the_command_trains_three_methods_and_scores_baselines_beside_them(
     assert [told[0] for told in in_this_process] == ["train", "score"] * 3 + ["score"] * 2
     said = capsys.readouterr()
     assert "runs: 5, 0 of them already done" in said.err
-    assert f"mae, seed 0: training, {tmp_path / 'mae' / 'seed-0' / 'train.log'} has its progress" in said.err
     assert "color, seed 0: scored in" in said.err
-    assert "4 of 5 runs ended, about" in said.err
     names = [line.split(" | ")[0][2:] for line in said.out.splitlines() if " | 1 | " in line]
     assert names == ["mae", "siammae", "cropmae", "color", "copy"]
     found = {row["row"]: row for row in json.loads((tmp_path / "lab.json").read_text())}
