@@ -17,9 +17,10 @@ GRIDS = {
 }
 
 PAPER = (
-    "The paper's numbers are of DAVIS-2017 after long training on many videos: beside ours for the order of "
-    "rows alone."
+    "The paper's numbers are of these benchmarks after long training on many videos: beside ours for the "
+    "order of rows alone."
 )
+PAPERS = {"J&F": "DAVIS-2017", "mIoU": "VIP", "PCK@0.1": "JHMDB"}  # main scores of its tables, and of what
 INTERVALS = ("95% over seeds", "95% over clips")
 # What stands below a table with differences.
 DIFFERENCE = (
@@ -96,7 +97,9 @@ def grid_table(
     """The scores at one grid; the first dataset has its intervals."""
     mains = [next(filter(None, (at(row, label, grid) for row in rows)))["main"] for label in labels]
     names = [f"{label} {main}" for label, main in zip(labels, mains, strict=True)]
-    columns = ("row", "seeds", names[0], *INTERVALS, *names[1:], "paper's J&F on DAVIS-2017, protocol")
+    papers = {main: where for main, where in PAPERS.items() if main == "J&F" or main in mains}
+    known = " / ".join(f"{main} on {where}" for main, where in papers.items())
+    columns = ("row", "seeds", names[0], *INTERVALS, *names[1:], f"paper's {known}, protocol")
     table = []
     for row in rows:
         first, *rest = (at(row, label, grid) for label in labels)
@@ -106,7 +109,9 @@ def grid_table(
             str(row["seeds"]),
             *(spread(first) if first else ("-", "-", "-")),
             *(f"{percent(one)}{plus_minus(one)}" if one else "-" for one in rest),
-            f"{paper['J&F']}, {paper['protocol']} ({paper['name']})" if paper else "-",
+            f"{' / '.join(str(paper[main]) for main in papers)}, {paper['protocol']} ({paper['name']})"
+            if paper
+            else "-",
         )
         table.append(cells)
     yield from (f"## Protocol {grid}{size}", "", *markdown_table(columns, table), "")

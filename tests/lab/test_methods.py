@@ -19,11 +19,11 @@ from tcore.evaluation.published import PUBLISHED
 from tcore.lab import worker
 from tcore.lab.methods import Budget, Entry, Shared, compare
 from tcore.lab.record import Dataset
-from tcore.lab.results import PAPER, flags_of, note_differences, over_runs
+from tcore.lab.results import PAPER, flags_of, note_differences, over_runs, published
 from tcore.lab.runs import Processes
 from tcore.lab.worker import among_others
 from tcore.recipes import METHOD_NAMES, RECIPES, recipe_of
-from tcore.show.comparison import GRIDS, difference_cell, markdown, spread
+from tcore.show.comparison import GRIDS, difference_cell, grid_table, markdown, spread
 from tests.evaluation.layouts import write_davis
 from tests.tiny import change, shrunk
 
@@ -363,6 +363,15 @@ def test_a_difference_says_how_sure_it_is_and_which_clips_it_lacks() -> None:
     assert difference_cell(found) == "-1.3 ± 0.5 (± 1.3)"
     assert difference_cell(found | {"over_seeds": None, "left_out": 2}) == "-1.3 (± 1.3), without 2 clips"
     assert difference_cell(found | {"sure": True}).startswith("**-1.3** ±")
+
+
+def test_scores_of_the_paper_are_those_of_the_kinds_of_benchmarks_that_were_scored() -> None:
+    row = row_of("dino", 1, "x", "joints") | {"published": published("dino")}
+    for scores in row["scores"]["joints"].values():
+        scores |= {"main": "PCK@0.1", "PCK@0.1": 40.0}
+    head, _, line = list(grid_table([row], ["x", "joints"], "tcore", ""))[2:5]
+    assert head.endswith("| paper's J&F on DAVIS-2017 / PCK@0.1 on JHMDB, protocol |")
+    assert line.endswith("| 59.5 / 41.1, unknown (DINO, K400, 400 ep) |")
 
 
 def test_a_score_that_nothing_had_has_no_interval() -> None:
