@@ -23,6 +23,7 @@ from tcore.methods.matching import PatchMatchingModule
 from tcore.methods.motion import Scene, view_scene
 from tcore.methods.settings import TCoReSettings
 from tcore.methods.settings_groups import MaskingConfig
+from tcore.methods.tcore import build_matching
 from tcore.model.vit import VisionTransformer, build_vit
 
 HELDOUT = 7  # seed of the rendered videos; settings may be chosen on them, scores use others
@@ -77,7 +78,7 @@ def build_matcher(config: Config, weights: Mapping[str, Tensor]) -> Matcher:
     assert isinstance(config.method, TCoReSettings)
     with torch.random.fork_rng(devices=[]):
         backbone = build_vit(config.vit, config.views.global_size)
-        match = PatchMatchingModule(config.vit.dim, config.method.matching)
+        match = build_matching(config.method, config.vit.dim)
     for name, module in (("backbone", backbone), ("match", match)):
         own = {key.removeprefix(f"{name}."): x for key, x in weights.items() if key.startswith(f"{name}.")}
         module.load_state_dict(own)

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from tcore.methods.motion import Scene, follow_motion, forget_places
-from tcore.methods.settings import AttentionForm, AttentionStart, MatchingConfig
+from tcore.methods.settings import AttentionForm, AttentionStart
 from tcore.model.attention import scaled_attention
 
 
@@ -76,14 +76,20 @@ class HeadedAttention(nn.Module):
 class MatchingBlock(nn.Module):
     """Cross-attention with a gain, self-attention, linear; each with a residual and a norm after it."""
 
-    def __init__(self, dim: int, settings: MatchingConfig) -> None:
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        gain: float,
+        temperature: float,
+        form: AttentionForm = "dot",
+        start: AttentionStart = "xavier",
+    ) -> None:
         super().__init__()
-        self.gain = settings.gain
-        self.cross_attention = HeadedAttention(
-            dim, settings.num_heads, settings.temperature, settings.form, settings.start
-        )
+        self.gain = gain
+        self.cross_attention = HeadedAttention(dim, num_heads, temperature, form, start)
         self.norm1 = nn.LayerNorm(dim, eps=1e-5)
-        self.self_attention = HeadedAttention(dim, settings.num_heads)
+        self.self_attention = HeadedAttention(dim, num_heads)
         self.norm2 = nn.LayerNorm(dim, eps=1e-5)
         self.linear = nn.Linear(dim, dim)
         self.norm3 = nn.LayerNorm(dim, eps=1e-5)
@@ -113,17 +119,29 @@ class MatchingAttention(NamedTuple):
 class PatchMatchingModule(nn.Module):
     """Match patches across time; one set of weights serves both directions.
 
-    >>> match = PatchMatchingModule(48, MatchingConfig(num_heads=4))
+    >>> match = PatchMatchingModule(dim=48, num_heads=4)
     >>> current, past = torch.randn(2, 16, 48), torch.randn(2, 16, 48)
     >>> match(current, past).shape, match.attention(current, past).cross.shape
     (torch.Size([2, 16, 48]), torch.Size([2, 16, 16]))
     """
 
-    def __init__(self, dim: int, settings: MatchingConfig) -> None:
+    def __init__(
+        self,
+        *,
+        dim: int = 384,
+        num_heads: int = 16,
+        gain: float = 4.0,
+        num_blocks: int = 1,
+        temperature: float = 1.0,
+        form: AttentionForm = "dot",
+        start: AttentionStart = "xavier",
+    ) -> None:
         super().__init__()
-        self.needs_scene = settings.form == "motion"
+        self.needs_scene = form == "motion"
         """Whether it must be told which patches are masked, and what the encoder says about places alone."""
-        self.blocks = nn.ModuleList(MatchingBlock(dim, settings) for _ in range(settings.num_blocks))
+        self.blocks = nn.ModuleList(
+            [MatchingBlock(dim, num_heads, gain, temperature, form, start) for _ in range(num_blocks)]
+        )
 
     def forward(
         self, current: Float[Tensor, "b n d"], auxiliary: Float[Tensor, "b m d"], scene: Scene | None = None

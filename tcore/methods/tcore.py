@@ -33,7 +33,7 @@ class TCoRe(SelfDistillation):
 
     >>> backbone = VisionTransformer(dim=48, depth=1, num_heads=3, image_size=32)
     >>> head = ProjectionHead(dim=48, hidden=64, bottleneck=16, num_prototypes=32)
-    >>> model = TCoRe(backbone, head, PatchMatchingModule(48, TCoReSettings().matching))
+    >>> model = TCoRe(backbone, head, PatchMatchingModule(dim=48, num_heads=4))
     >>> model.teacher.backbone.cls_token.requires_grad
     False
     """
@@ -176,11 +176,25 @@ class TCoRe(SelfDistillation):
         return {"matching": nn.ModuleDict({"backbone": self.student.backbone, "match": self.match})}
 
 
+def build_matching(settings: TCoReSettings, dim: int) -> PatchMatchingModule:
+    """The patch matching module of a run."""
+    matching = settings.matching
+    return PatchMatchingModule(
+        dim=dim,
+        num_heads=matching.num_heads,
+        gain=matching.gain,
+        num_blocks=matching.num_blocks,
+        temperature=matching.temperature,
+        form=matching.form,
+        start=matching.start,
+    )
+
+
 def build_tcore(config: Config, settings: TCoReSettings) -> TCoRe:
     """The networks of a run, with weights drawn from torch's generator."""
     backbone = build_vit(config.vit, config.views.global_size)
     head = build_head(settings.head, config.vit.dim)
-    match = None if settings.auxiliary == "none" else PatchMatchingModule(config.vit.dim, settings.matching)
+    match = None if settings.auxiliary == "none" else build_matching(settings, config.vit.dim)
     return TCoRe(
         backbone,
         head,

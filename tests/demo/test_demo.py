@@ -29,7 +29,7 @@ from tcore.demo.server import GUARD, PAGE, Demo
 from tcore.errors import InputError
 from tcore.evaluation.propagate import label_sources
 from tcore.methods.matching import PatchMatchingModule
-from tcore.methods.settings import AttentionForm, MatchingConfig
+from tcore.methods.settings import AttentionForm
 from tcore.video.detail import fit_size
 from tcore.video.labels import Masks, Points
 from tcore.video.mark import mark
@@ -253,8 +253,7 @@ def test_the_matching_module_attends_to_other_frames(form: AttentionForm) -> Non
     engine = load_engine("default", "coarse")
     assert engine.matcher is not None
     if form != "dot":
-        settings = MatchingConfig(num_heads=1, form=form, start="identity")
-        match = PatchMatchingModule(engine.matcher.backbone.dim, settings)
+        match = PatchMatchingModule(dim=engine.matcher.backbone.dim, num_heads=1, form=form, start="identity")
         engine.matcher = engine.matcher._replace(match=match)
     frames = rendered("walker").frames[:, :64, :96]
     past, future = engine.attention(frames[1], [frames[0], frames[2]], (64, 96), "coarse", 3, 5)

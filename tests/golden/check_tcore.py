@@ -13,7 +13,7 @@ from tcore.evaluation.propagate import propagate_features
 from tcore.evaluation.protocols import Protocol
 from tcore.methods.batch import Batch, make_batch
 from tcore.methods.matching import PatchMatchingModule
-from tcore.methods.settings import LossConfig, LossForm, MatchingConfig
+from tcore.methods.settings import LossConfig, LossForm
 from tcore.methods.tcore import TCoRe
 from tcore.model import losses
 from tcore.model.heads import ProjectionHead
@@ -79,7 +79,7 @@ def check_vit(arrays: Arrays) -> Iterator[Deviation]:
 def check_matching(arrays: Arrays) -> Iterator[Deviation]:
     """Output of the patch matching module, also for faint inputs, and its attention."""
     current, auxiliary = torch.from_numpy(arrays["current"]), torch.from_numpy(arrays["auxiliary"])
-    match = PatchMatchingModule(current.shape[-1], MatchingConfig(num_heads=4, gain=4.0))
+    match = PatchMatchingModule(dim=current.shape[-1], num_heads=4, gain=4.0)
     state = tensors(arrays, "state/")
     match.load_state_dict({f"blocks.0.{rename(k, MATCHING_NAMES)}": v for k, v in state.items()})
     faint = float(arrays["faint_scale"])
@@ -103,8 +103,9 @@ def golden_model(arrays: Arrays, settings: Mapping[str, Any], form: LossForm) ->
         bottleneck=settings["bottleneck"],
         num_prototypes=settings["prototypes"],
     )
-    matching = MatchingConfig(num_heads=settings["pmm_heads"], gain=settings["attn_mul"])
-    match = PatchMatchingModule(settings["embed_dim"], matching)
+    match = PatchMatchingModule(
+        dim=settings["embed_dim"], num_heads=settings["pmm_heads"], gain=settings["attn_mul"]
+    )
     loss = LossConfig(
         form=form,
         dino=settings["w_dino"],
@@ -228,7 +229,7 @@ def check_backbone_groups(golden: Mapping[str, Any]) -> Iterator[Deviation]:
 
 def check_other_groups(golden: Mapping[str, Any]) -> Iterator[Deviation]:
     """Learning rate, decay and schedule of every parameter of head and matching module."""
-    parts = {"head": ProjectionHead(num_prototypes=8), "match": PatchMatchingModule(384, MatchingConfig())}
+    parts = {"head": ProjectionHead(num_prototypes=8), "match": PatchMatchingModule()}
     ours = {f"{part}.{name}" for part, module in parts.items() for name, _ in module.named_parameters()}
     theirs = {rename(k, {"matching.": "match."} | MATCHING_NAMES | HEAD_NAMES): v for k, v in golden.items()}
     yield same_names("parameters", theirs, ours)

@@ -24,7 +24,6 @@ from tcore.methods.match_quality import (
     rendered_motion,
 )
 from tcore.methods.matching import PatchMatchingModule
-from tcore.methods.settings import MatchingConfig
 from tcore.model.vit import VisionTransformer
 from tcore.show.matching import cross_entropies, davis_motion
 from tests.evaluation.layouts import heldout_videos, write_davis
@@ -36,7 +35,7 @@ GRID = 4
 def matcher() -> Matcher:
     torch.manual_seed(0)
     backbone = VisionTransformer(dim=32, depth=1, num_heads=2, patch_size=8, image_size=8 * GRID)
-    return Matcher(backbone.eval(), PatchMatchingModule(32, MatchingConfig(num_heads=2)).eval())
+    return Matcher(backbone.eval(), PatchMatchingModule(dim=32, num_heads=2).eval())
 
 
 def sample(shift: float = 0.0) -> KnownMotion:
@@ -74,8 +73,7 @@ def test_shares_are_those_of_attention_on_the_true_place_and_object() -> None:
     assert 0.3 < found[CROSS].times_chance()["place"] < 3  # nothing is learned yet
     assert found[CROSS].object_chance == pytest.approx(6 / GRID**2)
     model = matcher()
-    motion = MatchingConfig(num_heads=1, temperature=0.01, form="motion", start="identity")
-    following = PatchMatchingModule(32, motion)
+    following = PatchMatchingModule(dim=32, num_heads=1, temperature=0.01, form="motion", start="identity")
     followed = measure_matching(model._replace(match=following), [sample()])
     assert followed[CROSS].hits == 1  # visible patches find themselves where they are, so masked ones do
     away = measure_matching(matcher(), [sample(shift=2.0)])

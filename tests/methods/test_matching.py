@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 
 from tcore.methods.matching import HeadedAttention, MatchingBlock, PatchMatchingModule
-from tcore.methods.settings import MatchingConfig
 
 DIM, HEADS = 16, 4
 
@@ -15,8 +14,9 @@ DIM, HEADS = 16, 4
 def module(*, gain: float = 4.0, num_blocks: int = 1, temperature: float = 1.0) -> PatchMatchingModule:
     """A module whose every parameter is random."""
     torch.manual_seed(0)
-    settings = MatchingConfig(num_heads=HEADS, gain=gain, num_blocks=num_blocks, temperature=temperature)
-    match = PatchMatchingModule(DIM, settings)
+    match = PatchMatchingModule(
+        dim=DIM, num_heads=HEADS, gain=gain, num_blocks=num_blocks, temperature=temperature
+    )
     for parameter in match.parameters():
         nn.init.normal_(parameter, std=0.5)
     return match
@@ -49,7 +49,7 @@ def slow_block(block: MatchingBlock, gain: float, s: Tensor, a: Tensor) -> Tenso
 
 @pytest.mark.parametrize(("dim", "published"), [(384, 1_332_864), (768, 5_319_936)])
 def test_module_has_the_published_number_of_parameters(dim: int, published: int) -> None:
-    assert sum(p.numel() for p in PatchMatchingModule(dim, MatchingConfig()).parameters()) == published
+    assert sum(p.numel() for p in PatchMatchingModule(dim=dim).parameters()) == published
 
 
 @pytest.mark.parametrize(("gain", "num_blocks"), [(0.0, 1), (1.0, 1), (4.0, 3)])
@@ -65,7 +65,7 @@ def test_output_of_a_block_is_the_current_frame_of_the_next(gain: float, num_blo
 
 def test_module_starts_at_the_defaults_of_pytorch() -> None:
     torch.manual_seed(0)
-    (block,) = blocks(PatchMatchingModule(96, MatchingConfig()))
+    (block,) = blocks(PatchMatchingModule(dim=96))
     for attention in (block.cross_attention, block.self_attention):
         xavier = math.sqrt(6 / (96 + 3 * 96))
         assert attention.in_proj_weight.abs().max() <= xavier
@@ -134,6 +134,5 @@ def test_projections_that_start_as_the_identity_find_the_patch_itself() -> None:
     torch.testing.assert_close(attention(source, source), source, rtol=1e-4, atol=1e-4)
     published = HeadedAttention(DIM, 1)
     assert not torch.allclose(published(source, source), source, atol=0.1)
-    settings = MatchingConfig(num_heads=HEADS, form="cosine", start="identity")
-    (block,) = blocks(PatchMatchingModule(DIM, settings))
+    (block,) = blocks(PatchMatchingModule(dim=DIM, num_heads=HEADS, form="cosine", start="identity"))
     assert (block.cross_attention.form, block.self_attention.form) == ("cosine", "dot")

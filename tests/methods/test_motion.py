@@ -8,7 +8,6 @@ from tcore import methods
 from tcore.data.loader import render_batch
 from tcore.methods.matching import HeadedAttention, PatchMatchingModule
 from tcore.methods.motion import SPREAD, Scene, follow_motion, forget_places, geometry, view_scene
-from tcore.methods.settings import MatchingConfig
 from tcore.methods.tcore import TCoRe
 from tcore.model.vit import VisionTransformer
 from tcore.training.loop import open_source
@@ -152,11 +151,11 @@ def test_a_run_may_follow_motion_and_the_published_module_needs_no_scene() -> No
     published = methods.build(tiny())
     assert isinstance(published, TCoRe)
     assert published.scene(batch) is None
-    assert not PatchMatchingModule(16, MatchingConfig(num_heads=2)).needs_scene
+    assert not PatchMatchingModule(dim=16, num_heads=2).needs_scene
 
 
 def test_a_part_of_a_step_may_have_no_masked_crop() -> None:
     tcore = tiny_models.model()
-    tcore.match = PatchMatchingModule(tiny_models.DIM, MatchingConfig(num_heads=1, form="motion"))
+    tcore.match = PatchMatchingModule(dim=tiny_models.DIM, num_heads=1, form="motion")
     losses = tcore(tiny_models.batch(masked=()), VALUES)
     assert all(loss.isfinite() for loss in losses.values())

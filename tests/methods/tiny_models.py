@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from tcore.methods.batch import Batch, make_batch
 from tcore.methods.matching import PatchMatchingModule
-from tcore.methods.settings import Auxiliary, LossConfig, LossForm, MatchingConfig
+from tcore.methods.settings import Auxiliary, LossConfig, LossForm
 from tcore.methods.settings_groups import Targets, TeacherConfig
 from tcore.methods.tcore import TCoRe
 from tcore.model.heads import ProjectionHead
@@ -37,7 +37,7 @@ def model(
     )
     for linear in (m for m in (*backbone.modules(), *head.modules()) if isinstance(m, nn.Linear)):
         nn.init.normal_(linear.weight, std=0.3)
-    match = None if auxiliary == "none" else PatchMatchingModule(DIM, MatchingConfig(num_heads=4))
+    match = None if auxiliary == "none" else PatchMatchingModule(dim=DIM, num_heads=4)
     teacher = TeacherConfig(targets=targets)
     loss = LossConfig(form=form)
     return TCoRe(backbone, head, match, loss=loss, teacher=teacher, auxiliary_drop_path=auxiliary_drop_path)
