@@ -231,6 +231,8 @@ class Lab:
         """Train and score what is missing, and print the table."""
         at_least(1, seeds=self.seeds, budget=self.budget, videos=self.videos)
         check_gpus(self.gpus)
+        if self.videos != Lab.videos and any((self.davis, self.masks, self.vip, self.jhmdb, self.points)):
+            raise InputError(f"--videos {self.videos} goes without datasets on disk: leave it out.")
         lines = self.compare_methods() if self.table == "methods" else self.run_table()
         to_stdout("\n".join(lines))
 

@@ -214,6 +214,7 @@ def finished(row: Path) -> list[Path]:
 def refuse_changed(changed: Mapping[str, tuple[Any, Any]], folder: Path) -> None:
     """Refuse a folder that was made with other settings: the table would mix them."""
     for name, (was, wanted) in changed.items():
+        now = f"{wanted} (another budget)" if name == "optim.steps" else wanted
         raise InputError(
-            f"{folder} was made with {name}={was}, now {wanted}: give another --out, or remove this folder."
+            f"{folder} was made with {name}={was}, now {now}: give another --out, or remove this folder."
         )

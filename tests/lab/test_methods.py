@@ -151,6 +151,7 @@ def test_the_command_trains_three_methods_and_scores_baselines_beside_them(
         ),
         ("--budget-minutes 1e308", "need more than 0 and at most 1,000,000"),
         ("--rows mae colour", "no method 'colour'"),
+        ("--rows mae --videos 3 --davis there", "--videos 3 goes without datasets on disk"),
         ("--budget 1 --budget-samples 2", "--budget and --budget-samples are mutually exclusive"),
     ],
 )
@@ -171,7 +172,7 @@ def test_other_settings_are_refused_and_other_scoring_trains_nothing(
     one, run = [entry("dino")], tmp_path / "dino" / "seed-0" / "run"
     compare(one, tmp_path, RENDERED)
     written = (run / "encoder.safetensors").stat().st_mtime_ns
-    with pytest.raises(InputError, match=r"dino/seed-0 .*optim.steps=1, now 5"):
+    with pytest.raises(InputError, match=r"dino/seed-0 .*optim.steps=1, now 5 .another budget"):
         compare(one, tmp_path, RENDERED, budget=Budget(steps=5))
     with pytest.raises(InputError, match=r"row mae: .*nowhere"):
         compare([entry("mae")], tmp_path, Shared(frames="nowhere"))
