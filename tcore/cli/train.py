@@ -169,7 +169,7 @@ def _refuse_epochs_beside_steps(before: Config, after: Config) -> None:
 
 
 def epochs_changed(before: Config, after: Config) -> dict[str, Any]:
-    """Lengths in epochs that were changed, but for one that is counted in epochs in any run."""
+    """Lengths in epochs that were changed, except the one that every run gives in epochs."""
     was, now = flatten(before), flatten(after)
     return {
         name: now[name]
@@ -192,7 +192,7 @@ class Lab:
     frames: str | None = None
     """Training data, as for tcore train."""
     budget: int | None = None
-    """Steps of a run (unset: the recipe's own length). Of the three budgets, give one."""
+    """Steps of every run (unset: the recipe's, or T-CoRe's samples for methods). At most one budget."""
     seeds: int = 1
     """Runs of every row, with seeds 0, 1, ..."""
     rows: tuple[str, ...] = ()
@@ -205,7 +205,7 @@ class Lab:
     size: tuple[int, int] | None = None
     """Another input size for scoring (height, width), to save time."""
     videos: int = 24
-    """Number of held-out rendered videos to score on, without --davis."""
+    """Held-out rendered videos to score on if no dataset is given."""
     extra: str = ""
     """More flags for every training, in quotes: --extra "--optim.batch 8 --vit.depth 4"."""
     gpus: tuple[str, ...] = ()
@@ -217,7 +217,7 @@ class Lab:
     measure_speed: Switch = False
     """With methods: measure the speed of every row alone, whatever the budget (runs may share a GPU)."""
     masks: tuple[Path, ...] = ()
-    """With methods: further datasets laid out like DAVIS, ids as they are."""
+    """With methods: more datasets laid out like DAVIS, without --binary."""
     vip: Path | None = None
     """With methods: a dataset laid out like VIP."""
     jhmdb: Path | None = None
@@ -232,7 +232,7 @@ class Lab:
         at_least(1, seeds=self.seeds, budget=self.budget, videos=self.videos)
         check_gpus(self.gpus)
         if self.videos != Lab.videos and any((self.davis, self.masks, self.vip, self.jhmdb, self.points)):
-            raise InputError(f"--videos {self.videos} goes without datasets on disk: leave it out.")
+            raise InputError(f"--videos {self.videos} is for runs without a dataset on disk: omit it.")
         lines = self.compare_methods() if self.table == "methods" else self.run_table()
         to_stdout("\n".join(lines))
 
@@ -265,7 +265,7 @@ class Lab:
         if not given and whole.steps is None:
             raise InputError(
                 f"recipe {self.recipe} counts in epochs, which differ from method to method: give "
-                "--budget-samples or --budget-minutes."
+                "--budget-samples, --budget-minutes or --budget."
             )
         extra = split_flags(self.extra, "--extra")
         entries = []

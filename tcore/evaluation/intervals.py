@@ -36,9 +36,9 @@ def bootstrap(count: int, score: Callable[[list[int]], Mapping[str, float]]) -> 
 def half_interval(*groups: Sequence[float], share: float = 1.0) -> float | None:
     """Half the 95% interval of a sum or difference of means, each times a share; None for a single value.
 
-    Student's t with Welch's degrees of freedom, for groups that differ in spread. Where they differ in size
-    as well these are too many, so that there the smallest group tells: with 2 seeds beside 8, or 2 clips
-    beside 10, a tenth of the differences that are chance alone would be called sure.
+    Student's t with Welch's degrees of freedom, for groups that differ in spread. If sizes differ
+    too, those are too many, and the smallest group's are used: with 2 seeds against 8, or 2 clips
+    against 10, a tenth of the differences due to chance alone would be called sure.
 
     >>> round(half_interval([62.0, 63.0, 64.0]), 2), half_interval([62.0])
     (2.48, None)
@@ -74,9 +74,9 @@ def clip_scores(cards: Sequence[Mapping[str, Mapping[str, float]]], main: str) -
 def difference(*sets: tuple[ClipScores, ClipScores]) -> dict[str, Any] | None:
     """How far a row is above another one, in points; None where no clip has been scored for both.
 
-    Each set of clips is a pair: the scores of the row and of the other one. Several sets count alike. Clips
-    are harder or easier for all rows alike: compared clip by clip, that is no part of the interval. A
-    difference is `sure` where seeds and clips together leave less than 5% for it to be chance.
+    Each set of clips is a pair: the scores of the row and of the other one. All sets have equal weight. A
+    hard clip is hard for every row; comparing clip by clip keeps that out of the interval. A difference is
+    `sure` if it exceeds both intervals combined: less than 5% by chance.
 
     >>> difference(({"a": [30.0], "b": [72.0]}, {"a": [29.0], "b": [70.0]}))["points"]
     1.5

@@ -259,7 +259,7 @@ def collect_row(row: Row, runs: Sequence[Path]) -> dict[str, Any]:
         next(iter(card["benchmarks"].values()), {"clips": {}}) for card in cards
     ]
     if not benchmarks[0]["clips"] or len({(*one["clips"], one.get("truth")) for one in benchmarks}) > 1:
-        raise InputError(f"{files[0]} holds no clips, or others than those of other seeds: remove it.")
+        raise InputError(f"{files[0]} has no clips, or not those of the other seeds: remove it.")
     ends = [b.get("interval", {}).get("J&F") for b in benchmarks]
     return {
         "row": row.name,
@@ -276,7 +276,7 @@ def collect_row(row: Row, runs: Sequence[Path]) -> dict[str, Any]:
 
 
 def _training_seconds(folder: Path) -> float:
-    """The time of all steps of a run, those before a stop included; of its process where it was removed."""
+    """Seconds of all steps of a run, over all resumes; of its process if the run folder is gone."""
     steps = read_run(folder / "run").seconds() if (folder / "run").is_dir() else None
     return steps or float(read_json(folder / DONE, shape=NOTED, remedy="remove it")["seconds"][0])
 
@@ -284,7 +284,7 @@ def _training_seconds(folder: Path) -> float:
 def markdown(title: str, rows: Sequence[dict[str, Any]]) -> list[str]:
     """The table for people; the paper's numbers are those of DAVIS-2017, whatever was scored here."""
     scored, paper = f"{rows[0]['benchmark']} J&F" if rows else "J&F", "paper's J&F (J / F) on DAVIS-2017"
-    apart = [f"difference to {rows[0]['row']}"] if len(rows) > 1 else []
+    apart = [f"difference from {rows[0]['row']}"] if len(rows) > 1 else []
     columns = ("row", "flags", "seeds", scored, *INTERVALS, *apart, "J", "F", "minutes", paper)
     cells = [
         (

@@ -109,9 +109,9 @@ def compare(
 ) -> list[str]:
     """Train and score what is missing; write lab.md, lab.json and lab.png. Rows of earlier calls are kept.
 
-    `baselines` (`BASELINES`) are rows that are only scored, on the grid of the first entry. `measure` takes
-    the speed of every row by itself also where the budget does not need it. `devices` are numbers of GPUs;
-    one that is named twice has two runs at a time.
+    `baselines` (`BASELINES`) are rows that are only scored, on the grid of the first entry. `measure` times
+    every row alone even if the budget does not need it. `devices` are GPU numbers; one listed twice takes
+    two runs at a time.
     """
     check_writable(out)
     shared.check()
@@ -156,7 +156,7 @@ def check_rows(entries: Sequence[Entry], shared: Shared, seeds: int, baselines: 
         raise InputError(f"rows={len(entries)}, seeds={seeds}, baselines={[*baselines]}: need {wanted}.")
     for entry in entries:
         if Row(entry.name).folder != entry.name:
-            raise InputError(f"row {entry.name!r} is no name of a folder: use letters, digits, . _ and -.")
+            raise InputError(f"row {entry.name!r} cannot name a folder: use letters, digits, . _ and -.")
         try:
             check_training(entry.config, shared.frames)
         except InputError as error:
@@ -222,7 +222,7 @@ def is_missing(job: Job, work: dict[str, Any]) -> bool:
 
 
 def check_training_of(folder: Path, work: Mapping[str, Any], but: Collection[str] = ()) -> None:
-    """Refuse the folder of a run that is trained with other data or settings, but for those named."""
+    """Refuse a run's folder if its data or settings differ, except the settings in `but`."""
     if not (folder / WORK).is_file():
         return
     before = read_work(folder)

@@ -14,7 +14,7 @@ from tcore.lab.runs import DONE, refuse_changed
 from tcore.show.comparison import GRIDS
 
 WORK, COST, SCORES, SPEED = "job.json", "cost.json", "scores.json", "speed.json"
-# What job.json says where it says nothing.
+# Defaults for what job.json omits.
 NO_WORK: dict[str, Any] = {
     "baseline": None,
     "patch_size": 16,
@@ -88,7 +88,7 @@ def scored_by(work: Mapping[str, Any]) -> tuple[object, ...]:
 
 
 def read_speed(folder: Path, config: Config | None = None) -> dict[str, Any] | None:
-    """The measured speed of a row; None where it was not measured. That of other settings is refused."""
+    """A row's measured speed; None if not measured. One measured with other settings is refused."""
     if not (folder / SPEED).exists():
         return None
     found: dict[str, Any] = read_json(folder / SPEED, shape=SPEED_SHAPE, remedy="remove it")

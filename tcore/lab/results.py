@@ -37,8 +37,6 @@ PAPER = {
     "maest": "MAE-ST ViT-L/16, K400, 1600 ep",
 }
 
-SAME = ("truth", "binary")  # of scores that can be compared: true labels and clips, objects told apart or not
-
 
 def write_rows(out: Path, first: Sequence[str], draw: bool) -> list[str]:
     """Write all rows of a folder; the named ones come first, baselines last."""
@@ -55,8 +53,8 @@ def write_rows(out: Path, first: Sequence[str], draw: bool) -> list[str]:
 def note_differences(rows: Sequence[dict[str, Any]]) -> None:
     """Note how far every row is above the first one, at every grid: on each dataset, and on all of them.
 
-    Where true labels or clips are not those of the first row, nothing is compared. A baseline would have the
-    same scores with every seed.
+    Datasets whose true labels or clips differ from the first row's are not compared. A baseline scores the
+    same with every seed.
     """
     for row in rows[1:]:
         row["difference"], row["other_clips"] = {}, []
@@ -137,7 +135,7 @@ def over_runs(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     main = results[0]["main"]
     if len({(*result["scores"], result.get("truth")) for result in results}) > 1:
         raise InputError(
-            f"seeds of a row have other scores or clips each: remove their {DONE} to score them again."
+            f"the seeds of a row differ in scores or clips: remove their {DONE} to score them again."
         )
     ends = [result["interval"].get(main) for result in results]
     return {

@@ -1,9 +1,9 @@
 """Does the matching module match? Where masked patches look, in frames whose motion or objects are known.
 
 The share of cross-attention that a masked patch puts on its true place (cells within one patch of it) and on
-its own object, beside the share of cells that these are (chance), and beside plain similarity of features,
-for which the current frame is not masked. Most patches do not move far: a module that knows positions alone
-is many times better than chance. Those that moved by more than one patch tell whether it matches.
+its own object, next to the share of all cells that these are (chance) and to plain similarity of features,
+for which the current frame is not masked. Most patches do not move far, so a module that knows only positions
+is many times better than chance; patches that moved by more than one patch show whether it matches.
 """
 
 import math
@@ -69,7 +69,7 @@ class Looked(NamedTuple):
     """Share of the patches that attend most to a cell at their true place."""
 
     def times_chance(self) -> dict[str, float]:
-        """How many times more than by chance is put on the true place, and by patches that moved."""
+        """Shares on the true place in multiples of chance: all patches, and moved ones."""
         return {"place": self.place / self.place_chance, "moved": self.moved / self.moved_chance}
 
 

@@ -46,7 +46,7 @@ class HeadedAttention(nn.Module):
             return x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
 
         whole = source
-        if scene is not None:  # content alone is compared, without a gradient; what is taken over is whole
+        if scene is not None:  # compare content only, without a gradient; values keep everything
             query = forget_places(query.detach(), scene.places, ~scene.masked)
             source = forget_places(source.detach(), scene.places)
         q, k, v = split(query, 0), split(source, 1), split(whole, 2)
@@ -97,7 +97,7 @@ class MatchingBlock(nn.Module):
     def cross(
         self, current: Float[Tensor, "b n d"], auxiliary: Float[Tensor, "b m d"], scene: Scene | None = None
     ) -> Float[Tensor, "b n d"]:
-        """What the current patches are after they have looked at the auxiliary ones."""
+        """The current patches after cross-attention to the auxiliary ones."""
         return self.norm1(self.gain * self.cross_attention(current, auxiliary, scene) + current)
 
     def forward(

@@ -1,10 +1,9 @@
-"""Cross-attention that follows motion: masked patches are displaced as nearby visible ones like them. Ours.
+"""Cross-attention that follows motion (not in the paper): masked patches move as similar visible ones do.
 
-In the published module a masked patch asks before anything is known of the other frame. It has no content to
-compare, so the best that it can do is to look where it is itself. Here the visible patches are compared
-first, each with the other frame; a masked one then takes the displacement of those that are near and look
-alike. What an encoder writes into its features about places is removed before, or everything would be found
-where it was.
+In the published module, a masked patch queries the other frame before anything is known about that frame. It
+has no content to compare, so the best it can do is attend to its own position. Here the visible patches are
+first compared with the other frame; a masked patch then takes the displacement of similar patches nearby.
+Position information is removed from the features first; otherwise every patch would match its own position.
 """
 
 from typing import NamedTuple
@@ -16,21 +15,21 @@ from torch import Tensor
 
 from tcore.model.vit import VisionTransformer
 
-SPREAD = 2.5  # patches: how far away the patches are that one takes its displacement from (a Gaussian)
-EVEN = 1e-6  # given to every cell: a patch that has left the frame looks at all of them alike
+SPREAD = 2.5  # sigma, in patches, of the Gaussian that weights nearby patches
+EVEN = 1e-6  # added to every cell: a patch that has left the frame attends uniformly
 
 
 class Scene(NamedTuple):
-    """What is known of current frames beside their patches."""
+    """Facts about current frames besides their patches."""
 
     masked: Bool[Tensor, "b n"]
     places: Float[Tensor, "n d"]
-    """What the encoder makes of each place where nothing is seen at all."""
+    """The encoder's features of a fully masked frame, by position."""
     grid: tuple[int, int]
     apart: Int64[Tensor, "n n"]
-    """The number of the displacement from each patch to each other one."""
+    """Index of the displacement from each patch to every other patch."""
     near: Float[Tensor, "n n"]
-    """Logarithm of how much each patch counts for each other one, by their distance."""
+    """Logarithm of the weight of each patch for every other, by distance."""
 
 
 @torch.no_grad()
@@ -56,7 +55,7 @@ def geometry(
 def forget_places(
     patches: Float[Tensor, "b n d"], places: Float[Tensor, "n d"], seen: Bool[Tensor, "b n"] | None = None
 ) -> Float[Tensor, "b n d"]:
-    """Patches without what says where they are, and without what those of a frame have in common."""
+    """Patches with position information projected out and the mean of their frame subtracted."""
     direction = F.normalize(places - places.mean(dim=0), dim=-1)
     free = patches - (patches * direction).sum(dim=-1, keepdim=True) * direction
     if seen is None:
@@ -68,7 +67,7 @@ def forget_places(
 def follow_motion(
     current: Float[Tensor, "b heads n w"], other: Float[Tensor, "b heads n w"], scale: float, scene: Scene
 ) -> Float[Tensor, "b heads n n"]:
-    """Where the patches of the current frames are in others, from directions of content; rows sum to 1."""
+    """Where current patches are in the other frames, from unit vectors of content; rows sum to 1."""
     rows, columns = scene.grid
     found = (scale * (current @ other.mT)).float().softmax(dim=-1)
     there = found.new_zeros(*found.shape[:-1], (2 * rows - 1) * (2 * columns - 1))

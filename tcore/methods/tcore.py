@@ -26,9 +26,9 @@ FACTOR = "auxiliary_factor"  # the value of a step that they are multiplied by
 
 
 class TCoRe(SelfDistillation):
-    """The method: a student restores what it cannot see from the past and the future, as the teacher sees it.
+    """The method: from past and future, a student restores masked patches as the teacher sees them.
 
-    `forward` is that of self-distillation: teacher, `context` (the auxiliary branch), student, `restore` (the
+    `forward` follows self-distillation: teacher, `context` (the auxiliary branch), student, `restore` (the
     matching module), losses.
 
     >>> backbone = VisionTransformer(dim=48, depth=1, num_heads=3, image_size=32)
@@ -54,7 +54,7 @@ class TCoRe(SelfDistillation):
     ) -> None:
         loss = loss or LossConfig()
         weights = loss.weights()
-        if match is not None:  # what past and future restore takes the place of the student's own patches
+        if match is not None:  # restoring from past and future replaces the student's own patch loss
             weights[OWN] = loss.own_patches
         super().__init__(
             backbone,

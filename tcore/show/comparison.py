@@ -17,17 +17,17 @@ GRIDS = {
 }
 
 PAPER = (
-    "The paper's numbers are of these benchmarks after long training on many videos: beside ours for the "
-    "order of rows alone."
+    "The paper's numbers are on the benchmarks in the heading, after long training on many videos: "
+    "compare only the row order."
 )
 PAPERS = {"J&F": "DAVIS-2017", "mIoU": "VIP", "PCK@0.1": "JHMDB"}  # main scores of its tables, and of what
 INTERVALS = ("95% over seeds", "95% over clips")
 # What stands below a table with differences.
 DIFFERENCE = (
-    "Differences are means over clips, each compared with itself; scores are means over objects, points or "
-    "pixels, so the two need not agree. ± is the 95% interval over seeds, in parentheses that over clips "
-    "(Student's t). A single seed or clip has no interval. Bold: larger than the root of the sum of the "
-    "squares of both. Each difference is tested by itself: of 20 that are chance alone, one may be bold."
+    "Differences are paired by clip, then averaged; scores are means over objects, points or pixels, so the "
+    "two need not agree. ± is the 95% interval over seeds; in parentheses, the one over clips (Student's "
+    "t). A single seed or clip has no interval. Bold: larger than both combined (root of the sum of "
+    "squares). Each difference is tested by itself: expect 1 in 20 to be bold by chance."
 )
 
 
@@ -64,7 +64,7 @@ def markdown(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def remarks(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """What the rows of a table do not share: they cannot be compared in that."""
+    """Ways in which the rows of a table are not comparable."""
     for what, key in (("training data", "frames"), ("precision of scoring", "precision")):
         values: dict[Any, list[str]] = {}
         for row in rows:
@@ -87,7 +87,7 @@ def remarks(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def _apart(values: Sequence[float]) -> bool:
-    """Whether these are more different than budgets that are rounded to whole steps."""
+    """Whether budgets differ by more than rounding to whole steps."""
     return max(values, default=0) > 1.05 * min(values, default=0)
 
 
@@ -128,7 +128,7 @@ def difference_table(rows: Sequence[Mapping[str, Any]], labels: Sequence[str], g
         apart = [at(row, label, grid).get("difference") for label in labels]
         apart += [row["difference"][grid]] if every else []
         cells.append((row["row"], *map(difference_cell, apart)))
-    yield from (f"Difference to {rows[0]['row']}:", "", *markdown_table(columns, cells), "")
+    yield from (f"Difference from {rows[0]['row']}:", "", *markdown_table(columns, cells), "")
 
 
 def difference_cell(apart: Mapping[str, Any] | None) -> str:
@@ -156,7 +156,7 @@ def spread(found: Mapping[str, Any]) -> tuple[str, str, str]:
 
 
 def percent(found: Mapping[str, Any]) -> str:
-    """The main score; that of an empty set of objects is none."""
+    """The main score; "-" where there was nothing to score."""
     score = found[found["main"]]
     return "-" if math.isnan(score) else f"{score:.1f}"
 

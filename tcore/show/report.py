@@ -240,7 +240,7 @@ def _differences(benchmark: str, found: dict[str, Any]) -> Iterator[Block]:
             rows.append((name, difference_cell(apart)))
     if rows:
         how = "mean over clips, each compared with itself, in parentheses with its 95% interval over clips"
-        caption = f"{benchmark}: difference to {first}, {how}."
+        caption = f"{benchmark}: difference from {first}, {how}."
         yield table(("encoder", f"{main}, points"), rows, caption)
 
 

@@ -151,7 +151,7 @@ def test_rows_are_compared_with_the_first_one_clip_by_clip(tmp_path: Path) -> No
     assert every["difference"]["over_seeds"] == pytest.approx(0, abs=1e-9)  # both seeds have the same mean
     assert past["difference"]["over_clips"] == pytest.approx(0, abs=1e-9)  # every clip gains the same
     lines = markdown("t", [none, every, past])
-    assert "| difference to none |" in lines[2]
+    assert "| difference from none |" in lines[2]
     assert "| - |" in lines[4]
     assert "| **+1.0** ± 0.0 (± 0.0) |" in lines[5]
     assert "| **+3.0** ± 0.0 (± 0.0) |" in lines[6]

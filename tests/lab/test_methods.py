@@ -95,7 +95,7 @@ def test_three_methods_are_trained_with_one_budget_scored_and_written(
     first, second = (rows[name]["scores"]["rendered"]["tcore"] for name in ("dino", "siammae"))
     assert "difference" not in first
     assert second["difference"]["points"] == pytest.approx(second["J&F"] - first["J&F"])
-    assert "Difference to dino:" in (tmp_path / "lab.md").read_text().splitlines()
+    assert "Difference from dino:" in (tmp_path / "lab.md").read_text().splitlines()
 
 
 def test_the_command_trains_three_methods_and_scores_baselines_beside_them(
@@ -151,7 +151,7 @@ def test_the_command_trains_three_methods_and_scores_baselines_beside_them(
         ),
         ("--budget-minutes 1e308", "need more than 0 and at most 1,000,000"),
         ("--rows mae colour", "no method 'colour'"),
-        ("--rows mae --videos 3 --davis there", "--videos 3 goes without datasets on disk"),
+        ("--rows mae --videos 3 --davis there", "--videos 3 is for runs without a dataset"),
         ("--budget 1 --budget-samples 2", "--budget and --budget-samples are mutually exclusive"),
     ],
 )
@@ -309,7 +309,7 @@ def test_rows_are_compared_with_the_first_one_on_every_dataset_and_on_all() -> N
     rows = [row_of("none", 0, "x", "rendered"), row_of("all", 1, "x", "rendered"), row_of("part", 2, "x")]
     note_differences(rows)
     lines = list(markdown(rows))
-    assert lines.count("Difference to none:") == 2
+    assert lines.count("Difference from none:") == 2
     assert "| row | x | rendered | mean of these 2 |" in lines
     assert not any("budget" in line for line in lines[1:])
     one, two, four = (f"**+{x}.0** ± 0.0 (± 0.0)" for x in (1, 2, 4))
