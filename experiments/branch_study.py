@@ -89,9 +89,8 @@ def measure(run: Path, davis: Path) -> dict[str, Any]:
         torch.set_num_threads(1)
         matcher = load_matcher(run)
         assert matcher is not None
-        size = matcher.backbone.native_grid * matcher.backbone.patch_size
         sets = [(davis, True)] if davis.is_dir() else []
-        matching_figure(matcher, size, picture, title=run.parent.parent.name, davis=sets)
+        matching_figure(matcher, picture, title=run.parent.parent.name, davis=sets)
     found: dict[str, Any] = read_json(picture.with_suffix(".json"))
     return found
 

@@ -23,7 +23,8 @@ from tcore.evaluation.cycle import store_clips
 from tcore.evaluation.encoder import Encoder
 from tcore.evaluation.encoders import load_encoder
 from tcore.evaluation.evaluate import evaluate
-from tcore.evaluation.protocols import TCORE, Size
+from tcore.evaluation.protocols import TCORE
+from tcore.evaluation.resize import Size
 from tcore.evaluation.trajectory import FOLDER, Row, add_row, main_score, score_step
 from tcore.files import number_or_nan, parse_line, whole, write_json
 from tcore.methods.match_quality import (

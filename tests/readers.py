@@ -24,8 +24,9 @@ from tcore.data.neighbors import Neighbors, check_neighbors, load_neighbors
 from tcore.data.packed import INDEX, index_path, shard_path
 from tcore.data.packing import Item, Settings, Task, record_path, write_shard
 from tcore.data.prepare import merge, prepare, summarize
+from tcore.data.probe import probe
 from tcore.data.stores import FolderStore, PackedStore, read_rate
-from tcore.data.video import FileVideo, SampledVideo, probe
+from tcore.data.video import FileVideo, SampledVideo
 from tcore.errors import InputError
 from tcore.evaluation.benchmarks.benchmark import Clip, fingerprint, read_joints, read_list
 from tcore.evaluation.benchmarks.jhmdb import read_mat

@@ -152,10 +152,9 @@ class Matching(Drawn):
             raise InputError(
                 f"{self.run} has no patch matching module: give a run of T-CoRe with --auxiliary both."
             )
-        size = matcher.backbone.native_grid * matcher.backbone.patch_size
         davis = [(root, self.binary) for root in self.davis]
         title = title_of(self.run, "does its module match?")
-        found = matching_figure(matcher, size, self.out, title=title, videos=self.videos, davis=davis)
+        found = matching_figure(matcher, self.out, title=title, videos=self.videos, davis=davis)
         for name, looked in found.items():
             yield from (f"{name}, {line}" for line in describe(looked))
         if self.batches:

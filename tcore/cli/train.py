@@ -16,6 +16,7 @@ from tcore.text import to_stderr, to_stdout
 
 if TYPE_CHECKING:
     from tcore.lab.ablation import Plan
+    from tcore.lab.methods import Budget
     from tcore.lab.runs import Row
     from tcore.pretrain import Scoring
 
@@ -239,21 +240,10 @@ class Lab:
     def compare_methods(self) -> list[str]:
         """Train and score methods on all datasets that are given."""
         from tcore.lab.ablation import split_flags
-        from tcore.lab.methods import BASELINES, Budget, Entry, Shared, compare
+        from tcore.lab.methods import BASELINES, Entry, Shared, compare
         from tcore.lab.record import Dataset
 
-        budgets = {
-            f"--budget{end}": getattr(self, f"budget{end.replace('-', '_')}")
-            for end in ("", "-samples", "-minutes")
-        }
-        given = [name for name, value in budgets.items() if value is not None]
-        if len(given) > 1:
-            raise InputError(f"{' and '.join(given)} are mutually exclusive.")
-        at_least(1, budget_samples=self.budget_samples)
-        if self.budget_minutes is not None and not 0 < self.budget_minutes <= LONGEST:
-            raise InputError(
-                f"--budget-minutes {self.budget_minutes}: need more than 0 and at most {LONGEST:,}."
-            )
+        budget = self.budget_of_rows()
         if self.size is not None or (self.binary and self.davis is None):
             wrong = (
                 "--size: methods are scored at two fixed grids"
@@ -261,12 +251,6 @@ class Lab:
                 else "--binary goes with --davis DIR"
             )
             raise InputError(f"{wrong}: leave it out.")
-        whole = recipe(self.recipe).optim
-        if not given and whole.steps is None:
-            raise InputError(
-                f"recipe {self.recipe} counts in epochs, which differ from method to method: give "
-                "--budget-samples, --budget-minutes or --budget."
-            )
         extra = split_flags(self.extra, "--extra")
         entries = []
         rows = tuple(dict.fromkeys(self.rows)) or (*METHOD_NAMES, *BASELINES)
@@ -284,20 +268,44 @@ class Lab:
             Dataset(kind, str(root), self.binary and root == self.davis) for kind, root in named if root
         )
         frames = None if self.frames == "rendered" else self.frames
-        samples = self.budget_samples
-        if not given and whole.steps is not None:
-            samples = whole.steps * whole.samples
         return compare(
             entries,
             self.out,
             Shared(frames, datasets or (Dataset("rendered", str(self.videos)),), self.precision),
             baselines=[name for name in BASELINES if name in rows],
-            budget=Budget(self.budget, samples, self.budget_minutes),
+            budget=budget,
             seeds=self.seeds,
             devices=self.gpus or ("",),
             measure=self.measure_speed,
             say=to_stderr,
         )
+
+    def budget_of_rows(self) -> "Budget":
+        """How long every method is trained: as a flag says, or for as many samples as T-CoRe's recipe."""
+        from tcore.lab.methods import Budget
+
+        budgets = {
+            "--budget": self.budget,
+            "--budget-samples": self.budget_samples,
+            "--budget-minutes": self.budget_minutes,
+        }
+        given = [name for name, value in budgets.items() if value is not None]
+        if len(given) > 1:
+            raise InputError(f"{' and '.join(given)} are mutually exclusive.")
+        at_least(1, budget_samples=self.budget_samples)
+        if self.budget_minutes is not None and not 0 < self.budget_minutes <= LONGEST:
+            raise InputError(
+                f"--budget-minutes {self.budget_minutes}: need more than 0 and at most {LONGEST:,}."
+            )
+        if given:
+            return Budget(self.budget, self.budget_samples, self.budget_minutes)
+        optim = recipe(self.recipe).optim
+        if optim.steps is None:
+            raise InputError(
+                f"recipe {self.recipe} counts in epochs, which differ from method to method: give "
+                "--budget-samples, --budget-minutes or --budget."
+            )
+        return Budget(samples=optim.steps * optim.samples)
 
     def run_table(self) -> list[str]:
         """Train and score the rows of an ablation table."""

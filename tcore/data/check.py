@@ -13,6 +13,7 @@ from PIL import Image
 from tcore.config import Config
 from tcore.data.findings import Findings, bars, commonest, for_each
 from tcore.data.images import BAD_IMAGE, image_problem, open_image
+from tcore.data.probe import Probe, VideoFiles, probe
 from tcore.data.source import Sampling
 from tcore.data.stores import (
     VIDEO_SUFFIXES,
@@ -23,7 +24,6 @@ from tcore.data.stores import (
     natural,
     walk_files,
 )
-from tcore.data.video import Probe, VideoFiles, probe
 from tcore.device import num_cores
 from tcore.errors import InputError
 from tcore.files import open_regular

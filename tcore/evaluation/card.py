@@ -3,7 +3,6 @@
 import platform
 from collections.abc import Iterator
 from dataclasses import asdict
-from math import isnan
 from pathlib import Path
 from typing import Any
 
@@ -182,8 +181,8 @@ def worst(card: Card, benchmark: str) -> list[tuple[str, float]]:
     """Clips of a benchmark with their main score, worst first; those without one are left out."""
     main = find_benchmark(benchmark).score_names[0]
     clips = card["benchmarks"][benchmark]["clips"].items()
-    found = [(title, float(clip[main])) for title, clip in clips if number_or_nan(clip.get(main))]
-    return sorted(((title, value) for title, value in found if not isnan(value)), key=lambda one: one[1])
+    found = [(title, float(clip[main])) for title, clip in clips if number(clip.get(main))]
+    return sorted(found, key=lambda one: one[1])
 
 
 def worst_clips(card: Card, count: int) -> list[str]:

@@ -424,7 +424,8 @@ def adapt(model: Any, name: str, mean: Sequence[float] = MEAN, std: Sequence[flo
         return Encoder(vit, name, getattr(model, "report", "encoder of this project"))
     size = _patch_size(model, name)
     accepted = inspect.signature(model.forward).parameters
-    options: dict[str, Any] = {name: True for name in ("interpolate_pos_encoding",) if name in accepted}
+    resizes = "interpolate_pos_encoding" in accepted
+    options: dict[str, Any] = {"interpolate_pos_encoding": True} if resizes else {}
     masks = "noise" in accepted  # an MAE of transformers: drops patches, and shuffles the others by noise
     if masks:
         model.config.mask_ratio = 0.0

@@ -54,11 +54,13 @@ def half_interval(*groups: Sequence[float], share: float = 1.0) -> float | None:
     return float(np.interp(free, range(1, len(STUDENT) + 1), STUDENT)) * share * math.sqrt(total)
 
 
-def mean_scores(runs: Sequence[Mapping[str, float]], names: Iterable[str], main: str) -> dict[str, Any]:
-    """Scores of several seeds in percent: their means, and the interval of the main one."""
-    percent = {name: [100 * scores[name] for scores in runs] for name in names}
+def mean_scores(results: Sequence[Mapping[str, Any]], names: Iterable[str], main: str) -> dict[str, Any]:
+    """Scores of several seeds in percent: their means, and the intervals of the main one."""
+    percent = {name: [100 * result["scores"][name] for result in results] for name in names}
     means = {name: float(np.mean(values)) for name, values in percent.items()}
-    return means | {"over_seeds": half_interval(percent[main])}
+    ends = [result.get("interval", {}).get(main) for result in results]
+    over_clips = [100 * float(x) for x in np.mean(ends, axis=0)] if all(ends) else None
+    return means | {"over_seeds": half_interval(percent[main]), "over_clips": over_clips}
 
 
 def clip_scores(cards: Sequence[Mapping[str, Mapping[str, float]]], main: str) -> dict[str, list[float]]:

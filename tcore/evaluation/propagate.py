@@ -201,9 +201,7 @@ class Propagator:
         scores = torch.bmm(queries[some], stored.transpose(1, 2))
         near = self._near_to(some[:, :, None], key[:, None])
         allowed = near if self.protocol.limit_first else near | first
-        similarity, order = scores.masked_fill_(~(allowed & inside[:, None]), -math.inf).topk(
-            min(self.protocol.topk, scores.shape[2]), dim=2
-        )
+        similarity, order = self._top(scores.masked_fill_(~(allowed & inside[:, None]), -math.inf))
         copies = 1 + self._padding() * (near & first).long()
         keys = Keys(similarity, pixel[:, None].expand_as(scores).gather(2, order), copies.gather(2, order))
         return some[real], Keys(*(values[real] for values in keys))
@@ -232,8 +230,8 @@ class Propagator:
         similarity, order = self._top(merged.similarity)
         return Keys(similarity, merged.pixel.gather(1, order), merged.copies.gather(1, order))
 
-    def _top(self, scores: Float[Tensor, "queries keys"]) -> tuple[Tensor, Tensor]:
-        values, indices = scores.topk(min(self.protocol.topk, scores.shape[1]), dim=1)
+    def _top(self, scores: Float[Tensor, "*queries keys"]) -> tuple[Tensor, Tensor]:
+        values, indices = scores.topk(min(self.protocol.topk, scores.shape[-1]), dim=-1)
         return values, indices
 
     def _best_of_first(self, queries: Lines, chunk: slice) -> Keys:

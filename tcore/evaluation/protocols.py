@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from tcore.errors import InputError
-from tcore.evaluation.resize import Size as Size
-from tcore.evaluation.resize import input_size
+from tcore.evaluation.resize import Size, input_size
 
 FirstFrame = Literal["repeated", "once"]
 Precision = Literal["fp32", "bf16"]

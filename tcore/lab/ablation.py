@@ -209,9 +209,8 @@ def is_done(job: Job, plan: Plan) -> bool:
     for then, now in pairs:
         was, will = by_flag(then), by_flag(now)
         for name in was | will:
-            if name not in LOCATIONS and was.get(name) != will.get(name):
-                if name in names:  # perhaps other words for the same settings: these are compared below
-                    continue
+            # Other words may make the same settings: these are compared below.
+            if name not in (*LOCATIONS, *names) and was.get(name) != will.get(name):
                 value = shlex.join([name, *will[name]]) if name in will else f"without {name}"
                 raise InputError(
                     f"{job.folder} was made by other commands, `tcore {shlex.join(then)}` (now {value}): "
@@ -260,14 +259,12 @@ def collect_row(row: Row, runs: Sequence[Path]) -> dict[str, Any]:
     ]
     if not benchmarks[0]["clips"] or len({(*one["clips"], one.get("truth")) for one in benchmarks}) > 1:
         raise InputError(f"{files[0]} has no clips, or not those of the other seeds: remove it.")
-    ends = [b.get("interval", {}).get("J&F") for b in benchmarks]
     return {
         "row": row.name,
         "flags": row.flags,
         "seeds": len(runs),
         "benchmark": next(iter(cards[0]["benchmarks"])),
-        **mean_scores([b["scores"] for b in benchmarks], ("J&F", "J", "F"), "J&F"),
-        "over_clips": [100 * float(x) for x in np.mean(ends, axis=0)] if all(ends) else None,
+        **mean_scores(benchmarks, ("J&F", "J", "F"), "J&F"),
         "truth": benchmarks[0].get("truth"),
         "clips": clip_scores([b["clips"] for b in benchmarks], "J&F"),
         "minutes": float(np.mean([_training_seconds(run) for run in runs])) / 60,

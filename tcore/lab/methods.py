@@ -1,7 +1,7 @@
 """Methods side by side: one set of clips, one budget, one way of scoring at two grids."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
@@ -77,7 +77,7 @@ class Shared:
 
     frames: str | None = None
     """Training data, as for `tcore train`; None: rendered videos."""
-    datasets: tuple[Dataset, ...] = field(default=(Dataset("rendered", "24"),))
+    datasets: tuple[Dataset, ...] = (Dataset("rendered", "24"),)
     precision: Precision = "fp32"
     """Arithmetic of scoring; bf16 is faster on a GPU."""
 
@@ -186,7 +186,7 @@ def measure_rows(
 
     jobs = [Job(Row(entry.name), 0, out / entry.name) for entry in missing]
     say(f"measuring the speed of {count(len(jobs), 'row')}")
-    if failed := run_jobs(jobs, run, devices, say, list):
+    if failed := run_jobs(jobs, run, devices, say, lambda: None):
         raise failed[0]
 
 

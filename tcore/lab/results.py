@@ -64,11 +64,7 @@ def note_differences(rows: Sequence[dict[str, Any]]) -> None:
             labels = dict.fromkeys(label for one in rows for label in one["scores"] if at(one, label, grid))
             for label in labels:
                 found, other = at(row, label, grid), at(rows[0], label, grid)
-                if (
-                    found
-                    and other
-                    and any(found.get(name) != other.get(name) for name in ("truth", "binary"))
-                ):
+                if found and other and any(found.get(key) != other.get(key) for key in ("truth", "binary")):
                     row["other_clips"] += [label] if label not in row["other_clips"] else []
                     other = {}
                 clips = {name: times * values for name, values in found.get("clips", {}).items()}
@@ -137,12 +133,10 @@ def over_runs(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         raise InputError(
             f"the seeds of a row differ in scores or clips: remove their {DONE} to score them again."
         )
-    ends = [result["interval"].get(main) for result in results]
     return {
         "main": main,
         "truth": results[0].get("truth"),
-        **mean_scores([result["scores"] for result in results], results[0]["scores"], main),
-        "over_clips": [100 * float(x) for x in np.mean(ends, axis=0)] if all(ends) else None,
+        **mean_scores(results, results[0]["scores"], main),
         "clips": clip_scores([result.get("clips", {}) for result in results], main),
         "each_seed": [100 * r["scores"][main] for r in results],
     }

@@ -60,14 +60,16 @@ def score_here(folder: Path) -> None:
                 **sources,
             )
             (result,) = card["benchmarks"].values()
-            kept = {name: result[name] for name in ("scores", "interval", "truth")}
             names = find_benchmark(kind).score_names
-            kept |= {"main": names[0], "seconds": card["seconds"]}
-            kept["clips"] = {
-                clip: {name: found[name] for name in names if name in found}
-                for clip, found in result["clips"].items()
+            found.setdefault(dataset.label, {})[grid] = {
+                **{name: result[name] for name in ("scores", "interval", "truth")},
+                "main": names[0],
+                "seconds": card["seconds"],
+                "clips": {
+                    clip: {name: scores[name] for name in names if name in scores}
+                    for clip, scores in result["clips"].items()
+                },
             }
-            found.setdefault(dataset.label, {})[grid] = kept
     write_json(folder / SCORES, found)
 
 

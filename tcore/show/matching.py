@@ -69,7 +69,6 @@ def davis_motion(root: Path, size: int, patch: int, *, binary: bool = False) -> 
 
 def matching_figure(
     matcher: Matcher,
-    size: int,
     out: Path,
     *,
     title: str,
@@ -78,6 +77,7 @@ def matching_figure(
 ) -> dict[str, dict[str, Looked]]:
     """Measure on rendered videos and on clips on disk, draw it, and write the numbers beside the picture."""
     patch = matcher.backbone.patch_size
+    size = matcher.backbone.native_grid * patch
     samples = list(rendered_motion(videos, size, patch))
     found = {"rendered": measure_matching(matcher, samples)}
     for root, binary in davis:
@@ -155,7 +155,7 @@ EXPLAINED = (
 
 def _draw_bars(axes: Axes, name: str, looked: Mapping[str, Looked]) -> None:
     first = next(iter(looked.values()))
-    kinds = [kind for kind in NAMES if getattr(first, kind) == getattr(first, kind)]
+    kinds = [kind for kind in NAMES if not np.isnan(getattr(first, kind))]
     for index, bar in enumerate((CROSS, PLAIN, STILL, CHANCE)):
         chance = bar == CHANCE
         source = first if chance else looked[bar]

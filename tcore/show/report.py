@@ -174,7 +174,7 @@ def _recipe_words(run: Run) -> str | None:
     if run.config is None:
         return None
     name, changed = nearest_recipe(run.config)
-    return name + (f", {changed} setting{'s' * (changed > 1)} changed" if changed else "")
+    return name + (f", {count(changed, 'setting')} changed" if changed else "")
 
 
 def _settings(runs: Sequence[Run]) -> Iterator[Block]:

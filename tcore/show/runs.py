@@ -32,14 +32,7 @@ GROUPED = ("rank", "cosine")  # health figures that share a panel, by the last w
 LINE = {"step": whole, "health?": {str: lambda value: _can_draw(value)}, str: lambda value: _can_draw(value)}
 QUICKSTART = {
     "heldout_videos": whole,
-    "scores": {
-        str: {
-            "region": number_or_nan,
-            "boundary": number_or_nan,
-            "part_iou": number_or_nan,
-            "pck": number_or_nan,
-        }
-    },
+    "scores": {str: dict.fromkeys(("region", "boundary", "part_iou", "pck"), number_or_nan)},
 }
 SCORES, CYCLE = "scores of checkpoints, percent", "cycle: labels that return, percent"
 MATCHING = "matching module, times chance"

@@ -13,8 +13,8 @@ from PIL import Image
 from tcore.cli.main import main
 from tcore.data.check import check_store, check_videos, choose_frames, choose_videos, look_at
 from tcore.data.findings import Findings
+from tcore.data.probe import VideoFiles, probe
 from tcore.data.stores import FrameStore
-from tcore.data.video import VideoFiles, probe
 from tcore.errors import InputError
 from tcore.methods import build_sampling
 from tcore.recipes import recipe

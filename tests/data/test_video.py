@@ -185,14 +185,14 @@ PEAK = """
 import sys
 from fractions import Fraction
 from pathlib import Path
-from tcore.data import video
+from tcore.data import probe, video
 from tcore.errors import InputError
 path, usual = Path(sys.argv[1]), video.LARGEST
 video.import_package("av", "a test")
 WAYS = {
     "file": lambda: sum(1 for _ in video.FileVideo(path)),
     "sampled": lambda: sum(1 for _ in video.SampledVideo(path, Fraction(8), 32)),
-    "probed": lambda: video.probe(path.parent, path.name, full=True).problem,
+    "probed": lambda: probe.probe(path.parent, path.name, full=True).problem,
 }
 def largest():
     lines = Path("/proc/self/status").read_text().splitlines()

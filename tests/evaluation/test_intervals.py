@@ -1,7 +1,6 @@
 """Intervals over seeds and clips, and differences of two rows, against what can be computed by hand."""
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -59,18 +58,16 @@ def test_intervals_of_chance_hold_what_they_say(
             easier = spread[1] * rng.normal(size=(clips, 1))
             mine = easier + luck[0] + 0.1 * rng.normal(size=(clips, seeds[0]))
             its = luck[1] + 0.1 * rng.normal(size=(clips, seeds[1]))
-            pairs.append((dict(enumerate_clips(mine)), dict(enumerate_clips(its))))
+            pairs.append((by_clip(mine), by_clip(its)))
         found = difference(*pairs)
         assert found is not None
         wrong += found["sure"]
     assert wrong <= 0.05 * 400 + 2 * math.sqrt(0.05 * 0.95 * 400)  # two deviations of what is counted
 
 
-def enumerate_clips(
-    values: "np.ndarray[tuple[int, int], np.dtype[np.float64]]",
-) -> Iterator[tuple[str, list[float]]]:
+def by_clip(values: "np.ndarray[tuple[int, int], np.dtype[np.float64]]") -> dict[str, list[float]]:
     """Scores by the names of clips."""
-    yield from ((f"clip{number}", row.tolist()) for number, row in enumerate(values))
+    return {f"clip{number}": row for number, row in enumerate(values.tolist())}
 
 
 def test_a_small_gain_on_every_clip_is_sure_though_clips_are_far_apart() -> None:
