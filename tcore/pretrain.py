@@ -3,7 +3,7 @@
 import json
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -25,7 +25,7 @@ from tcore.evaluation.encoders import load_encoder
 from tcore.evaluation.evaluate import evaluate
 from tcore.evaluation.protocols import TCORE
 from tcore.evaluation.resize import Size
-from tcore.evaluation.trajectory import FOLDER, Row, add_row, main_score, score_step
+from tcore.evaluation.trajectory import FOLDER, Row, Scored, add_row, main_score, score_step
 from tcore.files import number_or_nan, parse_line, whole, write_json
 from tcore.methods.match_quality import (
     CROSS,
@@ -132,7 +132,7 @@ class Scoring:
         if self.cycle_frames is not None:
             next(iter(store_clips(FrameStore.open(self.cycle_frames))))
 
-    def score(self, encoder: Encoder, out: Path | None, say: Say) -> Card:
+    def score(self, encoder: Encoder, out: Path, say: Say) -> Card:
         """The card of an encoder, as `tcore evaluate` makes it; by this process alone."""
         on_gpu = next(encoder.parameters()).is_cuda
         return evaluate(
@@ -148,13 +148,12 @@ class Scoring:
             say=say,
         )
 
-    def cycle_clips(self) -> Iterator[Sequence[Frame]] | None:
-        """Clips for the cycle consistency; None for rendered ones."""
-        return None if self.cycle_frames is None else store_clips(FrameStore.open(self.cycle_frames))
-
-    def clips_of(self) -> str:
-        """A short name for these clips."""
-        return "rendered" if self.cycle_frames is None else FrameStore.open(self.cycle_frames).fingerprint()
+    def cycle_clips(self) -> tuple[Iterator[Sequence[Frame]] | None, str]:
+        """Clips for the cycle consistency, None for rendered ones; and a short name for them."""
+        if self.cycle_frames is None:
+            return None, "rendered"
+        store = FrameStore.open(self.cycle_frames)
+        return store_clips(store), store.fingerprint()
 
     def __call__(self, now: ScoreNow) -> None:
         """Score an encoder and keep the best; what fails here never ends a run."""
@@ -175,9 +174,9 @@ class Scoring:
             torch.cuda.empty_cache()  # return the memory of scoring to training
 
     def _row(self, now: ScoreNow, encoder: Encoder, folder: Path) -> Row:
-        return score_step(encoder, folder, self._card(now), self.cycle_clips(), self.clips_of())
+        return score_step(encoder, folder, self._card(now), *self.cycle_clips())
 
-    def _card(self, now: ScoreNow) -> Callable[[Encoder, Path | None], Card]:
+    def _card(self, now: ScoreNow) -> Scored:
         """Makes the card, unless a stop is requested meanwhile; long work says how far it is."""
         told = time.perf_counter()
 

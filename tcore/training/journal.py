@@ -249,9 +249,9 @@ def note_environment(
     run: Path, source: Source, device: torch.device, frames: str | Path | None, resumes: bool
 ) -> str:
     """Write down versions, machine and data of a run; returns a line about changes since it was stopped."""
-    before: Any = {}
-    with contextlib.suppress(InputError):
-        before = read_json(run / ENVIRONMENT) if resumes and (run / ENVIRONMENT).exists() else {}
+    before: dict[str, Any] = {}
+    with contextlib.suppress(InputError):  # without it less can be said
+        before = read_json(run / ENVIRONMENT, shape=dict) if resumes else {}
     made_with = {
         "tcore": __version__,
         "torch": torch.__version__,
@@ -266,8 +266,6 @@ def note_environment(
     if isinstance(source, ImageSource):
         made_with["neighbors"] = f"{source.neighbors.fingerprint()}, by {source.neighbors.encoder}"
     write_json(run / ENVIRONMENT, made_with, indent=2)
-    if not isinstance(before, dict):
-        return ""
     changed = [
         f"{k} {before[k]} -> {made_with[k]}" for k in BITS if before.get(k, made_with[k]) != made_with[k]
     ]
@@ -285,7 +283,7 @@ BAD_SAMPLES = 1000  # samples that the share of bad ones is taken of
 BAD_PAUSE = 100  # steps until the next warning
 
 
-class UnreadableError(InputError):
+class TooManyUnreadableError(InputError):
     """More samples could not be read than the settings allow."""
 
 
@@ -349,7 +347,7 @@ class BadSamples:
         self.total += len(bad)
         recent, among = (sum(column) for column in zip(*self._steps, strict=True))
         if recent > self._limit * max(among, BAD_SAMPLES):
-            raise UnreadableError(
+            raise TooManyUnreadableError(
                 f"step {step}: {recent} of the last {max(among, BAD_SAMPLES)} samples could not be read, "
                 f"more than runtime.bad_samples={self._limit:g} allows: find them with tcore check, repair "
                 "the store or raise the setting, and rerun the same command to resume. "

@@ -38,7 +38,7 @@ from tcore.training.journal import (
     BadSamples,
     DataWait,
     Journal,
-    UnreadableError,
+    TooManyUnreadableError,
     check_log,
     note_environment,
     open_tracker,
@@ -156,10 +156,10 @@ class Run:
         try:
             with self._saving(record):
                 self._loop(first_step, parts, record)
-        except (DivergedError, UnreadableError) as error:
+        except (DivergedError, TooManyUnreadableError) as error:
             if not trainer.world.first:  # all processes raise it, the first one prints it
                 raise PeerError(str(error), error.exit_code) from error
-            if isinstance(error, UnreadableError):
+            if isinstance(error, TooManyUnreadableError):
                 raise
             kept = f"the checkpoint of step {self.saved} is kept" if self.saved else "no checkpoint yet"
             raise DivergedError(

@@ -116,7 +116,7 @@ def test_a_signal_to_one_process_lets_both_save_and_stop(launch: Any) -> None:
 def test_an_image_that_one_process_cannot_read_is_said_once_and_ends_both(launch: Any) -> None:
     root, *_ = launch
     first, other = ended(root, "bad")
-    assert first[:2] == ("UnreadableError", 2)
+    assert first[:2] == ("TooManyUnreadableError", 2)
     assert "runtime.bad_samples=0 " in first[2]
     assert "video-3" in first[2]
     assert other[:2] == ("PeerError", 2)
