@@ -41,6 +41,7 @@ FAST: dict[str, Any] = {"teacher.momentum": (0.95, 1.0)}
 ROWS: dict[str, dict[str, Any]] = {
     "all": {},
     "none": NONE,
+    "alone": NONE | {"loss.patch_teacher": 0.0},
     "none-flip": NONE | FLIP,
     "none-hard": NONE | HARD,
     "none-hard-flip": NONE | HARD | FLIP,
