@@ -245,21 +245,17 @@ class Lab:
 
         budget = self.budget_of_rows()
         if self.size is not None or (self.binary and self.davis is None):
-            wrong = (
-                "--size: methods are scored at two fixed grids"
-                if self.size
-                else "--binary goes with --davis DIR"
-            )
-            raise InputError(f"{wrong}: leave it out.")
+            wrong = "--size: the two grids are fixed" if self.size else "--binary goes with --davis DIR"
+            raise InputError(f"{wrong}; leave it out.")
         extra = split_flags(self.extra, "--extra")
         entries = []
         rows = tuple(dict.fromkeys(self.rows)) or (*METHOD_NAMES, *BASELINES)
         if not (methods := [name for name in rows if name not in BASELINES]):
             raise InputError(f"--rows {' '.join(rows)}: name a method too; these are what it should beat.")
+        frames = [] if self.frames is None else ["--frames", self.frames]
         for name in methods:
             own = recipe_of(name, self.recipe)
-            given_frames = [] if self.frames is None else ["--frames", self.frames]
-            train = checked_training([own, *given_frames, *extra])
+            train = checked_training([own, *frames, *extra])
             refuse_ignored(train, Train(own, frames=self.frames, config=train.config))
             entries.append(Entry(name, own, train.config))
         named = [("davis", self.davis), *(("davis", root) for root in self.masks), ("vip", self.vip)]
@@ -267,11 +263,10 @@ class Lab:
         datasets = tuple(
             Dataset(kind, str(root), self.binary and root == self.davis) for kind, root in named if root
         )
-        frames = None if self.frames == "rendered" else self.frames
         return compare(
             entries,
             self.out,
-            Shared(frames, datasets or (Dataset("rendered", str(self.videos)),), self.precision),
+            Shared(train.store, datasets or (Dataset("rendered", str(self.videos)),), self.precision),
             baselines=[name for name in BASELINES if name in rows],
             budget=budget,
             seeds=self.seeds,

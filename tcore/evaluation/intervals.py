@@ -73,6 +73,11 @@ def clip_scores(cards: Sequence[Mapping[str, Mapping[str, float]]], main: str) -
     }
 
 
+def comparable(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether two results are of the same true labels and clips, with objects distinguished alike."""
+    return all(one.get(name) == other.get(name) for name in ("truth", "binary"))
+
+
 def difference(*sets: tuple[ClipScores, ClipScores]) -> dict[str, Any] | None:
     """How far a row is above another one, in points; None where no clip has been scored for both.
 

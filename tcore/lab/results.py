@@ -8,7 +8,7 @@ import numpy as np
 
 from tcore.config import Config, differences, flatten, from_dict
 from tcore.errors import InputError
-from tcore.evaluation.intervals import clip_scores, difference, mean_scores
+from tcore.evaluation.intervals import clip_scores, comparable, difference, mean_scores
 from tcore.evaluation.published import PUBLISHED
 from tcore.files import read_json
 from tcore.lab.record import COST, COST_SHAPE, Dataset, read_scores, read_speed, read_work, scored_by
@@ -64,7 +64,7 @@ def note_differences(rows: Sequence[dict[str, Any]]) -> None:
             labels = dict.fromkeys(label for one in rows for label in one["scores"] if at(one, label, grid))
             for label in labels:
                 found, other = at(row, label, grid), at(rows[0], label, grid)
-                if found and other and any(found.get(key) != other.get(key) for key in ("truth", "binary")):
+                if found and other and not comparable(found, other):
                     row["other_clips"] += [label] if label not in row["other_clips"] else []
                     other = {}
                 clips = {name: times * values for name, values in found.get("clips", {}).items()}

@@ -16,11 +16,15 @@ GRIDS = {
     "tcore-fine": " (60x110 patches: 960x1760 pixels for patches of 16)",
 }
 
-PAPER = (
+PUBLISHED_REMARK = (
     "The paper's numbers are on the benchmarks in the heading, after long training on many videos: "
     "compare only the row order."
 )
-PAPERS = {"J&F": "DAVIS-2017", "mIoU": "VIP", "PCK@0.1": "JHMDB"}  # main scores of its tables, and of what
+PUBLISHED_ON = {
+    "J&F": "DAVIS-2017",
+    "mIoU": "VIP",
+    "PCK@0.1": "JHMDB",
+}  # main scores of its tables, and of what
 INTERVALS = ("95% over seeds", "95% over clips")
 # What stands below a table with differences.
 DIFFERENCE = (
@@ -43,7 +47,7 @@ def markdown(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     if len(rows) > 1:
         yield from (DIFFERENCE, "")
     if any(row["published"] for row in rows):
-        yield from (PAPER, "")
+        yield from (PUBLISHED_REMARK, "")
     for remark in remarks(rows):
         yield from (remark, "")
     columns = ("row", "samples", "minutes", "samples/s", "waiting for frames", "GiB", "device", "command")
@@ -51,10 +55,8 @@ def markdown(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     trained = [row for row in rows if row["train"] is not None]
     for row in trained:
         mark = "" if row["alone"] else "*"
-        minutes, speed = (
-            f"{row['minutes']:.{1 if row['minutes'] >= 1 else 2}f}{mark}",
-            f"{row['samples_per_second']:.0f}{mark}",
-        )
+        digits = 1 if row["minutes"] >= 1 else 2
+        minutes, speed = f"{row['minutes']:.{digits}f}{mark}", f"{row['samples_per_second']:.0f}{mark}"
         wait = "-" if row["wait"] is None else f"{row['wait']:.0%}"
         cells = (row["row"], f"{row['samples']:,}", minutes, speed, wait, f"{row['gib']:.1f}")
         costs.append((*cells, row["device"], f"`{row['train']}`"))
@@ -97,7 +99,7 @@ def grid_table(
     """The scores at one grid; the first dataset has its intervals."""
     mains = [next(filter(None, (at(row, label, grid) for row in rows)))["main"] for label in labels]
     names = [f"{label} {main}" for label, main in zip(labels, mains, strict=True)]
-    papers = {main: where for main, where in PAPERS.items() if main == "J&F" or main in mains}
+    papers = {main: where for main, where in PUBLISHED_ON.items() if main == "J&F" or main in mains}
     known = " / ".join(f"{main} on {where}" for main, where in papers.items())
     columns = ("row", "seeds", names[0], *INTERVALS, *names[1:], f"paper's {known}, protocol")
     table = []

@@ -20,7 +20,7 @@ from tcore.errors import InputError
 from tcore.evaluation.benchmarks import find_benchmark
 from tcore.evaluation.card import grid_lines, worst
 from tcore.evaluation.encoders import load_encoder
-from tcore.evaluation.intervals import clip_scores, difference
+from tcore.evaluation.intervals import clip_scores, comparable, difference
 from tcore.evaluation.published import PUBLISHED, published_on
 from tcore.files import write_text
 from tcore.recipes import RECIPES
@@ -236,7 +236,7 @@ def _differences(benchmark: str, found: dict[str, Any]) -> Iterator[Block]:
     rows: list[tuple[Value, ...]] = []
     for name, result in others:
         apart = difference((clip_scores([result["clips"]], main), clip_scores([base["clips"]], main)))
-        if apart is not None and all(result.get(name) == base.get(name) for name in ("truth", "binary")):
+        if apart is not None and comparable(result, base):
             rows.append((name, difference_cell(apart)))
     if rows:
         how = "mean over clips, each compared with itself, in parentheses with its 95% interval over clips"
