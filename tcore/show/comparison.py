@@ -20,11 +20,8 @@ PUBLISHED_REMARK = (
     "The paper's numbers are on the benchmarks in the heading, after long training on many videos: "
     "compare only the row order."
 )
-PUBLISHED_ON = {
-    "J&F": "DAVIS-2017",
-    "mIoU": "VIP",
-    "PCK@0.1": "JHMDB",
-}  # main scores of its tables, and of what
+# The paper's main scores, and the benchmarks that they are of.
+PUBLISHED_ON = {"J&F": "DAVIS-2017", "mIoU": "VIP", "PCK@0.1": "JHMDB"}
 INTERVALS = ("95% over seeds", "95% over clips")
 # What stands below a table with differences.
 DIFFERENCE = (
