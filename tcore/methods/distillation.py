@@ -198,7 +198,7 @@ class SelfDistillation(Method):
                 rows, head.weights(), centers, temperatures, strict=True
             )
         ]
-        counted = batch.counted
+        counted = batch.counted if len(patches) else None
         if self.targets == "centering":
             for targets, center, some in zip(asked, centers, (None, None if every else counted), strict=True):
                 center.observe(targets.total(some), targets.count if some is None else some.sum())

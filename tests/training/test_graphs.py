@@ -53,6 +53,7 @@ class Rerun:
 
 # What of ours changes a step of T-CoRe.
 OURS: dict[str, Any] = {"matching__form": "motion", "matching__start": "identity", "loss__own_patches": 0.5}
+FRAMES: dict[str, Any] = {"auxiliary": "none", "loss__patch_teacher": 0.0}  # no loss of patches
 
 
 def steps_of(
@@ -85,7 +86,10 @@ def steps_of(
 
 @pytest.mark.parametrize(
     ("name", "changes"),
-    [*((name, {}) for name in NAMES), ("vits16-tcore-short", OURS), ("vits16-k400", OURS)],
+    [
+        *((name, {}) for name in NAMES),
+        *((name, changes) for name in ("vits16-tcore-short", "vits16-k400") for changes in (OURS, FRAMES)),
+    ],
 )
 def test_steps_in_fixed_shapes_by_graphs_are_the_plain_steps(name: str, changes: dict[str, Any]) -> None:
     plain, gradients, _ = steps_of(name, graphs=False, **changes)
