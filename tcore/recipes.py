@@ -92,7 +92,7 @@ VITS16_TCORE_SHORT = Config(
     keep_every=500,
     runtime=RuntimeConfig(log_every=25),
 )
-# Within this budget a ViT-S is better without the auxiliary branch, by 5 points on a fine grid.
+# Within this budget the auxiliary branch gains a ViT-S nothing and costs time (docs/LOG.md).
 VITS16_SHORT = override(VITS16_TCORE_SHORT, {"auxiliary": "none"})
 
 # The other methods. How their published rows on Kinetics-400 were trained is not known: batch (256), epochs
