@@ -55,6 +55,14 @@ class About(NamedTuple):
         )
 
     @property
+    def in_words(self) -> tuple[str, ...]:
+        """Every object or point, as it is spoken of."""
+        if isinstance(self.given, Points):
+            return tuple(f"point {name!r}" for name in self.names)
+        named = {label: repr(name) for label, name in self.called.items()}
+        return tuple(f"object {named.get(label, label)}" for label in self.objects)
+
+    @property
     def classes(self) -> tuple[str, ...]:
         """What the objects are called, in the order of their ids."""
         return tuple(_plain(self.called.get(label, f"object {label}")) for label in self.objects)

@@ -4,7 +4,7 @@ import csv
 import dataclasses
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -97,77 +97,98 @@ def propagate_video_file(
     asked = _asked(encoder, source, paths, marks, protocol) | parts | knobs
     asked |= {"precision": precision} if precision else {}
     before = find_unfinished(folder, asked)
-    read = read_labels(paths, source.stems, say, source.number(0)) if paths or not marks else Masks({})
-    given = _places(read, source)
-    if marks:
-        given = _with_marks(given, marks, mark_at, source, encoder, say)
-    chosen = choose_format(form, given)
-    used = _within(given, source)
+    given, called = _read(paths, marks, mark_at, source, encoder, say)
+    chosen, used = choose_format(form, given), _within(given, source)
     frames = iter(source)
     first = next(frames)
-    size = (first.shape[0], first.shape[1])
-    last = max(used.frames)
-    back = last and 1 + last  # frames that are also carried backward
-    detail = choose_detail(
-        encoder,
-        first,
-        source.count,
-        protocol,
-        long_side,
-        search,
-        say,
-        before or detail,
-        precision,
-        backward=back,
-    )
-    inside = fit_size(size, encoder.patch_size, detail, long_side)
-    protocol = suited(protocol, encoder, inside, search, precision)
-    track = track_labels(used, size, inside, encoder.patch_size, protocol)
     if overlay and h264_encoder() is None:
         say("no overlay.mp4: it needs PyAV with an H.264 encoder (pip install av).")
         overlay = False
-    sizes = (format_size(*one) for one in (size, inside, track.grid))
-    say(f"detail {detail}: " + "frames of {} go in at {}, a grid of {}.".format(*sizes))
-    about = About(used, size, source.file_name, _called(read, marks))
-    called = [repr(about.called[label]) if label in about.called else label for label in about.objects]
-    names = [f"point {name!r}" for name in about.names] or [f"object {name}" for name in called]
+    grid = (long_side, search, precision)
+    way = _settle(encoder, first, source.count, used, protocol, before or detail, grid, say)
+    about = About(used, way.size, source.file_name, called)
     with new_folder(folder, replace=True) as made:
         with ExitStack() as files:
-            kept = files.enter_context(keep_unfinished(folder, asked, detail))
-            table = files.enter_context(_open_table(made / "confidence.csv", names))
-            draw = (
-                files.enter_context(video_writer(made / "overlay.mp4", source.rate, size))
-                if overlay
-                else None
-            )
-            incoming = chain([first], frames)
-            soft = soft_labels(encoder, incoming, source.backward, track, size, inside, source.number, kept)
-            total, past = source.count and source.count + back, kept.count(BACK) + kept.count(AHEAD)
-            progress = Progress("frame", total, past, say=say)
-            run = _Run(track, source.number, table, draw, progress, interrupted, names, past)
-            if back:
-                say(f"two passes: {back} frames backward, then all of them forward.")
-            if past:
-                say(f"resuming after {past} finished frames{f' of {total}' if total else ''}.")
+            kept = files.enter_context(keep_unfinished(folder, asked, way.detail))
+            table = files.enter_context(_open_table(made / "confidence.csv", about.in_words))
+            film = video_writer(made / "overlay.mp4", source.rate, way.size) if overlay else nullcontext()
+            draw, past = files.enter_context(film), kept.count(BACK) + kept.count(AHEAD)
+            progress = _begin(source.count, way.back, past, say)
+            run = _Run(way.track, source.number, table, draw, progress, interrupted, about.in_words, past)
+            incoming, sizes = chain([first], frames), (way.size, way.inside)
+            soft = soft_labels(encoder, incoming, source.backward, way.track, *sizes, source.number, kept)
             write_files(made, chosen.write(about, run.labels(soft)))
         remarks = list(_remarks(source, given, run.done)) if run.stopped is None else []
-        losses = list(run.losses())
-        card = _card(source, paths, marks, encoder, track, detail, size, inside)
-        for line in (*losses, *remarks):
-            say(line)
-        if run.stopped is None:
-            card["command"] = digest(asked, DIGITS)
-        else:  # why it stopped is said by the error
-            there = f"stopped after {run.done} frames, whose labels are in {short_path(folder)}"
-            say(f"{there}.")
-            remarks.append(f"{there}: {run.stopped}")
-        card |= {"frames": run.done, "losses": losses, "remarks": remarks}
-        write_json(made / CARD, card)
+        card = _card(source, paths, marks, encoder, way)
+        write_json(made / CARD, card | _outcome(run, remarks, folder, digest(asked, DIGITS), say))
         if isinstance(run.stopped, InterruptedRunError):
             shutil.copyfile(folder / UNFINISHED, made / UNFINISHED)
     if run.stopped is not None:
         raise run.stopped
     return Propagation(run.done, run.confidence / run.done)
+
+
+class _Way(NamedTuple):
+    """How the labels of a video are carried."""
+
+    detail: Detail
+    size: Size
+    """Of its frames."""
+    inside: Size
+    """Of what the encoder is given."""
+    track: TrackedMasks | TrackedPoints
+    back: int
+    """Frames that are also carried backward."""
+
+
+def _settle(
+    encoder: Encoder,
+    first: Frame,
+    count: int | None,
+    used: Masks | Points,
+    protocol: Protocol,
+    detail: Detail | None,
+    grid: tuple[int | None, Search | None, Precision | None],
+    say: Say,
+) -> _Way:
+    """Choose what was not asked for: the detail, and what follows from it."""
+    long_side, search, precision = grid
+    last = max(used.frames)
+    back = last and 1 + last
+    detail = choose_detail(
+        encoder, first, count, protocol, long_side, search, say, detail, precision, backward=back
+    )
+    size = (first.shape[0], first.shape[1])
+    inside = fit_size(size, encoder.patch_size, detail, long_side)
+    protocol = suited(protocol, encoder, inside, search, precision)
+    track = track_labels(used, size, inside, encoder.patch_size, protocol)
+    sizes = (format_size(*one) for one in (size, inside, track.grid))
+    say(f"detail {detail}: " + "frames of {} go in at {}, a grid of {}.".format(*sizes))
+    return _Way(detail, size, inside, track, back)
+
+
+def _begin(count: int | None, back: int, past: int, say: Say) -> Progress:
+    """Say what there is to do, and count it."""
+    total = count and count + back
+    if back:
+        say(f"two passes: {back} frames backward, then all of them forward.")
+    if past:
+        say(f"resuming after {past} finished frames{f' of {total}' if total else ''}.")
+    return Progress("frame", total, past, say=say)
+
+
+def _outcome(run: "_Run", remarks: Sequence[str], folder: Path, command: str, say: Say) -> dict[str, Any]:
+    """What propagation.json says about what came of it; the same is said."""
+    losses = list(run.losses())
+    for line in (*losses, *remarks):
+        say(line)
+    found: dict[str, Any] = {"frames": run.done, "losses": losses, "remarks": list(remarks)}
+    if run.stopped is None:
+        return {"command": command} | found
+    # Why it stopped is said by the error.
+    there = f"stopped after {run.done} frames, whose labels are in {short_path(folder)}"
+    say(f"{there}.")
+    return found | {"remarks": [*remarks, f"{there}: {run.stopped}"]}
 
 
 def _asked(
@@ -186,25 +207,20 @@ def _asked(
 
 
 def _card(
-    source: Video,
-    paths: Sequence[Path],
-    marks: Sequence[Mark],
-    encoder: Encoder,
-    track: TrackedMasks | TrackedPoints,
-    detail: Detail,
-    size: Size,
-    inside: Size,
+    source: Video, paths: Sequence[Path], marks: Sequence[Mark], encoder: Encoder, way: _Way
 ) -> dict[str, Any]:
     """What propagation.json says about how labels were made."""
-    knobs = {name: value for name, value in dataclasses.asdict(track.protocol).items() if name != "resize"}
+    knobs = {
+        name: value for name, value in dataclasses.asdict(way.track.protocol).items() if name != "resize"
+    }
     card: dict[str, Any] = {
         "video": short_path(source.path),
         "labels": [short_path(path) for path in paths],
         "encoder": encoder.identity() | {"name": short_path(encoder.name)},
         "protocol": knobs,
-        "detail": detail,
-        "frame_size": list(size),
-        "input_size": list(inside),
+        "detail": way.detail,
+        "frame_size": list(way.size),
+        "input_size": list(way.inside),
     }
     if source.number(1) - source.number(0) > 1 or source.number(0):
         card |= {"start": source.number(0), "every": source.number(1) - source.number(0)}
@@ -302,6 +318,20 @@ def _open_table(path: Path, names: Sequence[str]) -> Iterator[Any]:
         yield table
 
 
+def _read(
+    paths: Sequence[Path],
+    marks: Sequence[Mark],
+    mark_at: str | None,
+    source: Video,
+    encoder: Encoder,
+    say: Say,
+) -> tuple[Masks | Points, dict[int, str]]:
+    """Labels of files and marks by the places of their frames; names of marked objects by their ids."""
+    read = read_labels(paths, source.stems, say, source.number(0)) if paths or not marks else Masks({})
+    given = _places(read, source)
+    return _with_marks(given, marks, mark_at, source, encoder, say) if marks else (given, {})
+
+
 def _places(given: Masks | Points, source: Video) -> Masks | Points:
     """Labels by the places of their frames among those that are propagated, instead of their numbers."""
     begin, every = source.number(0), source.number(1) - source.number(0)
@@ -318,7 +348,7 @@ def _places(given: Masks | Points, source: Video) -> Masks | Points:
 
 def _with_marks(
     given: Masks | Points, marks: Sequence[Mark], at: str | None, source: Video, encoder: Encoder, say: Say
-) -> Masks:
+) -> tuple[Masks, dict[int, str]]:
     """Masks, and with them the objects that are marked on a frame; they get the ids that are free."""
     if isinstance(given, Points):
         raise InputError("boxes and clicks make masks: they cannot be combined with points.")
@@ -328,7 +358,7 @@ def _with_marks(
     frame, nearby = source.around(place)
     if frame is None:
         raise InputError(f"mark-at {number}: {source.path} ends before that frame.")
-    taken = _taken(given)
+    taken = max((int(ids.max()) for ids in given.frames.values()), default=0)
     ids = given.frames.get(place, np.zeros(frame.shape[:2], np.uint8)).copy()
     if ids.shape != frame.shape[:2]:
         found, wanted = format_size(*ids.shape), format_size(*frame.shape[:2])
@@ -342,19 +372,8 @@ def _with_marks(
         say(f"object {label} is {mark.name!r}: {int(found_here.sum())} pixels of frame {number}.")
         if not found_here.any():
             raise InputError(f"nothing was found where {mark.name!r} is marked: mark it otherwise.")
-    return Masks(given.frames | {place: ids})
-
-
-def _taken(given: Masks) -> int:
-    """The highest id of the masks that were read."""
-    return max((int(ids.max()) for ids in given.frames.values()), default=0)
-
-
-def _called(read: Masks | Points, marks: Sequence[Mark]) -> dict[int, str]:
-    """Names of marked objects by their ids, as `_with_marks` counts them."""
-    if isinstance(read, Points):
-        return {}
-    return {label: mark.name for label, mark in enumerate(marks, start=_taken(read) + 1)}
+    called = {label: mark.name for label, mark in enumerate(marks, start=taken + 1)}
+    return Masks(given.frames | {place: ids}), called
 
 
 def _within(given: Masks | Points, source: Video) -> Masks | Points:

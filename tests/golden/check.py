@@ -14,14 +14,14 @@ import numpy as np
 if not __package__:  # run as a script
     sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from tests.golden import check_contrast, check_distil, check_pixel, check_tcore
+from tests.golden import check_contrast, check_distil, check_pixel, check_pixel_recipes, check_tcore
 from tests.golden.compare import Check
 
 # Sets of files that are made and handed on together. Files of one name are told apart by their keys.
 SETS: dict[str, dict[str, Check]] = {
     "tcore": check_tcore.FILES,
     "distil": check_distil.FILES | check_contrast.FILES,
-    "pixel": check_pixel.FILES,
+    "pixel": check_pixel.FILES | check_pixel_recipes.FILES,
 }
 
 
