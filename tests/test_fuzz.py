@@ -17,7 +17,8 @@ import numpy as np
 import pytest
 
 from tcore.errors import InputError
-from tests.readers import Reader, make_readers, spoil
+from tests.readers import make_readers
+from tests.readers.reader import Reader, spoil
 
 ROOT = Path(__file__).parent.parent / "tcore"
 # The long campaign; the one in docs/reliability.md had a million inputs.
@@ -210,5 +211,5 @@ def test_every_function_that_reads_files_is_fuzzed(tmp_path: Path) -> None:
             reader.read()
     finally:
         sys.setprofile(None)
-    # A new one needs a Reader in tests/readers.py.
+    # A new one needs a Reader in tests/readers.
     assert reading_functions() - ran == set(OWN)

@@ -34,7 +34,8 @@ from tcore.evaluation.masks import read_ids
 from tcore.video.labels import read_labels
 from tests.data.packing import jpeg, pack
 from tests.evaluation.layouts import write_mat
-from tests.readers import SIZES, make_readers, small_encoder
+from tests.readers import make_readers
+from tests.readers.reader import SIZES, small_encoder
 
 ROOT = Path(__file__).parent.parent
 

@@ -27,7 +27,7 @@ from tcore.data.video import (
 )
 from tcore.errors import InputError
 from tests.evaluation.clips import cut, need_av, turn, write_file, write_folder
-from tests.readers import write_video
+from tests.readers.data import write_video
 
 
 @pytest.fixture(scope="module")
