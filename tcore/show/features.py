@@ -180,7 +180,7 @@ def _explain(found: Attention) -> str:
     """What the maps show."""
     text = "Feature similarity (cosine): this encoder has no patch matching module."
     if found.matched:
-        text = "Cross-attention of the patch matching module for masked patches (gray). "
+        text = "Cross-attention of the patch matching module for masked patches (hatched). "
         text += "Peak: highest attention, in multiples of uniform attention."
     text += " Squares: the queried patch, and the highest patch of each map. Each map has its own scale."
     token = " Frame token: attention of the last block, mean over heads."

@@ -20,7 +20,7 @@ from tcore.errors import InputError
 from tcore.files import atomic
 
 INK, FAINT, GRID = "#22252b", "#7a7f89", "#e8e6e1"
-MASKED = (217, 214, 207)
+HATCH = ((150, 150, 150), (186, 186, 186))  # stripes of masked patches
 # Colors that stay apart for most kinds of color blindness, in the order in which they are used.
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b8860b", "#56b4e9", "#7f4fc9", "#666666")
 FORMATS = (".png", ".pdf")
@@ -146,9 +146,9 @@ def outline(axes: Axes, cell: Cell, patch: int, color: str, *, width: float = 1.
 
 
 def mask_patches(picture: Picture, mask: Bool[np.ndarray, "rows columns"]) -> Picture:
-    """The picture with its masked patches filled, a thin line of the picture between them."""
+    """The picture with its masked patches hatched, which shows on pale and on dark ground alike."""
     patch = picture.shape[0] // mask.shape[0]
-    inside = np.zeros((patch, patch), dtype=bool)
-    inside[: max(1, patch - 1), : max(1, patch - 1)] = True
-    filled = np.kron(mask, inside).astype(bool)
-    return np.where(filled[..., None], np.array(MASKED, dtype=np.uint8), picture)
+    hidden = np.kron(mask, np.ones((patch, patch), dtype=bool))
+    row, column = np.indices(hidden.shape)
+    stripes = np.array(HATCH, dtype=np.uint8)[(row + column) // max(1, patch // 4) % 2]
+    return np.where(hidden[..., None], stripes, picture)

@@ -40,7 +40,7 @@ def draw_sheet(store: FrameStore, config: Config, path: Path, title: str, rows: 
     wide += [-(-len(samples[0].raw.plans["local"]) // 2) / 2] if "local" in source.sampling.sides else []
     text = (
         f"Samples of the first step, seed {config.seed}. Boxes: global crops (blue, orange), local crops "
-        "(green). Gray: masked patches."
+        "(green). Hatched: masked patches."
     )
     title = title.encode("ascii", "replace").decode("ascii")
     with drawing(path, (1.9 * sum(wide), 2.1 * len(samples) + 0.6), title, text) as figure:
