@@ -411,8 +411,9 @@ class SelfDistillation(Method):
             return some_rows(count, self.health_rows)
 
         def masked() -> slice | Tensor:
-            if batch.counted is None:
-                return some(len(batch.masked_patches))
+            count = len(batch.masked_patches)
+            if batch.counted is None or not count:
+                return some(count)
             # Those that fill up to a fixed number are at the end.
             share = torch.arange(self.health_rows, device=batch.counted.device) / self.health_rows
             return (share * batch.counted.sum()).long()

@@ -54,6 +54,7 @@ class Rerun:
 # What of ours changes a step of T-CoRe.
 OURS: dict[str, Any] = {"matching__form": "motion", "matching__start": "identity", "loss__own_patches": 0.5}
 FRAMES: dict[str, Any] = {"auxiliary": "none", "loss__patch_teacher": 0.0}  # no loss of patches
+UNMASKED: dict[str, Any] = {"masking__probability": 0.0}
 
 
 def steps_of(
@@ -88,7 +89,11 @@ def steps_of(
     ("name", "changes"),
     [
         *((name, {}) for name in NAMES),
-        *((name, changes) for name in ("vits16-tcore-short", "vits16-k400") for changes in (OURS, FRAMES)),
+        *(
+            (name, changes)
+            for name in ("vits16-tcore-short", "vits16-k400")
+            for changes in (OURS, FRAMES, UNMASKED)
+        ),
     ],
 )
 def test_steps_in_fixed_shapes_by_graphs_are_the_plain_steps(name: str, changes: dict[str, Any]) -> None:
