@@ -57,6 +57,8 @@ class ViewsConfig:
     """What the auxiliary views show: the middle of their frame, or the box of the global crop they serve."""
     color: Share = 1.0
     """How often colors change (jitter, gray, solarised), as a share of how often they do as published."""
+    blur: Share = 1.0
+    """How often views are blurred, as a share of how often they are as published."""
     fixed_space: bool = True
     """Student and teacher see the same box (table 3b turns it off; needs --auxiliary none)."""
     fixed_time: bool = True

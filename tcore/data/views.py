@@ -115,11 +115,13 @@ def sample_photometry(
     box: Int64[np.ndarray, "n 4"],
     recipes: Sequence[Photometry],
     color: float = 1.0,
+    blur: float = 1.0,
 ) -> ViewPlan:
-    """Draw flips and colors for n given boxes, each by its own recipe; `color` makes changes rarer."""
+    """Draw flips, colors and blur for n given boxes, each by its own recipe; the last two may be rarer."""
     table = np.array([(r.flip, r.jitter, r.gray, r.blur, r.solarize, *r.sigma, *r.strength) for r in recipes])
     draw = rng.random((len(recipes), 14))
-    flip, jitter, gray, blur, solarize = (draw[:, :5] < table[:, :5] * (1, color, color, 1, color)).T
+    share = (1.0, color, color, blur, color)
+    flip, jitter, gray, blurred, solarize = (draw[:, :5] < table[:, :5] * share).T
     sigma = table[:, 5] + (table[:, 6] - table[:, 5]) * draw[:, 5]
     none = np.array(NO_JITTER)
     factors = none + table[:, 7:] * (2 * draw[:, 6:10] - 1)
@@ -130,7 +132,7 @@ def sample_photometry(
         jitter=np.where(jitter[:, None], factors, none),
         order=draw[:, 10:].argsort(axis=1),
         gray=gray,
-        blur=np.where(blur, sigma, 0.0),
+        blur=np.where(blurred, sigma, 0.0),
         solarize=solarize,
         wide_blur=np.array([r.wide_blur for r in recipes], dtype=bool),
     )
@@ -159,7 +161,8 @@ def sample_views(
     flipped = [replace(one, flip=settings.flip_global) for one in pair]
     frame = np.array([CURRENT] * (2 + num_local) + [PAST] * 2 + [FUTURE] * 2)
     box = np.concatenate([global_box, local_box, *auxiliary])
-    views = sample_photometry(rng, frame, box, flipped + [small] * num_local + pair + pair, settings.color)
+    recipes = flipped + [small] * num_local + pair + pair
+    views = sample_photometry(rng, frame, box, recipes, settings.color, settings.blur)
     past = 2 + num_local
     plans = {
         "global": views.select(slice(0, 2)),

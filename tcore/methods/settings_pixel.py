@@ -74,7 +74,7 @@ class PixelSettings(AnySettings):
 
     unused: ClassVar[tuple[str, ...]] = (
         *(f"views.{name}" for name in ("local_size", "num_local", "local_area", "photometry", "flip_global")),
-        *(f"views.{name}" for name in ("auxiliary_box", "color", "fixed_space", "fixed_time")),
+        *(f"views.{name}" for name in ("auxiliary_box", "color", "blur", "fixed_space", "fixed_time")),
         *(f"vit.{name}" for name in ("drop_path_rule", "drop_path_form", "auxiliary_drop_path", "init")),
         *(f"vit.{name}" for name in ("position_std", "class_std", "train_patch_embed", "reach")),
         *(f"optim.{name}" for name in ("matching_lr", "freeze_last_layer_epochs", "freeze")),

@@ -188,6 +188,23 @@ def test_colors_change_more_rarely_where_wanted_and_all_else_stays() -> None:
             assert (getattr(one["local"], name) == getattr(other["local"], name)).all()
 
 
+def test_views_are_blurred_more_rarely_where_wanted_and_all_else_stays() -> None:
+    published, half, never = ([draw(seed, blur=blur) for seed in range(200)] for blur in (1.0, 0.5, 0.0))
+
+    def sigma(samples: list[dict[str, ViewPlan]], name: str) -> Float64[np.ndarray, "all"]:
+        return np.concatenate([sample[name].blur for sample in samples])
+
+    for name, expected in (("global", 0.45), ("local", 0.5), ("past", 0.45)):
+        usual, rare = sigma(published, name), sigma(half, name)
+        assert (usual > 0).mean() == pytest.approx(expected, abs=0.06)
+        assert (rare > 0).mean() == pytest.approx(expected / 2, abs=0.06)
+        assert (rare[rare > 0] == usual[rare > 0]).all()
+        assert not sigma(never, name).any()
+    for one, other in zip(published, never, strict=True):
+        for kept in ("box", "flip", "jitter", "gray", "solarize"):
+            assert (getattr(one["global"], kept) == getattr(other["global"], kept)).all()
+
+
 @pytest.mark.parametrize("settings", [{"auxiliary_box": "current"}, {"fixed_time": False}])
 def test_the_box_of_a_crop_in_frames_of_other_sizes_is_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(InputError, match=r"needs frames of one size, got \(40, 30\)"):
