@@ -51,6 +51,7 @@ ROWS: dict[str, dict[str, Any]] = {
     "none-faster": NONE | {"teacher.momentum": (0.9, 1.0)},
     "none-fast-random": NONE | FAST | {"masking.kind": "random"},
     "none-fast-koleo": NONE | FAST | {"loss.koleo": 0.0},
+    "none-fast-sharp": NONE | FAST | {"views.blur": 0.0},
     "none-fast-reach": NONE | FAST | {"vit.reach": 4},
     "none-fast-large": NONE | FAST | {"views.global_size": 192, "views.local_size": 80},
     "own": OWN,
