@@ -56,7 +56,7 @@ class ViewsConfig:
     auxiliary_box: AuxiliaryBox = "central"
     """What the auxiliary views show: the middle of their frame, or the box of the global crop they serve."""
     color: Share = 1.0
-    """How often colors change (jitter, gray, solarised), as a share of how often they do as published."""
+    """How often colors change (jitter, gray, solarized), as a share of how often they do as published."""
     blur: Share = 1.0
     """How often views are blurred, as a share of how often they are as published."""
     fixed_space: bool = True

@@ -101,11 +101,13 @@ def propagate_video_file(
     chosen, used = choose_format(form, given), _within(given, source)
     frames = iter(source)
     first = next(frames)
+    asks = (before or detail, long_side, search, precision)
+    way = _settle(encoder, first, source.count, used, protocol, *asks, say)
     if overlay and h264_encoder() is None:
         say("no overlay.mp4: it needs PyAV with an H.264 encoder (pip install av).")
         overlay = False
-    grid = (long_side, search, precision)
-    way = _settle(encoder, first, source.count, used, protocol, before or detail, grid, say)
+    sizes = (format_size(*one) for one in (way.size, way.inside, way.track.grid))
+    say(f"detail {way.detail}: " + "frames of {} go in at {}, a grid of {}.".format(*sizes))
     about = About(used, way.size, source.file_name, called)
     with new_folder(folder, replace=True) as made:
         with ExitStack() as files:
@@ -115,8 +117,16 @@ def propagate_video_file(
             draw, past = files.enter_context(film), kept.count(BACK) + kept.count(AHEAD)
             progress = _begin(source.count, way.back, past, say)
             run = _Run(way.track, source.number, table, draw, progress, interrupted, about.in_words, past)
-            incoming, sizes = chain([first], frames), (way.size, way.inside)
-            soft = soft_labels(encoder, incoming, source.backward, way.track, *sizes, source.number, kept)
+            soft = soft_labels(
+                encoder,
+                chain([first], frames),
+                source.backward,
+                way.track,
+                way.size,
+                way.inside,
+                source.number,
+                kept,
+            )
             write_files(made, chosen.write(about, run.labels(soft)))
         remarks = list(_remarks(source, given, run.done)) if run.stopped is None else []
         card = _card(source, paths, marks, encoder, way)
@@ -148,11 +158,12 @@ def _settle(
     used: Masks | Points,
     protocol: Protocol,
     detail: Detail | None,
-    grid: tuple[int | None, Search | None, Precision | None],
+    long_side: int | None,
+    search: Search | None,
+    precision: Precision | None,
     say: Say,
 ) -> _Way:
     """Choose what was not asked for: the detail, and what follows from it."""
-    long_side, search, precision = grid
     last = max(used.frames)
     back = last and 1 + last
     detail = choose_detail(
@@ -162,8 +173,6 @@ def _settle(
     inside = fit_size(size, encoder.patch_size, detail, long_side)
     protocol = suited(protocol, encoder, inside, search, precision)
     track = track_labels(used, size, inside, encoder.patch_size, protocol)
-    sizes = (format_size(*one) for one in (size, inside, track.grid))
-    say(f"detail {detail}: " + "frames of {} go in at {}, a grid of {}.".format(*sizes))
     return _Way(detail, size, inside, track, back)
 
 

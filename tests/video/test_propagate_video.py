@@ -113,7 +113,7 @@ def test_without_pyav_there_is_no_overlay_and_one_frame_is_written_as_given(
 ) -> None:
     monkeypatch.setitem(sys.modules, "av", None)  # importing it fails
     said = run(encoder, write_folder(tmp_path / "clip", video.frames[:1]), first, tmp_path / "out")
-    assert "overlay.mp4" in said[0]
+    assert "overlay.mp4" in said[1]
     assert "one frame" in said[-1]
     np.testing.assert_array_equal(read_ids(tmp_path / "out" / "masks" / "00000.png"), video.objects[0])
     names = sorted(path.name for path in (tmp_path / "out").iterdir())
